@@ -3,17 +3,17 @@ import { signal } from "@preact/signals";
 import { useRef, useState } from "preact/hooks";
 import { go, to } from "./router.js";
 import { ask } from "./socket.js";
-import { Dialog, html } from "./ui.js";
+import { Dialog, Grid, html, typed } from "./ui.js";
 
 export const VIEWS = [
-  { view: "fleet", name: "Fleet", key: "f" },
-  { view: "queue", name: "Queue", key: "q" },
-  { view: "leases", name: "Leases", key: "l" },
-  { view: "why", name: "Why", key: "w" },
-  { view: "policies", name: "Policies", key: "p" },
-  { view: "playground", name: "Playground", key: "y" },
-  { view: "whatif", name: "What-if", key: "i" },
-  { view: "operations", name: "Operations", key: "o" },
+	{ view: "fleet", name: "Fleet", key: "f" },
+	{ view: "queue", name: "Queue", key: "q" },
+	{ view: "leases", name: "Leases", key: "l" },
+	{ view: "why", name: "Why", key: "w" },
+	{ view: "policies", name: "Policies", key: "p" },
+	{ view: "playground", name: "Playground", key: "y" },
+	{ view: "whatif", name: "What-if", key: "i" },
+	{ view: "operations", name: "Operations", key: "o" },
 ];
 
 const GO_MS_MAX = 1500;
@@ -22,79 +22,73 @@ const help = signal(false);
 /** What the bar understands: a view, an id, or a word with an id or name.
  * @param {string} text @returns {Promise<string>} The address, or "" and why not. */
 export async function meant(text) {
-  const [word, ...rest] = text.trim().split(/\s+/);
-  const view = VIEWS.find((each) => each.view === word.toLowerCase() || each.name.toLowerCase() === text.trim().toLowerCase());
-  if (view) return to(view.view, ...rest);
-  if (word === "lease" && rest[0]) return to("leases", rest[0]);
-  if ((word === "policy" || word === "alias") && rest[0]) return to("policies", rest[0]);
-  if (word === "node" && rest[0]) return to("fleet", ...rest[0].split("/"));
-  if (/[:]/.test(word)) return to("policies", word);
-  if (word.includes("/")) return to("fleet", ...word.split("/"));
-  const status = await ask({ op: "status", lease: word }).catch(() => null);
-  if (status?.state === "waiting") return to("queue", word);
-  return status ? to("leases", word) : to("why", word);
+	const [word, ...rest] = text.trim().split(/\s+/);
+	const view = VIEWS.find((each) => each.view === word.toLowerCase() || each.name.toLowerCase() === text.trim().toLowerCase());
+	if (view) return to(view.view, ...rest);
+	if (word === "lease" && rest[0]) return to("leases", rest[0]);
+	if ((word === "policy" || word === "alias") && rest[0]) return to("policies", rest[0]);
+	if (word === "node" && rest[0]) return to("fleet", ...rest[0].split("/"));
+	if (/[:]/.test(word)) return to("policies", word);
+	if (word.includes("/")) return to("fleet", ...word.split("/"));
+	const status = await ask({ op: "status", lease: word }).catch(() => null);
+	if (status?.state === "waiting") return to("queue", word);
+	return status ? to("leases", word) : to("why", word);
 }
 
 /** The field at the top; `/` goes there. */
 export function CommandBar() {
-  const field = useRef(/** @type {HTMLInputElement | null} */ (null));
-  const [text, setText] = useState("");
-  const run = async (event) => {
-    event.preventDefault();
-    if (!text.trim()) return;
-    go(await meant(text));
-    setText("");
-    field.current?.blur();
-    document.getElementById("view")?.focus();
-  };
-  return html`<form role="search" class="bar" onSubmit=${run}>
-    <input ref=${field} id="bar" type="search" list="bar-list" aria-label="Command bar" placeholder="/ a view, an id, a policy, cluster/node"
-      value=${text} autocomplete="off" spellcheck="false"
-      onInput=${typed(setText)}
-      onKeyDown=${(e) => e.key === "Escape" && field.current?.blur()} />
-    <datalist id="bar-list">${VIEWS.map((each) => html`<option key=${each.view} value=${each.view}>${each.name}</option>`)}</datalist>
-    <button type="button" aria-label="Keys" title="Keys (?)" onClick=${() => (help.value = true)}>?</button>
-  </form>`;
+	const field = useRef(/** @type {HTMLInputElement | null} */ (null));
+	const [text, setText] = useState("");
+	const run = async (event) => {
+		event.preventDefault();
+		if (!text.trim()) return;
+		go(await meant(text));
+		setText("");
+		field.current?.blur();
+		document.getElementById("view")?.focus();
+	};
+	return html`<form role="search" class="bar" onSubmit=${run}>
+		<input ref=${field} id="bar" type="search" list="bar-list" aria-label="Command bar" placeholder="/ a view, an id, a policy, cluster/node"
+			value=${text} autocomplete="off" spellcheck="false"
+			onInput=${typed(setText)}
+			onKeyDown=${(e) => e.key === "Escape" && field.current?.blur()} />
+		<datalist id="bar-list">${VIEWS.map((each) => html`<option key=${each.view} value=${each.view}>${each.name}</option>`)}</datalist>
+		<button type="button" aria-label="Keys" title="Keys (?)" onClick=${() => (help.value = true)}>?</button>
+	</form>`;
 }
 
 /** The list of keys; `?` opens it. */
 export function Help() {
-  if (!help.value) return null;
-  const close = () => (help.value = false);
-  return html`<${Dialog} title="Keys" close=${close}>
-    <table aria-label="Keys"><tbody>
-      <tr><th scope="row"><kbd>/</kbd></th><td>the command bar: a view, an id, a policy, cluster/node</td></tr>
-      ${VIEWS.map((each) => html`<tr key=${each.view}><th scope="row"><kbd>g</kbd> <kbd>${each.key}</kbd></th><td>${each.name}</td></tr>`)}
-      <tr><th scope="row"><kbd>j</kbd>, <kbd>k</kbd></th><td>the next row, the one before; Enter opens it</td></tr>
-      <tr><th scope="row"><kbd>arrows</kbd></th><td>in the tree of the fleet: rows, open, close</td></tr>
-      <tr><th scope="row"><kbd>?</kbd></th><td>this list</td></tr>
-      <tr><th scope="row"><kbd>Escape</kbd></th><td>closes it</td></tr>
-    </tbody></table>
-    <p class="buttons"><button type="button" onClick=${close}>Close</button></p>
-  <//>`;
+	if (!help.value) return null;
+	const close = () => (help.value = false);
+	return html`<${Dialog} title="Keys" close=${close}>
+		<${Grid} label="Keys" heads=${["key", "what it does"]} rows=${[["/", "the command bar: a view, an id, a policy, cluster/node"], ...VIEWS.map((each) => [`g ${each.key}`, each.name]),
+			["j, k", "the next row, the one before; Enter opens it"], ["arrows", "in the tree of the fleet: rows, open, close"], ["?", "this list"], ["Escape", "closes it"]].map(([key, text]) => [html`<kbd>${key}</kbd>`, text])} />
+		<p class="buttons"><button type="button" onClick=${close}>Close</button></p>
+	<//>`;
 }
 
 /** Listen to the keys. */
 export function keys() {
-  let went = 0;
-  document.addEventListener("keydown", (event) => {
-    const target = /** @type {HTMLElement} */ (event.target);
-    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return;
-    if (document.querySelector("dialog[open]")) return;
-    if (went && Date.now() - went < GO_MS_MAX) {
-      went = 0;
-      const view = VIEWS.find((each) => each.key === event.key);
-      if (view) go(to(view.view));
-      return;
-    }
-    if (event.key === "g") went = Date.now();
-    else if (event.key === "/") focus("#bar");
-    else if (event.key === "?") help.value = true;
-    else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
-    else return;
-    if (event.key !== "g") event.preventDefault();
-  });
+	let went = 0;
+	document.addEventListener("keydown", (event) => {
+		const target = /** @type {HTMLElement} */ (event.target);
+		if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+		if (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return;
+		if (document.querySelector("dialog[open]")) return;
+		if (went && Date.now() - went < GO_MS_MAX) {
+			went = 0;
+			const view = VIEWS.find((each) => each.key === event.key);
+			if (view) go(to(view.view));
+			return;
+		}
+		if (event.key === "g") went = Date.now();
+		else if (event.key === "/") focus("#bar");
+		else if (event.key === "?") help.value = true;
+		else if (event.key === "j" || event.key === "k") step(event.key === "j" ? 1 : -1);
+		else return;
+		if (event.key !== "g") event.preventDefault();
+	});
 }
 
 /** @param {string} selector */
@@ -102,10 +96,10 @@ const focus = (selector) => /** @type {HTMLElement | null} */ (document.querySel
 
 /** Go to the next or former row of the list. @param {number} by */
 function step(by) {
-  const rows = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("main a.row, main [role=treegrid] [role=row]")]);
-  if (!rows.length) return;
-  const at = rows.indexOf(/** @type {HTMLElement} */ (document.activeElement));
-  const next = at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by));
-  rows[next].focus();
-  rows[next].scrollIntoView({ block: "nearest" });
+	const rows = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("main a.row, main [role=treegrid] [role=row]")]);
+	if (!rows.length) return;
+	const at = rows.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+	const next = at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by));
+	rows[next].focus();
+	rows[next].scrollIntoView({ block: "nearest" });
 }

@@ -20,60 +20,60 @@ const PAGES_MAX = 20;
  * @param {number} refresh_ms @returns {Listing}
  */
 export function useListing(message, field, key, refresh_ms) {
-  const [state, setState] = useState(/** @type {any} */ ({ rows: undefined, latest: [], more: false, error: null }));
-  const pages = useRef(1);
-  const asked = useRef("");
-  const wanted = JSON.stringify(message);
+	const [state, setState] = useState(/** @type {any} */ ({ rows: undefined, latest: [], more: false, error: null }));
+	const pages = useRef(1);
+	const asked = useRef("");
+	const wanted = JSON.stringify(message);
 
-  const load = async (anew) => {
-    const mine = wanted;
-    asked.current = mine;
-    try {
-      /** @type {any[]} */
-      let latest = [];
-      let after = "";
-      let more = true;
-      for (let page = 0; page < pages.current && more; page++) {
-        const data = await ask({ ...message, limit: PAGE, ...(after ? { after } : {}) });
-        latest = latest.concat(data[field]);
-        after = data.next;
-        more = data.next !== null && data.next !== undefined;
-      }
-      if (asked.current !== mine) return;
-      setState((old) => ({ rows: anew || !old.rows ? latest : merged(old.rows, latest, key), latest, more, error: null }));
-    } catch (error) {
-      if (/** @type {any} */ (error).code !== "lost") setState((old) => ({ ...old, error }));
-    }
-  };
-  useEffect(() => {
-    pages.current = 1;
-    setState({ rows: undefined, latest: [], more: false, error: null });
-  }, [wanted]);
-  useEffect(() => {
-    load(false);
-  }, [wanted, connection.value]);
-  useEvery(() => load(false), refresh_ms, [wanted]);
+	const load = async (replace) => {
+		const mine = wanted;
+		asked.current = mine;
+		try {
+			/** @type {any[]} */
+			let latest = [];
+			let after = "";
+			let more = true;
+			for (let page = 0; page < pages.current && more; page++) {
+				const data = await ask({ ...message, limit: PAGE, ...(after ? { after } : {}) });
+				latest = latest.concat(data[field]);
+				after = data.next;
+				more = data.next !== null && data.next !== undefined;
+			}
+			if (asked.current !== mine) return;
+			setState((old) => ({ rows: replace || !old.rows ? latest : merged(old.rows, latest, key), latest, more, error: null }));
+		} catch (error) {
+			if (/** @type {any} */ (error).code !== "lost") setState((old) => ({ ...old, error }));
+		}
+	};
+	useEffect(() => {
+		pages.current = 1;
+		setState({ rows: undefined, latest: [], more: false, error: null });
+	}, [wanted]);
+	useEffect(() => {
+		load(false);
+	}, [wanted, connection.value]);
+	useEvery(() => load(false), refresh_ms, [wanted]);
 
-  const shown = new Set((state.rows || []).map(key));
-  const fresh = state.latest.filter((row) => !shown.has(key(row))).length;
-  return {
-    rows: state.rows,
-    fresh,
-    more: state.more && pages.current < PAGES_MAX,
-    error: state.error,
-    reveal: () => setState((old) => ({ ...old, rows: old.latest })),
-    next: () => {
-      pages.current += 1;
-      load(true);
-    },
-    refresh: () => load(false),
-  };
+	const shown = new Set((state.rows || []).map(key));
+	const fresh = state.latest.filter((row) => !shown.has(key(row))).length;
+	return {
+		rows: state.rows,
+		fresh,
+		more: state.more && pages.current < PAGES_MAX,
+		error: state.error,
+		reveal: () => setState((old) => ({ ...old, rows: old.latest })),
+		next: () => {
+			pages.current += 1;
+			load(true);
+		},
+		refresh: () => load(false),
+	};
 }
 
 /** @param {any[]} rows @param {any[]} latest @param {(row: any) => string} key */
 function merged(rows, latest, key) {
-  const now = new Map(latest.map((row) => [key(row), row]));
-  return rows.map((row) => now.get(key(row)) || (row.gone ? row : { ...row, gone: true }));
+	const now = new Map(latest.map((row) => [key(row), row]));
+	return rows.map((row) => now.get(key(row)) || (row.gone ? row : { ...row, gone: true }));
 }
 
 /**
@@ -82,27 +82,27 @@ function merged(rows, latest, key) {
  *   address: (row: any) => string, keyed: (row: any) => string, current?: string, empty: any}} props
  */
 export function ListingTable({ label, listing, heads, cells, address, keyed, current, empty }) {
-  const { rows, fresh, more, error, reveal, next } = listing;
-  if (error && !rows) return html`<${Refused} error=${error} />`;
-  if (!rows) return html`<${Loading} what=${label} />`;
-  return html`
-    <${Refused} error=${error} />
-    <p class="above">
-      <span>${count(rows.length)} shown${more ? ", more on the server" : ""}</span>
-      ${fresh ? html`<button type="button" class="new" onClick=${reveal}>${count(fresh)} new</button>` : null}
-    </p>
-    ${rows.length === 0
-      ? html`<${Empty}>${empty}<//>`
-      : html`<div class="scroll" tabindex="0" role="region" aria-label=${label + ", scrollable"}><table aria-label=${label}>
-          <thead><tr>${heads.map((each) => html`<th scope="col" key=${each}>${each}</th>`)}</tr></thead>
-          <tbody>${rows.map((row) => {
-            const [first, ...others] = cells(row);
-            const name = keyed(row);
-            return html`<tr key=${name} class=${(row.gone ? "gone " : "") + (name === current ? "current" : "")}>
-              <th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">gone</span>` : null}</th>
-              ${others.map((each, at) => html`<td key=${at}>${each}</td>`)}
-            </tr>`;
-          })}</tbody>
-        </table></div>`}
-    ${more ? html`<p><button type="button" onClick=${next}>Show more</button></p>` : null}`;
+	const { rows, fresh, more, error, reveal, next } = listing;
+	if (error && !rows) return html`<${Refused} error=${error} />`;
+	if (!rows) return html`<${Loading} what=${label} />`;
+	return html`
+		<${Refused} error=${error} />
+		<p class="above">
+			<span>${count(rows.length)} shown${more ? ", more on the server" : ""}</span>
+			${fresh ? html`<button type="button" class="new" onClick=${reveal}>${count(fresh)} new</button>` : null}
+		</p>
+		${rows.length === 0
+			? html`<${Empty}>${empty}<//>`
+			: html`<div class="scroll" tabindex="0" role="region" aria-label=${label + ", scrollable"}><table aria-label=${label}>
+					<thead><tr>${heads.map((each) => html`<th scope="col" key=${each}>${each}</th>`)}</tr></thead>
+					<tbody>${rows.map((row) => {
+						const [first, ...others] = cells(row);
+						const name = keyed(row);
+						return html`<tr key=${name} class=${(row.gone ? "gone " : "") + (name === current ? "current" : "")}>
+							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">gone</span>` : null}</th>
+							${others.map((each, at) => html`<td key=${at}>${each}</td>`)}
+						</tr>`;
+					})}</tbody>
+				</table></div>`}
+		${more ? html`<p><button type="button" onClick=${next}>Show more</button></p>` : null}`;
 }

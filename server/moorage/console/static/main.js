@@ -20,34 +20,34 @@ import { Why } from "./views/why.js";
 const SHOWN = { fleet: Fleet, queue: Queue, leases: Leases, why: Why, policies: Policies, playground: Playground, whatif: WhatIf, operations: Operations };
 
 function App() {
-  const { view, rest, query } = route.value;
-  const who = session.value;
-  const name = VIEWS.find((each) => each.view === view)?.name || "Not found";
-  useEffect(() => {
-    document.title = `${who === null ? "Log in" : [name, ...rest].join(" · ")} – Moorage`;
-  }, [view, rest.join("/"), who]);
-  useEffect(connect, [who]);
-  if (who === undefined) {
-    return unreachable.value ? html`<p class="refused" role="alert">${unreachable.value} It is tried again.</p>` : html`<${Loading} what="the console" />`;
-  }
-  if (who === null) return html`<${Login} />`;
-  const View = SHOWN[view];
-  return html`
-    <a class="skip" href="#view">Skip to the view</a>
-    <header>
-      <a class="brand" href=${to("fleet")}>Moorage</a>
-      <nav aria-label="Views">${VIEWS.map((each) => html`<a key=${each.view} href=${to(each.view)} aria-current=${each.view === view ? "page" : undefined}>${each.name}</a>`)}</nav>
-      <${CommandBar} />
-      <span class="status"><${Freshness} />${revision.value !== null ? html` <span>as of revision ${revision.value}</span>` : null}
-        <span>${who.tenant}${who.operator ? ", operator" : ""}</span>
-        ${who.login ? html`<button type="button" onClick=${logOut}>Log out</button>` : null}</span>
-    </header>
-    <main id="view" tabindex="-1" class=${link.value === "lost" ? "is-stale" : ""}>
-      <h1>${name}</h1>
-      ${View ? html`<${View} rest=${rest} query=${query} />` : html`<p class="empty">There is no view “${view}”. <a href=${to("fleet")}>Go to the fleet</a>.</p>`}
-    </main>
-    <${Help} />
-    <div class="hidden" aria-live="polite">${said.value}</div>`;
+	const { view, rest, query } = route.value;
+	const who = session.value;
+	const name = VIEWS.find((each) => each.view === view)?.name || "Not found";
+	useEffect(() => {
+		document.title = `${who === null ? "Log in" : [name, ...rest].join(" · ")} – Moorage`;
+	}, [view, rest.join("/"), who]);
+	useEffect(connect, [who]);
+	if (who === undefined) {
+		return unreachable.value ? html`<p class="refused" role="alert">${unreachable.value} It is tried again.</p>` : html`<${Loading} what="the console" />`;
+	}
+	if (who === null) return html`<${Login} />`;
+	const View = SHOWN[view];
+	return html`
+		<a class="skip" href="#view">Skip to the view</a>
+		<header>
+			<a class="brand" href=${to("fleet")}>Moorage</a>
+			<nav aria-label="Views">${VIEWS.map((each) => html`<a key=${each.view} href=${to(each.view)} aria-current=${each.view === view ? "page" : undefined}>${each.name}</a>`)}</nav>
+			<${CommandBar} />
+			<span class="status"><${Freshness} />${revision.value !== null ? html` <span>as of revision ${revision.value}</span>` : null}
+				<span>${who.tenant}${who.operator ? ", operator" : ""}</span>
+				${who.login ? html`<button type="button" onClick=${logOut}>Log out</button>` : null}</span>
+		</header>
+		<main id="view" tabindex="-1" class=${link.value === "lost" ? "is-stale" : ""}>
+			<h1>${name}</h1>
+			${View ? html`<${View} rest=${rest} query=${query} />` : html`<p class="empty">There is no view “${view}”. <a href=${to("fleet")}>Go to the fleet</a>.</p>`}
+		</main>
+		<${Help} />
+		<div class="hidden" aria-live="polite">${said.value}</div>`;
 }
 
 start();

@@ -7,35 +7,35 @@ const ROOT = "/console";
 export const route = signal(read());
 
 function read() {
-  const [view, ...rest] = location.pathname.slice(ROOT.length).split("/").filter(Boolean).map(decodeURIComponent);
-  return { view: view || "fleet", rest, query: new URLSearchParams(location.search) };
+	const [view, ...rest] = location.pathname.slice(ROOT.length).split("/").filter(Boolean).map(decodeURIComponent);
+	return { view: view || "fleet", rest, query: new URLSearchParams(location.search) };
 }
 
 /** The address of an object.
  * @param {string} view @param {string[]} rest */
 export function to(view, ...rest) {
-  return [ROOT, view, ...rest.map(encodeURIComponent)].join("/");
+	return [ROOT, view, ...rest.map(encodeURIComponent)].join("/");
 }
 
 /** @param {string} address @param {boolean} [replace] */
 export function go(address, replace) {
-  if (address === location.pathname + location.search) return;
-  history[replace ? "replaceState" : "pushState"](null, "", address);
-  route.value = read();
+	if (address === location.pathname + location.search) return;
+	history[replace ? "replaceState" : "pushState"](null, "", address);
+	route.value = read();
 }
 
 /** Follow links of the console without loading it again. */
 export function start() {
-  addEventListener("popstate", () => (route.value = read()));
-  document.addEventListener("click", (event) => {
-    const target = /** @type {Element} */ (event.target);
-    const anchor = /** @type {HTMLAnchorElement | null} */ (target.closest("a[href]"));
-    if (!anchor || anchor.target || anchor.hasAttribute("download")) return;
-    if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
-    const url = new URL(anchor.href);
-    if (url.origin !== location.origin || !url.pathname.startsWith(ROOT)) return;
-    if (url.pathname.startsWith(ROOT + "/static/") || url.hash) return;
-    event.preventDefault();
-    go(url.pathname + url.search);
-  });
+	addEventListener("popstate", () => (route.value = read()));
+	document.addEventListener("click", (event) => {
+		const target = /** @type {Element} */ (event.target);
+		const anchor = /** @type {HTMLAnchorElement | null} */ (target.closest("a[href]"));
+		if (!anchor || anchor.target || anchor.hasAttribute("download")) return;
+		if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+		const url = new URL(anchor.href);
+		if (url.origin !== location.origin || !url.pathname.startsWith(ROOT)) return;
+		if (url.pathname.startsWith(ROOT + "/static/") || url.hash) return;
+		event.preventDefault();
+		go(url.pathname + url.search);
+	});
 }

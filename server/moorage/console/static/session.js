@@ -6,7 +6,7 @@ import { signal } from "@preact/signals";
  *   version: string, login: boolean}} Session
  */
 
-/** The session; undefined: not yet asked; null: somebody must log in.
+/** The session; undefined: not yet asked; null: a login is needed.
  * @type {import("@preact/signals").Signal<Session | null | undefined>} */
 export const session = signal(undefined);
 
@@ -16,63 +16,63 @@ export const unreachable = signal("");
 
 /** A "no" of the server: `message` is its sentence, `code` its name. */
 export class Failure extends Error {
-  /** @param {string} message @param {string} code @param {any} [reply] */
-  constructor(message, code, reply) {
-    super(message);
-    this.code = code;
-    this.reply = reply;
-  }
+	/** @param {string} message @param {string} code @param {any} [reply] */
+	constructor(message, code, reply) {
+		super(message);
+		this.code = code;
+		this.reply = reply;
+	}
 }
 
 /** Ask over HTTP; returns `data` of the reply, or the bare document.
  * @param {string} method @param {string} path @param {any} [body] */
 export async function http(method, path, body) {
-  /** @type {Record<string, string>} */
-  const headers = { Accept: "application/json" };
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  if (method !== "GET" && session.value) headers["X-Console-Token"] = session.value.csrf;
-  let answer;
-  try {
-    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch {
-    throw new Failure("The server does not answer. Look whether moored runs.", "unreachable");
-  }
-  const text = await answer.text();
-  let reply;
-  try {
-    reply = JSON.parse(text);
-  } catch {
-    if (answer.ok) return text;
-    throw new Failure(`The server answered ${answer.status}.`, "internal");
-  }
-  if (answer.status === 401 && session.value) session.value = null;
-  if (!answer.ok || reply?.success === false) {
-    throw new Failure(reply?.message || reply?.error?.reason || `status ${answer.status}`, reply?.error?.code || reply?.details?.code || "", reply);
-  }
-  return reply && "success" in reply && "data" in reply ? reply.data : reply;
+	/** @type {Record<string, string>} */
+	const headers = { Accept: "application/json" };
+	if (body !== undefined) headers["Content-Type"] = "application/json";
+	if (method !== "GET" && session.value) headers["X-Console-Token"] = session.value.csrf;
+	let answer;
+	try {
+		answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+	} catch {
+		throw new Failure("The server does not answer. Look whether moored runs.", "unreachable");
+	}
+	const text = await answer.text();
+	let reply;
+	try {
+		reply = JSON.parse(text);
+	} catch {
+		if (answer.ok) return text;
+		throw new Failure(`The server answered ${answer.status}.`, "internal");
+	}
+	if (answer.status === 401 && session.value) session.value = null;
+	if (!answer.ok || reply?.success === false) {
+		throw new Failure(reply?.message || reply?.error?.reason || `status ${answer.status}`, reply?.error?.code || reply?.details?.code || "", reply);
+	}
+	return reply && "success" in reply && "data" in reply ? reply.data : reply;
 }
 
 /** Find out who is here. */
 export async function enter() {
-  try {
-    session.value = await http("GET", "/console/session");
-    unreachable.value = "";
-  } catch (error) {
-    const failure = /** @type {Failure} */ (error);
-    if (failure.code === "unauthorized") session.value = null;
-    else {
-      unreachable.value = failure.message;
-      setTimeout(enter, 2000);
-    }
-  }
+	try {
+		session.value = await http("GET", "/console/session");
+		unreachable.value = "";
+	} catch (error) {
+		const failure = /** @type {Failure} */ (error);
+		if (failure.code === "unauthorized") session.value = null;
+		else {
+			unreachable.value = failure.message;
+			setTimeout(enter, 2000);
+		}
+	}
 }
 
 /** @param {string} token */
 export async function logIn(token) {
-  session.value = await http("POST", "/console/session", { token });
+	session.value = await http("POST", "/console/session", { token });
 }
 
 export async function logOut() {
-  await http("DELETE", "/console/session");
-  location.assign("/console");
+	await http("DELETE", "/console/session");
+	location.assign("/console");
 }

@@ -25,101 +25,101 @@ const listeners = new Map();
 
 /** Connect, and again whenever the connection is lost. */
 export function connect() {
-  const at = session.value;
-  if (!at || socket) return;
-  const made = new WebSocket(location.protocol === "https:" ? at.websocket.replace(/^ws:/, "wss:") : at.websocket);
-  socket = made;
-  made.onopen = () => {
-    retry_ms = 250;
-    link.value = "open";
-    heard();
-    connection.value += 1;
-    if (listeners.size) watch([...listeners.keys()]);
-  };
-  made.onmessage = (message) => take(JSON.parse(message.data));
-  made.onclose = () => {
-    if (socket === made) lost();
-  };
+	const at = session.value;
+	if (!at || socket) return;
+	const made = new WebSocket(location.protocol === "https:" ? at.websocket.replace(/^ws:/, "wss:") : at.websocket);
+	socket = made;
+	made.onopen = () => {
+		retry_ms = 250;
+		link.value = "open";
+		heard();
+		connection.value += 1;
+		if (listeners.size) watch([...listeners.keys()]);
+	};
+	made.onmessage = (message) => take(JSON.parse(message.data));
+	made.onclose = () => {
+		if (socket === made) lost();
+	};
 }
 
 let last_heard = 0;
 function heard() {
-  const now = Date.now();
-  if (now - last_heard > 500) heardAt.value = last_heard = now;
+	const now = Date.now();
+	if (now - last_heard > 500) heardAt.value = last_heard = now;
 }
 
 /** Close the connection as if the network had; the next one follows. */
 export function drop() {
-  socket?.close();
+	socket?.close();
 }
 
 function lost() {
-  socket = null;
-  link.value = "lost";
-  for (const each of open.values()) {
-    clearTimeout(each.timer);
-    each.failed(new Failure("The connection was lost before the answer came.", "lost"));
-  }
-  open.clear();
-  setTimeout(async () => {
-    await enter(); // A restarted server may want a login, or have another port.
-    connect();
-  }, retry_ms);
-  retry_ms = Math.min(retry_ms * 2, RETRY_MS_MAX);
+	socket = null;
+	link.value = "lost";
+	for (const each of open.values()) {
+		clearTimeout(each.timer);
+		each.failed(new Failure("The connection was lost before the answer came.", "lost"));
+	}
+	open.clear();
+	setTimeout(async () => {
+		await enter(); // A restarted server may want a login, or have another port.
+		connect();
+	}, retry_ms);
+	retry_ms = Math.min(retry_ms * 2, RETRY_MS_MAX);
 }
 
 /** @param {any} message */
 function take(message) {
-  heard();
-  if (message.event !== undefined) {
-    for (const each of listeners.get(message.topic) || []) each(message.event, message.data);
-    if (message.event === "missed") {
-      for (const all of listeners.values()) for (const each of all) each("missed", message.data);
-    }
-    return;
-  }
-  const waiting = open.get(message.id);
-  if (!waiting) return;
-  open.delete(message.id);
-  clearTimeout(waiting.timer);
-  if (message.success) waiting.done(message.data);
-  else waiting.failed(new Failure(message.message, message.error?.code || "", message));
+	heard();
+	if (message.event !== undefined) {
+		for (const each of listeners.get(message.topic) || []) each(message.event, message.data);
+		if (message.event === "missed") {
+			for (const all of listeners.values()) for (const each of all) each("missed", message.data);
+		}
+		return;
+	}
+	const waiting = open.get(message.id);
+	if (!waiting) return;
+	open.delete(message.id);
+	clearTimeout(waiting.timer);
+	if (message.success) waiting.done(message.data);
+	else waiting.failed(new Failure(message.message, message.error?.code || "", message));
 }
 
 /** Ask one thing; returns `data` of the reply.
  * @param {Record<string, any>} message @returns {Promise<any>} */
 export function ask(message) {
-  return new Promise((done, failed) => {
-    if (!socket || socket.readyState !== WebSocket.OPEN) {
-      failed(new Failure("There is no connection to the server now.", "lost"));
-      return;
-    }
-    const id = ++number;
-    const timer = setTimeout(() => {
-      open.delete(id);
-      failed(new Failure(`No answer came within ${ANSWER_MS_MAX / 1000} seconds.`, "timeout"));
-    }, ANSWER_MS_MAX);
-    open.set(id, { done, failed, timer });
-    socket.send(JSON.stringify({ ...message, id }));
-  });
+	return new Promise((done, failed) => {
+		if (!socket || socket.readyState !== WebSocket.OPEN) {
+			failed(new Failure("There is no connection to the server now.", "lost"));
+			return;
+		}
+		const id = ++number;
+		const timer = setTimeout(() => {
+			open.delete(id);
+			failed(new Failure(`No answer came within ${ANSWER_MS_MAX / 1000} seconds.`, "timeout"));
+		}, ANSWER_MS_MAX);
+		open.set(id, { done, failed, timer });
+		socket.send(JSON.stringify({ ...message, id }));
+	});
 }
 
 /** @param {string[]} topics */
 export function watch(topics) {
-  return ask({ op: "watch", topics }).catch((/** @type {Failure} */ error) => {
-    for (const topic of topics) for (const each of listeners.get(topic) || []) each("refused", error);
-  });
+	return ask({ op: "watch", topics }).catch((error) => {
+		for (const topic of topics) for (const each of listeners.get(topic) || []) each("refused", error);
+	});
 }
 
 /** Hear the news of a topic until the returned function is called.
  * @param {string} topic @param {(name: string, data: any) => void} listener */
 export function listen(topic, listener) {
-  const all = listeners.get(topic) || new Set();
-  listeners.set(topic, all);
-  all.add(listener);
-  if (link.value === "open") watch([topic]);
-  return () => {
-    all.delete(listener);
-    if (!all.size) listeners.delete(topic);
-  };
+	const all = listeners.get(topic) || new Set();
+	listeners.set(topic, all);
+	all.add(listener);
+	if (link.value === "open") watch([topic]);
+	return () => {
+		all.delete(listener);
+		if (!all.size) listeners.delete(topic);
+	};
 }

@@ -3,8 +3,9 @@ import { signal } from "@preact/signals";
 import htm from "htm";
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { heardAt, link } from "./socket.js";
+import { ask, connection, heardAt, link } from "./socket.js";
 import { time } from "./format.js";
+import { go, to } from "./router.js";
 
 export const html = htm.bind(h);
 
@@ -19,22 +20,22 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 /** A "no" of the server. @param {{error: any}} props */
 export const Refused = ({ error }) =>
-  error ? html`<p class="refused" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.message}</p>` : null;
+	error ? html`<p class="refused" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.message}</p>` : null;
 
 /** How fresh what is shown is; where it is stale, since when. */
 export function Freshness() {
-  if (link.value === "open") return html`<span class="fresh">live</span>`;
-  const since = heardAt.value ? `as of ${time(heardAt.value / 1000)}, ` : "";
-  return html`<span class="stale" role="status">${since}${link.value === "lost" ? "reconnecting" : "connecting"}</span>`;
+	if (link.value === "open") return html`<span class="fresh">live</span>`;
+	const since = heardAt.value ? `as of ${time(heardAt.value / 1000)}, ` : "";
+	return html`<span class="stale" role="status">${since}${link.value === "lost" ? "reconnecting" : "connecting"}</span>`;
 }
 
 /** What was answered, as it was answered. @param {{value: any, label?: string}} props */
 export function Raw({ value, label = "JSON" }) {
-  const [open, setOpen] = useState(false);
-  return html`<details class="raw" onToggle=${(e) => setOpen(e.target.open)}>
-    <summary>${label}</summary>
-    ${open ? html`<pre tabindex="0" role="region" aria-label=${label}>${JSON.stringify(value, null, 2)}</pre>` : null}
-  </details>`;
+	const [open, setOpen] = useState(false);
+	return html`<details class="raw" onToggle=${(e) => setOpen(e.target.open)}>
+		<summary>${label}</summary>
+		${open ? html`<${Text} label=${label} text=${JSON.stringify(value, null, 2)} />` : null}
+	</details>`;
 }
 
 /** @param {string} word */
@@ -42,93 +43,96 @@ export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word
 
 /** The command that does the same. @param {{words: string[]}} props */
 export function Command({ words }) {
-  const text = words.map(quoted).join(" ");
-  const [copied, setCopied] = useState("");
-  const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      setCopied("Copied");
-    } catch {
-      setCopied(text); // Pages without TLS may not write to the clipboard: it can be selected here.
-    }
-    said.value = `Copied: ${text}`;
-    setTimeout(() => setCopied(""), 8000);
-  };
-  return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
-    ${copied ? html`<code>${copied}</code>` : null}</span>`;
+	const text = words.map(quoted).join(" ");
+	const [copied, setCopied] = useState("");
+	const copy = async () => {
+		try {
+			await navigator.clipboard.writeText(text);
+			setCopied("Copied");
+		} catch {
+			setCopied(text); // Pages without TLS may not write to the clipboard: it can be selected here.
+		}
+		said.value = `Copied: ${text}`;
+		setTimeout(() => setCopied(""), 8000);
+	};
+	return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
+		${copied ? html`<code>${copied}</code>` : null}</span>`;
 }
 
 /** A modal dialog. @param {{title: string, close: () => void, children?: any}} props */
 export function Dialog({ title, close, children }) {
-  const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  useEffect(() => {
-    const before = /** @type {HTMLElement | null} */ (document.activeElement);
-    ref.current?.showModal();
-    return () => before?.isConnected && before.focus();
-  }, []);
-  return html`<dialog ref=${ref} aria-label=${title} onClose=${close}><h2>${title}</h2>${children}</dialog>`;
+	const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
+	useEffect(() => {
+		const before = /** @type {HTMLElement | null} */ (document.activeElement);
+		ref.current?.showModal();
+		return () => before?.isConnected && before.focus();
+	}, []);
+	return html`<dialog ref=${ref} aria-label=${title} onClose=${close}><h2>${title}</h2>${children}</dialog>`;
 }
 
+/** Nothing yet. */
+export const nothing = /** @type {any} */ (null);
+
 /**
- * An action: shows what would happen, then does it.
- * @param {{label: string, title: string, dry: () => Promise<any>, act: () => Promise<any>,
+ * An action: shows what would happen, then does it. `message` is an operation with a dry run.
+ * @param {{label: string, title: string, message?: any, dry?: () => Promise<any>, act?: () => Promise<any>,
  *   words?: string[], done?: (answer: any) => void, disabled?: boolean}} props
  */
-export function Action({ label, title, dry, act, words, done, disabled }) {
-  const [open, setOpen] = useState(false);
-  const [shown, setShown] = useState(/** @type {any} */ (null));
-  const [error, setError] = useState(/** @type {any} */ (null));
-  const [busy, setBusy] = useState(false);
-  const start = async () => {
-    setOpen(true);
-    setShown(null);
-    setError(null);
-    try {
-      setShown(await dry());
-    } catch (failure) {
-      setError(failure);
-    }
-  };
-  const run = async () => {
-    setBusy(true);
-    try {
-      const answer = await act();
-      setOpen(false);
-      said.value = `Done: ${title}`;
-      done?.(answer);
-    } catch (failure) {
-      setError(failure);
-    }
-    setBusy(false);
-  };
-  return html`<button type="button" disabled=${disabled} onClick=${start}>${label}</button>
-    ${open
-      ? html`<${Dialog} title=${title} close=${() => setOpen(false)}>
-          ${error ? html`<${Refused} error=${error} />` : shown === null ? html`<${Loading} what="what would happen" />` : html`<${Outcome} shown=${shown} />`}
-          <p class="buttons">
-            <button type="button" class="primary" disabled=${busy || shown === null} onClick=${run}>${label} now</button>
-            <button type="button" onClick=${() => setOpen(false)}>Change nothing</button>
-            ${words ? html`<${Command} words=${words} />` : null}
-          </p>
-        <//>`
-      : null}`;
+export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), words, done, disabled }) {
+	const [open, setOpen] = useState(false);
+	const [shown, setShown] = useState(nothing);
+	const [error, setError] = useState(nothing);
+	const [busy, setBusy] = useState(false);
+	const start = async () => {
+		setOpen(true);
+		setShown(null);
+		setError(null);
+		try {
+			setShown(await dry());
+		} catch (failure) {
+			setError(failure);
+		}
+	};
+	const run = async () => {
+		setBusy(true);
+		try {
+			const answer = await act();
+			setOpen(false);
+			said.value = `Done: ${title}`;
+			done?.(answer);
+		} catch (failure) {
+			setError(failure);
+		}
+		setBusy(false);
+	};
+	return html`<button type="button" disabled=${disabled} onClick=${start}>${label}</button>
+		${open
+			? html`<${Dialog} title=${title} close=${() => setOpen(false)}>
+					${error ? html`<${Refused} error=${error} />` : shown === null ? html`<${Loading} what="what would happen" />` : html`<${Outcome} shown=${shown} />`}
+					<p class="buttons">
+						<button type="button" class="primary" disabled=${busy || shown === null} onClick=${run}>${label} now</button>
+						<button type="button" onClick=${() => setOpen(false)}>Change nothing</button>
+						${words ? html`<${Command} words=${words} />` : null}
+					</p>
+				<//>`
+			: null}`;
 }
 
 /** What a dry run said. @param {{shown: any}} props */
 function Outcome({ shown }) {
-  if (typeof shown === "string" || shown?.type) return html`<div class="outcome">${shown}</div>`;
-  const { text, ...rest } = shown;
-  return html`<div class="outcome"><p>${text || "This would happen:"}</p><${Raw} value=${rest} label="The dry run as JSON" /></div>`;
+	if (typeof shown === "string" || shown?.type || Array.isArray(shown)) return html`<div class="outcome">${shown}</div>`;
+	const { text, ...rest } = shown;
+	return html`<div class="outcome"><p>${text || "This would happen:"}</p><${Raw} value=${rest} label="The dry run as JSON" /></div>`;
 }
 
 /** A part of a view with its heading. @param {{title: string, children?: any, id?: string}} props */
 export const Section = ({ title, children, id }) =>
-  html`<section aria-label=${title} id=${id}><h2>${title}</h2>${children}</section>`;
+	html`<section aria-label=${title} id=${id}><h2>${title}</h2>${children}</section>`;
 
 /** Names and values. @param {{pairs: [string, any][]}} props */
 export const Facts = ({ pairs }) =>
-  html`<dl>${pairs.filter(([, value]) => value !== undefined && value !== "" && value !== null)
-    .map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+	html`<dl>${pairs.filter(([, value]) => value !== undefined && value !== "" && value !== null)
+		.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 /** @type {Record<string, string>} */
 const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", failing: "✕", queued: "…", ending: "◌", ended: "○", refused: "✕", waiting: "…", advised: "○" };
@@ -136,28 +140,52 @@ const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", fai
 /** A state, as a mark and a word. @param {{state: string}} props */
 export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden="true">${MARKS[state] || "·"}</span> ${state}</span>`;
 
-/** Load something and load it again when `needs` change. @param {() => Promise<any>} load
+/** Load something, and again when `needs` change or the connection is a new one. @param {() => Promise<any>} load
  * @param {any[]} needs @returns {{value: any, error: any, again: () => void}} */
 export function useLoaded(load, needs) {
-  const [state, setState] = useState(/** @type {any} */ ({ value: undefined, error: null }));
-  const [turn, setTurn] = useState(0);
-  useEffect(() => {
-    let current = true;
-    load().then(
-      (value) => current && setState({ value, error: null }),
-      (error) => current && setState((old) => (error.code === "lost" ? { ...old } : { value: old.value, error })),
-    );
-    return () => {
-      current = false;
-    };
-  }, [...needs, turn]);
-  return { ...state, again: () => setTurn((n) => n + 1) };
+	const [state, setState] = useState(/** @type {any} */ ({ value: undefined, error: null }));
+	const [turn, setTurn] = useState(0);
+	useEffect(() => {
+		let current = true;
+		load().then(
+			(value) => current && setState({ value, error: null }),
+			(error) => current && setState((old) => (error.code === "lost" ? { ...old } : { value: old.value, error })),
+		);
+		return () => {
+			current = false;
+		};
+	}, [...needs, turn, connection.value]);
+	return { ...state, again: () => setTurn((n) => n + 1) };
 }
 
 /** Do something every so often while the page is seen. @param {() => void} work @param {number} ms @param {any[]} needs */
 export function useEvery(work, ms, needs) {
-  useEffect(() => {
-    const timer = setInterval(() => document.hidden || work(), ms);
-    return () => clearInterval(timer);
-  }, needs);
+	useEffect(() => {
+		const timer = setInterval(() => document.hidden || work(), ms);
+		return () => clearInterval(timer);
+	}, needs);
 }
+
+/** Take what is typed. @param {(text: string) => void} set */
+export const typed = (set) => (e) => set(e.target.value);
+
+/** A table; the first cell of each row is its head. @param {{label: string, heads: string[], rows: any[][], current?: number}} props */
+export const Grid = ({ label, heads, rows, current }) => html`<table aria-label=${label}><thead><tr>${heads.map((each) => html`<th scope="col" key=${each}>${each}</th>`)}</tr></thead>
+	<tbody>${rows.map(([first, ...cells], row) => html`<tr key=${row} class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td key=${at}>${each}</td>`)}</tr>`)}</tbody></table>`;
+
+/** Text as it was written. @param {{label: string, text: string}} props */
+export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
+
+/** What is loaded of one object, or why not. @param {{title: string, found: any, children?: any}} props */
+export const Panel = ({ title, found, children }) =>
+	html`<aside aria-label=${title}><h2>${title}</h2>${found.error && !found.value ? html`<${Refused} error=${found.error} />` : found.value ? children : html`<${Loading} what=${title} />`}</aside>`;
+
+/** An object as a command and as JSON. @param {{words: string[], value: any}} props */
+export const Copies = ({ words, value }) => html`<p class="buttons"><${Command} words=${words} /></p><${Raw} value=${value} />`;
+
+/** Have a form's fields be the query of this view. @param {string} view */
+export const filters = (view) => (event) => {
+	event.preventDefault();
+	const given = [...new FormData(event.currentTarget).entries()].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value);
+	go(to(view) + (given.length ? `?${new URLSearchParams(given)}` : ""));
+};

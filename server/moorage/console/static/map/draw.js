@@ -7,289 +7,294 @@ export const CELLS = [18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
 const SQUARES = 4; // From this size on squares with gaps; below, pixels.
 
 /** @typedef {import("./model.js").Fleet} Fleet */
+/** @typedef {{fleet: Fleet, layout: Layout}} Seen */
 /** @typedef {{cell: number, nodewise: boolean, x: Int32Array, y: Int32Array, height: number,
  *   labels: {text: string, y: number}[]}} Layout */
 
 /** Where each node stands. @param {Fleet} it @param {number} width @param {number} cell
  * @param {boolean} nodewise One cell is a node, not a slot. @returns {Layout} */
 export function arrange(it, width, cell, nodewise) {
-  const nodes = it.ids.length;
-  const x = new Int32Array(nodes);
-  const y = new Int32Array(nodes);
-  const gap = cell >= SQUARES ? Math.ceil(cell / 3) : 0;
-  const line = cell + gap;
-  const named = cell > 1 && it.clusters.length <= 200;
-  /** @type {Layout["labels"]} */
-  const labels = [];
-  let cx = 0;
-  let cy = 0;
-  let cluster = -1;
-  let rack = "";
-  for (let n = 0; n < nodes; n++) {
-    const wide = Math.min(nodewise ? cell : (it.first[n + 1] - it.first[n]) * cell, width);
-    const entered = it.cluster[n] !== cluster;
-    if (entered) {
-      if (cx) cy += line;
-      if (cluster >= 0 && named) cy += gap;
-      cx = 0;
-      cluster = it.cluster[n];
-      if (named) {
-        labels.push({ text: it.clusters[cluster], y: cy });
-        cy += LABEL;
-      }
-    } else if (cx + wide > width) {
-      cx = 0;
-      cy += line;
-    } else if (gap && cx && (it.rack[n] || "") !== rack) cx += gap * 2;
-    if (cx + wide > width) {
-      cx = 0;
-      cy += line;
-    }
-    rack = it.rack[n] || "";
-    x[n] = cx;
-    y[n] = cy;
-    cx += wide + (cell >= SQUARES ? gap : 0);
-  }
-  return { cell, nodewise, x, y, height: cy + line, labels };
+	const nodes = it.ids.length;
+	const x = new Int32Array(nodes);
+	const y = new Int32Array(nodes);
+	const gap = cell >= SQUARES ? Math.ceil(cell / 3) : 0;
+	const line = cell + gap;
+	const named = cell > 1 && it.clusters.length <= 200;
+	/** @type {Layout["labels"]} */
+	const labels = [];
+	let cx = 0;
+	let cy = 0;
+	let cluster = -1;
+	let rack = "";
+	for (let n = 0; n < nodes; n++) {
+		const wide = Math.min(nodewise ? cell : (it.first[n + 1] - it.first[n]) * cell, width);
+		const entered = it.cluster[n] !== cluster;
+		if (entered) {
+			if (cx) cy += line;
+			if (cluster >= 0 && named) cy += gap;
+			cx = 0;
+			cluster = it.cluster[n];
+			if (named) {
+				labels.push({ text: it.clusters[cluster], y: cy });
+				cy += LABEL;
+			}
+		} else if (cx + wide > width) {
+			cx = 0;
+			cy += line;
+		} else if (gap && cx && (it.rack[n] || "") !== rack) cx += gap * 2;
+		if (cx + wide > width) {
+			cx = 0;
+			cy += line;
+		}
+		rack = it.rack[n] || "";
+		x[n] = cx;
+		y[n] = cy;
+		cx += wide + (cell >= SQUARES ? gap : 0);
+	}
+	return { cell, nodewise, x, y, height: cy + line, labels };
 }
 
 /** The largest cells with which all fits. @param {Fleet} it @param {number} width @param {number} height */
 export function fitting(it, width, height) {
-  const area = width * height;
-  for (const cell of CELLS) {
-    if (it.slots * cell * cell > area) continue;
-    const layout = arrange(it, width, cell, false);
-    if (layout.height <= height) return layout;
-  }
-  for (const cell of [3, 2]) if (it.ids.length * cell * cell < area * 0.9) return arrange(it, width, cell, true);
-  return arrange(it, width, 1, true);
+	const area = width * height;
+	for (const cell of CELLS) {
+		if (it.slots * cell * cell > area) continue;
+		const layout = arrange(it, width, cell, false);
+		if (layout.height <= height) return layout;
+	}
+	for (const cell of [3, 2]) if (it.ids.length * cell * cell < area * 0.9) return arrange(it, width, cell, true);
+	return arrange(it, width, 1, true);
 }
 
 /** @param {string} css "rgb(1, 2, 3)" @returns {number} As ImageData has it. */
 function packed(css) {
-  const [r, g, b] = (css.match(/[\d.]+/g) || ["0", "0", "0"]).map(Number);
-  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+	const [r, g, b] = (css.match(/[\d.]+/g) || ["0", "0", "0"]).map(Number);
+	return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
 /** A quarter of one colour, the rest of another. @param {number} one @param {number} other */
 const mixed = (one, other) => (((one >>> 2) & 0x3f3f3f3f) + (other & 0xfcfcfcfc) - ((other >>> 2) & 0x3f3f3f3f)) | 0xff000000;
 
 export class Painter {
-  /** @param {HTMLCanvasElement} canvas */
-  constructor(canvas) {
-    this.canvas = canvas;
-    this.context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
-    /** @type {Fleet | null} */ this.fleet = null;
-    /** @type {Layout | null} */ this.layout = null;
-    this.top = 0;
-    this.colours = STATES.map(() => "rgb(128, 128, 128)");
-    this.ground = "rgb(255, 255, 255)";
-    this.text = "rgb(0, 0, 0)";
-    this.ring = "rgb(255, 0, 0)";
-    /** Colours of slots by something else than their state; null: by state.
-     * @type {((slot: number, node: number) => string) | null} */
-    this.colour = null;
-    /** @type {Uint8Array | null} Nodes that are lit; null: all. */
-    this.lit = null;
-    this.chosen = -1;
-    /** @type {Set<number> | null} */ this.dirty = null;
-    this.frame = 0;
-    /** @type {number[]} */ this.times = [];
-    /** @type {ImageData | null} */ this.image = null;
-  }
+	/** @param {HTMLCanvasElement} canvas */
+	constructor(canvas) {
+		this.canvas = canvas;
+		this.context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
+		/** @type {Fleet | null} */ this.fleet = null;
+		/** @type {Layout | null} */ this.layout = null;
+		this.top = 0;
+		this.colours = STATES.map(() => "rgb(128, 128, 128)");
+		this.ground = "rgb(255, 255, 255)";
+		this.text = "rgb(0, 0, 0)";
+		this.ring = "rgb(255, 0, 0)";
+		/** Colours of slots by something else than their state; null: by state.
+		 * @type {((slot: number, node: number) => string) | null} */
+		this.colour = null;
+		/** @type {Uint8Array | null} Nodes that are lit; null: all. */
+		this.lit = null;
+		this.chosen = -1;
+		/** @type {Set<number> | null} */ this.dirty = null;
+		this.frame = 0;
+		/** @type {number[]} */ this.times = [];
+		/** @type {ImageData | null} */ this.image = null;
+	}
 
-  /** Look at another fleet, or the same in another size. @param {Fleet} fleet @param {Layout} layout */
-  show(fleet, layout) {
-    this.fleet = fleet;
-    this.layout = layout;
-    this.top = Math.max(0, Math.min(this.top, layout.height - this.canvas.height));
-    this.all();
-  }
+	/** Look at another fleet, or the same in another size. */
+	show(fleet, layout) {
+		this.fleet = fleet;
+		this.layout = layout;
+		this.top = Math.max(0, Math.min(this.top, layout.height - this.canvas.height));
+		this.all();
+	}
 
-  all() {
-    this.dirty = null;
-    this.later(true);
-  }
+	all() {
+		this.dirty = null;
+		this.later(true);
+	}
 
-  /** @param {number[]} slots */
-  some(slots) {
-    if (this.frame && this.dirty === null) return; // All is drawn anyway.
-    this.dirty ||= new Set();
-    for (const slot of slots) this.dirty.add(slot);
-    this.later(false);
-  }
+	/** @param {number[]} slots */
+	some(slots) {
+		if (this.frame && this.dirty === null) return; // All is drawn anyway.
+		this.dirty ||= new Set();
+		for (const slot of slots) this.dirty.add(slot);
+		this.later(false);
+	}
 
-  /** @param {boolean} whole */
-  later(whole) {
-    if (this.frame) return;
-    this.frame = requestAnimationFrame(() => {
-      this.frame = 0;
-      const before = performance.now();
-      this.draw();
-      this.times.push(performance.now() - before);
-      if (this.times.length > 600) this.times.shift();
-    });
-    if (whole) this.dirty = null;
-  }
+	/** @param {boolean} whole */
+	later(whole) {
+		if (this.frame) return;
+		this.frame = requestAnimationFrame(() => {
+			this.frame = 0;
+			const before = performance.now();
+			this.draw();
+			this.times.push(performance.now() - before);
+			if (this.times.length > 600) this.times.shift();
+		});
+		if (whole) this.dirty = null;
+	}
 
-  draw() {
-    const { fleet, layout, dirty } = this;
-    if (!fleet || !layout) return;
-    this.dirty = new Set();
-    if (layout.cell < SQUARES) this.pixels(fleet, layout, dirty);
-    else if (dirty === null) this.squares(fleet, layout);
-    else for (const slot of dirty) this.square(fleet, layout, slot);
-  }
+	draw() {
+		const { fleet, layout, dirty } = this;
+		if (!fleet || !layout) return;
+		this.dirty = new Set();
+		if (layout.cell < SQUARES) this.pixels(dirty);
+		else if (dirty === null) this.squares();
+		else for (const slot of dirty) this.square(slot);
+	}
 
-  /** @param {Fleet} fleet @param {Layout} layout */
-  squares(fleet, layout) {
-    const { context, canvas } = this;
-    context.fillStyle = this.ground;
-    context.fillRect(0, 0, canvas.width, canvas.height);
-    this.names(layout);
-    for (let n = 0; n < fleet.ids.length; n++) {
-      const y = layout.y[n] - this.top;
-      if (y < -layout.cell || y > canvas.height) continue;
-      for (let s = fleet.first[n]; s < fleet.first[n + 1]; s++) this.square(fleet, layout, s);
-      if (n === this.chosen) this.outline(fleet, layout, n);
-    }
-  }
+		squares() {
+		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { context, canvas } = this;
+		context.fillStyle = this.ground;
+		context.fillRect(0, 0, canvas.width, canvas.height);
+		this.names();
+		for (let n = 0; n < fleet.ids.length; n++) {
+			const y = layout.y[n] - this.top;
+			if (y < -layout.cell || y > canvas.height) continue;
+			for (let s = fleet.first[n]; s < fleet.first[n + 1]; s++) this.square(s);
+			if (n === this.chosen) this.outline(n);
+		}
+	}
 
-  /** @param {Layout} layout @param {number} [low] @param {number} [high] Only names between these lines. */
-  names(layout, low = -LABEL, high = this.canvas.height) {
-    const { context } = this;
-    context.fillStyle = this.text;
-    context.font = "12px system-ui, sans-serif";
-    for (const { text, y } of layout.labels) {
-      const top = y - this.top;
-      if (top + LABEL > low && top < high) context.fillText(text, 0, top + 12);
-    }
-  }
+	/** @param {number} [low] @param {number} [high] Only names between these lines. */
+	names(low = -LABEL, high = this.canvas.height) {
+		const { context } = this;
+		context.fillStyle = this.text;
+		context.font = "12px system-ui, sans-serif";
+		for (const { text, y } of /** @type {Layout} */ (this.layout).labels) {
+			const top = y - this.top;
+			if (top + LABEL > low && top < high) context.fillText(text, 0, top + 12);
+		}
+	}
 
-  /** @param {Fleet} fleet @param {Layout} layout @param {number} n */
-  outline(fleet, layout, n) {
-    const { context } = this;
-    context.strokeStyle = this.ring;
-    context.lineWidth = 2;
-    const wide = (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
-    context.strokeRect(layout.x[n] - 1 + 1, layout.y[n] - this.top + 1, wide - 1, layout.cell - 1);
-  }
+	/** @param {number} n */
+	outline(n) {
+		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { context } = this;
+		context.strokeStyle = this.ring;
+		context.lineWidth = 2;
+		const wide = (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
+		context.strokeRect(layout.x[n] - 1 + 1, layout.y[n] - this.top + 1, wide - 1, layout.cell - 1);
+	}
 
-  /** @param {Fleet} fleet @param {Layout} layout @param {number} slot */
-  square(fleet, layout, slot) {
-    const n = fleet.owner[slot];
-    const { cell } = layout;
-    const size = cell - 1;
-    const x = layout.x[n] + (slot - fleet.first[n]) * cell;
-    const y = layout.y[n] - this.top;
-    if (y < -cell || y > this.canvas.height) return;
-    const { context } = this;
-    const state = fleet.state[slot];
-    context.globalAlpha = this.lit && !this.lit[n] ? 0.25 : 1;
-    const part = state > 0 && state < 5 && fleet.milli[slot] > 0 ? 1 - fleet.milli[slot] / 1000 : 0;
-    context.fillStyle = this.ground;
-    context.fillRect(x, y, size, size);
-    context.fillStyle = this.colour ? this.colour(slot, n) : this.colours[state];
-    context.fillRect(x, y, size, size);
-    if (part) {
-      context.fillStyle = this.colours[0]; // What of it is free, from above.
-      context.fillRect(x, y, size, Math.round(size * part));
-    }
-    if (size >= 6 && STATES[state].mark) this.mark(x, y, size, STATES[state].mark);
-    context.globalAlpha = 1;
-  }
+	/** @param {number} slot */
+	square(slot) {
+		const { fleet, layout } = /** @type {Seen} */ (this);
+		const n = fleet.owner[slot];
+		const { cell } = layout;
+		const size = cell - 1;
+		const x = layout.x[n] + (slot - fleet.first[n]) * cell;
+		const y = layout.y[n] - this.top;
+		if (y < -cell || y > this.canvas.height) return;
+		const { context } = this;
+		const state = fleet.state[slot];
+		context.globalAlpha = this.lit && !this.lit[n] ? 0.25 : 1;
+		const part = state > 0 && state < 5 && fleet.milli[slot] > 0 ? 1 - fleet.milli[slot] / 1000 : 0;
+		context.fillStyle = this.ground;
+		context.fillRect(x, y, size, size);
+		context.fillStyle = this.colour ? this.colour(slot, n) : this.colours[state];
+		context.fillRect(x, y, size, size);
+		if (part) {
+			context.fillStyle = this.colours[0]; // What of it is free, from above.
+			context.fillRect(x, y, size, Math.round(size * part));
+		}
+		if (size >= 6 && STATES[state].mark) this.mark(x, y, size, STATES[state].mark);
+		context.globalAlpha = 1;
+	}
 
-  /** @param {number} x @param {number} y @param {number} size @param {string} mark */
-  mark(x, y, size, mark) {
-    const { context } = this;
-    context.strokeStyle = this.ground;
-    context.lineWidth = Math.max(1, size / 8);
-    context.beginPath();
-    if (mark === "/" || mark === "x") {
-      context.moveTo(x + 1, y + size - 1);
-      context.lineTo(x + size - 1, y + 1);
-    }
-    if (mark === "\\" || mark === "x") {
-      context.moveTo(x + 1, y + 1);
-      context.lineTo(x + size - 1, y + size - 1);
-    }
-    if (mark === "–" || mark === "?") {
-      context.moveTo(x + 1, y + size / 2);
-      context.lineTo(x + size - 1, y + size / 2);
-    }
-    context.stroke();
-  }
+	/** @param {number} x @param {number} y @param {number} size @param {string} mark */
+	mark(x, y, size, mark) {
+		const { context } = this;
+		context.strokeStyle = this.ground;
+		context.lineWidth = Math.max(1, size / 8);
+		context.beginPath();
+		if (mark === "/" || mark === "x") {
+			context.moveTo(x + 1, y + size - 1);
+			context.lineTo(x + size - 1, y + 1);
+		}
+		if (mark === "\\" || mark === "x") {
+			context.moveTo(x + 1, y + 1);
+			context.lineTo(x + size - 1, y + size - 1);
+		}
+		if (mark === "–" || mark === "?") {
+			context.moveTo(x + 1, y + size / 2);
+			context.lineTo(x + size - 1, y + size / 2);
+		}
+		context.stroke();
+	}
 
-  /** @param {Fleet} fleet @param {Layout} layout @param {Set<number> | null} dirty */
-  pixels(fleet, layout, dirty) {
-    const { width, height } = this.canvas;
-    const ground = packed(this.ground);
-    const palette = Uint32Array.from(this.colours, packed);
-    const dimmed = palette.map((each) => mixed(each, ground));
-    if (!this.image || this.image.width !== width || this.image.height !== height) {
-      this.image = this.context.createImageData(width, height);
-      dirty = null;
-    }
-    const out = new Uint32Array(this.image.data.buffer);
-    if (dirty === null) {
-      out.fill(ground);
-      const nodes = fleet.ids.length;
-      for (let n = 0; n < nodes; n++) this.node(fleet, layout, n, out, this.lit && !this.lit[n] ? dimmed : palette);
-      this.context.putImageData(this.image, 0, 0);
-      this.names(layout);
-      return;
-    }
-    let low = height;
-    let high = 0;
-    for (const slot of dirty) {
-      const n = fleet.owner[slot];
-      this.node(fleet, layout, n, out, this.lit && !this.lit[n] ? dimmed : palette);
-      const y = layout.y[n] - this.top;
-      low = Math.min(low, y);
-      high = Math.max(high, y + layout.cell);
-    }
-    low = Math.max(0, low);
-    if (high > low) this.context.putImageData(this.image, 0, 0, 0, low, width, Math.min(height, high) - low);
-    if (high > low) this.names(layout, low, high);
-  }
+	/** @param {Set<number> | null} dirty */
+	pixels(dirty) {
+		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { width, height } = this.canvas;
+		const ground = packed(this.ground);
+		const palette = Uint32Array.from(this.colours, packed);
+		const dimmed = palette.map((each) => mixed(each, ground));
+		if (!this.image || this.image.width !== width || this.image.height !== height) {
+			this.image = this.context.createImageData(width, height);
+			dirty = null;
+		}
+		const out = new Uint32Array(this.image.data.buffer);
+		if (dirty === null) {
+			out.fill(ground);
+			const nodes = fleet.ids.length;
+			for (let n = 0; n < nodes; n++) this.node(n, out, this.lit && !this.lit[n] ? dimmed : palette);
+			this.context.putImageData(this.image, 0, 0);
+			this.names();
+			return;
+		}
+		let low = height;
+		let high = 0;
+		for (const slot of dirty) {
+			const n = fleet.owner[slot];
+			this.node(n, out, this.lit && !this.lit[n] ? dimmed : palette);
+			const y = layout.y[n] - this.top;
+			low = Math.min(low, y);
+			high = Math.max(high, y + layout.cell);
+		}
+		low = Math.max(0, low);
+		if (high > low) this.context.putImageData(this.image, 0, 0, 0, low, width, Math.min(height, high) - low);
+		if (high > low) this.names(low, high);
+	}
 
-  /** @param {Fleet} fleet @param {Layout} layout @param {number} n @param {Uint32Array} out @param {Uint32Array} palette */
-  node(fleet, layout, n, out, palette) {
-    const { width, height } = this.canvas;
-    const { cell } = layout;
-    const top = layout.y[n] - this.top;
-    if (top < 0 || top + cell > height) return;
-    const from = fleet.first[n];
-    const slots = fleet.first[n + 1] - from;
-    if (layout.nodewise) {
-      // As many parts of a node are free, so many of its cell; a pixel takes what is more.
-      const free = slots ? fleet.free[n] / slots : 0;
-      let colour = free >= 0.5 ? palette[0] : slots ? palette[fleet.state[from] || fleet.state[from + slots - 1] || 1] : palette[STATES.length - 1];
-      if (this.colour && slots) colour = packed(this.colour(from, n));
-      for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + layout.x[n], (top + dy) * width + layout.x[n] + cell);
-      return;
-    }
-    for (let k = 0; k < slots; k++) {
-      const x = layout.x[n] + k * cell;
-      if (x + cell > width) break;
-      const colour = this.colour ? packed(this.colour(from + k, n)) : palette[fleet.state[from + k]];
-      if (cell === 1) out[top * width + x] = colour;
-      else for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + x, (top + dy) * width + x + cell);
-    }
-  }
+	/** @param {number} n @param {Uint32Array} out @param {Uint32Array} palette */
+	node(n, out, palette) {
+		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { width, height } = this.canvas;
+		const { cell } = layout;
+		const top = layout.y[n] - this.top;
+		if (top < 0 || top + cell > height) return;
+		const from = fleet.first[n];
+		const slots = fleet.first[n + 1] - from;
+		if (layout.nodewise) {
+			// As many parts of a node are free, so many of its cell; a pixel takes what is more.
+			const free = slots ? fleet.free[n] / slots : 0;
+			let colour = free >= 0.5 ? palette[0] : slots ? palette[fleet.state[from] || fleet.state[from + slots - 1] || 1] : palette[STATES.length - 1];
+			if (this.colour && slots) colour = packed(this.colour(from, n));
+			for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + layout.x[n], (top + dy) * width + layout.x[n] + cell);
+			return;
+		}
+		for (let k = 0; k < slots; k++) {
+			const x = layout.x[n] + k * cell;
+			if (x + cell > width) break;
+			const colour = this.colour ? packed(this.colour(from + k, n)) : palette[fleet.state[from + k]];
+			if (cell === 1) out[top * width + x] = colour;
+			else for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + x, (top + dy) * width + x + cell);
+		}
+	}
 
-  /** The node and slot at a point of the canvas, or null. @param {number} px @param {number} py */
-  at(px, py) {
-    const { fleet, layout } = this;
-    if (!fleet || !layout) return null;
-    const y = py + this.top;
-    for (let n = 0; n < fleet.ids.length; n++) {
-      if (layout.y[n] > y || layout.y[n] + layout.cell <= y) continue;
-      const wide = layout.nodewise ? layout.cell : (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
-      if (px >= layout.x[n] && px < layout.x[n] + wide) {
-        return { node: n, slot: layout.nodewise ? -1 : fleet.first[n] + Math.floor((px - layout.x[n]) / layout.cell) };
-      }
-    }
-    return null;
-  }
+	/** The node and slot at a point of the canvas, or null. @param {number} px @param {number} py */
+	at(px, py) {
+		const { fleet, layout } = this;
+		if (!fleet || !layout) return null;
+		const y = py + this.top;
+		for (let n = 0; n < fleet.ids.length; n++) {
+			if (layout.y[n] > y || layout.y[n] + layout.cell <= y) continue;
+			const wide = layout.nodewise ? layout.cell : (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
+			if (px >= layout.x[n] && px < layout.x[n] + wide) {
+				return { node: n, slot: layout.nodewise ? -1 : fleet.first[n] + Math.floor((px - layout.x[n]) / layout.cell) };
+			}
+		}
+		return null;
+	}
 }

@@ -4,13 +4,13 @@ import { listen, revision, watch } from "../socket.js";
 
 /** What a slot shows: name, letter of its colour, mark. */
 export const STATES = [
-  { name: "free", sign: "f", mark: "" },
-  { name: "held", sign: "h", mark: "" },
-  { name: "busy", sign: "b", mark: "–" },
-  { name: "warm", sign: "w", mark: "/" },
-  { name: "failing", sign: "x", mark: "x" },
-  { name: "cordoned", sign: "c", mark: "\\" },
-  { name: "stale", sign: "u", mark: "?" },
+	{ name: "free", sign: "f", mark: "" },
+	{ name: "held", sign: "h", mark: "" },
+	{ name: "busy", sign: "b", mark: "–" },
+	{ name: "warm", sign: "w", mark: "/" },
+	{ name: "failing", sign: "x", mark: "x" },
+	{ name: "cordoned", sign: "c", mark: "\\" },
+	{ name: "stale", sign: "u", mark: "?" },
 ];
 /** @type {Record<string, number>} */
 const CODE = Object.fromEntries(STATES.map((each, at) => [each.name, at]));
@@ -41,21 +41,21 @@ let ticking = false;
 
 /** Hear which slots changed; null: all. @param {(changed: number[] | null) => void} painter */
 export function onChange(painter) {
-  painters.add(painter);
-  return () => {
-    painters.delete(painter);
-  };
+	painters.add(painter);
+	return () => {
+		painters.delete(painter);
+	};
 }
 
 /** @param {number[] | null} changed */
 function tell(changed) {
-  for (const painter of painters) painter(changed);
-  if (ticking) return;
-  ticking = true;
-  setTimeout(() => {
-    ticking = false;
-    tick.value += 1;
-  }, 500);
+	for (const painter of painters) painter(changed);
+	if (ticking) return;
+	ticking = true;
+	setTimeout(() => {
+		ticking = false;
+		tick.value += 1;
+	}, 500);
 }
 
 let resyncing = 0;
@@ -65,120 +65,120 @@ let kept = [];
 
 /** Follow the map until the returned function is called. */
 export function follow() {
-  return listen("map", (name, data) => {
-    if (name === "snapshot") take(data);
-    else if (name === "delta") delta(data);
-    else if (name === "missed") resynchronise();
-    else if (name === "refused") refused.value = data;
-  });
+	return listen("map", (name, data) => {
+		if (name === "snapshot") take(data);
+		else if (name === "delta") delta(data);
+		else if (name === "missed") resynchronise();
+		else if (name === "refused") refused.value = data;
+	});
 }
 
 /** @param {any} data */
 async function take(data) {
-  reading = true;
-  kept = [];
-  const columns = await unpacked(data.packed);
-  reading = false;
-  resyncing = 0;
-  refused.value = null;
-  fleet.value = read(columns, data);
-  revision.value = data.revision;
-  tell(null);
-  for (const each of kept.splice(0)) delta(each);
+	reading = true;
+	kept = [];
+	const columns = await unpacked(data.packed);
+	reading = false;
+	resyncing = 0;
+	refused.value = null;
+	fleet.value = read(columns, data);
+	revision.value = data.revision;
+	tell(null);
+	for (const each of kept.splice(0)) delta(each);
 }
 
 /** @param {any} data */
 function delta(data) {
-  if (reading) return void kept.push(data);
-  if (!fleet.value || resyncing) return;
-  const changed = apply(fleet.value, data);
-  if (!changed) return resynchronise();
-  revision.value = data.revision;
-  tell(changed);
+	if (reading) return void kept.push(data);
+	if (!fleet.value || resyncing) return;
+	const changed = apply(fleet.value, data);
+	if (!changed) return resynchronise();
+	revision.value = data.revision;
+	tell(changed);
 }
 
 function resynchronise() {
-  if (resyncing && Date.now() - resyncing < RESYNC_MS) return;
-  resyncing = Date.now();
-  gaps.value += 1;
-  watch(["map"]);
-  setTimeout(() => resyncing && resynchronise(), RESYNC_MS + 10); // Where that snapshot is lost, too.
+	if (resyncing && Date.now() - resyncing < RESYNC_MS) return;
+	resyncing = Date.now();
+	gaps.value += 1;
+	watch(["map"]);
+	setTimeout(() => resyncing && resynchronise(), RESYNC_MS + 10); // Where that snapshot is lost, too.
 }
 
 /** @param {string} text Base64 of zlib of JSON. @returns {Promise<any>} */
 export async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+	const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
+	return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 }
 
 /** @param {any} columns @param {{number: number, revision?: any, at: number}} about @returns {Fleet} */
 export function read(columns, about) {
-  const counts = columns.devices;
-  const nodes = counts.length;
-  const first = new Uint32Array(nodes + 1);
-  for (let n = 0; n < nodes; n++) first[n + 1] = first[n] + counts[n];
-  const slots = first[nodes];
-  const cluster = new Uint32Array(nodes);
-  let from = 0;
-  columns.cluster_nodes.forEach((many, c) => {
-    cluster.fill(c, from, from + many);
-    from += many;
-  });
-  const it = {
-    clusters: columns.clusters, ids: columns.nodes, cluster, first, slots,
-    rack: (columns.rack || []).map((r) => (r < 0 ? "" : columns.racks[r])),
-    link: columns.link?.length ? Int32Array.from(columns.link) : null,
-    models: columns.models, model: Uint16Array.from(columns.model),
-    tenants: [...columns.tenants], tenant: Uint32Array.from(columns.tenant),
-    ends: Float64Array.from(columns.ends), milli: Uint16Array.from(columns.milli),
-    codes: columns.states.map((name) => CODE[name] ?? STALE),
-    state: new Uint8Array(slots), owner: new Uint32Array(slots), free: new Uint16Array(nodes),
-    number: about.number, revision: about.revision, at: about.at,
-  };
-  for (let n = 0; n < nodes; n++) {
-    for (let s = first[n]; s < first[n + 1]; s++) {
-      it.owner[s] = n;
-      it.state[s] = shown(it, columns.state[s], it.tenant[s]);
-      if (it.state[s] === FREE) it.free[n] += 1;
-    }
-  }
-  return it;
+	const counts = columns.devices;
+	const nodes = counts.length;
+	const first = new Uint32Array(nodes + 1);
+	for (let n = 0; n < nodes; n++) first[n + 1] = first[n] + counts[n];
+	const slots = first[nodes];
+	const cluster = new Uint32Array(nodes);
+	let from = 0;
+	columns.cluster_nodes.forEach((many, c) => {
+		cluster.fill(c, from, from + many);
+		from += many;
+	});
+	const it = {
+		clusters: columns.clusters, ids: columns.nodes, cluster, first, slots,
+		rack: (columns.rack || []).map((r) => (r < 0 ? "" : columns.racks[r])),
+		link: columns.link?.length ? Int32Array.from(columns.link) : null,
+		models: columns.models, model: Uint16Array.from(columns.model),
+		tenants: [...columns.tenants], tenant: Uint32Array.from(columns.tenant),
+		ends: Float64Array.from(columns.ends), milli: Uint16Array.from(columns.milli),
+		codes: columns.states.map((name) => CODE[name] ?? STALE),
+		state: new Uint8Array(slots), owner: new Uint32Array(slots), free: new Uint16Array(nodes),
+		number: about.number, revision: about.revision, at: about.at,
+	};
+	for (let n = 0; n < nodes; n++) {
+		for (let s = first[n]; s < first[n + 1]; s++) {
+			it.owner[s] = n;
+			it.state[s] = shown(it, columns.state[s], it.tenant[s]);
+			if (it.state[s] === FREE) it.free[n] += 1;
+		}
+	}
+	return it;
 }
 
 /** The state as it is shown: what others hold is busy. @param {{codes: number[], tenants: string[]}} it
  * @param {number} code @param {number} tenant */
 function shown(it, code, tenant) {
-  const state = it.codes[code] ?? STALE;
-  return state === HELD && it.tenants[tenant] === "busy" ? BUSY : state;
+	const state = it.codes[code] ?? STALE;
+	return state === HELD && it.tenants[tenant] === "busy" ? BUSY : state;
 }
 
 /** Change the columns in place; null: something is missing before it.
  * @param {Fleet} it @param {any} data @returns {number[] | null} */
 export function apply(it, data) {
-  if (data.number <= it.number) return []; // Older than the snapshot.
-  if (data.number !== it.number + 1) return null;
-  it.tenants.push(...(data.tenants || []));
-  const changed = data.slots;
-  for (let at = 0; at < changed.length; at++) {
-    const slot = changed[at];
-    if (slot >= it.slots) return null;
-    const before = it.state[slot];
-    const now = shown(it, data.state[at], data.tenant[at]);
-    it.state[slot] = now;
-    it.milli[slot] = data.milli[at];
-    it.tenant[slot] = data.tenant[at];
-    it.ends[slot] = data.ends[at];
-    if (before !== now) it.free[it.owner[slot]] += now === FREE ? 1 : before === FREE ? -1 : 0;
-  }
-  it.number = data.number;
-  it.revision = data.revision;
-  it.at = data.at;
-  return changed;
+	if (data.number <= it.number) return []; // Older than the snapshot.
+	if (data.number !== it.number + 1) return null;
+	it.tenants.push(...(data.tenants || []));
+	const changed = data.slots;
+	for (let at = 0; at < changed.length; at++) {
+		const slot = changed[at];
+		if (slot >= it.slots) return null;
+		const before = it.state[slot];
+		const now = shown(it, data.state[at], data.tenant[at]);
+		it.state[slot] = now;
+		it.milli[slot] = data.milli[at];
+		it.tenant[slot] = data.tenant[at];
+		it.ends[slot] = data.ends[at];
+		if (before !== now) it.free[it.owner[slot]] += now === FREE ? 1 : before === FREE ? -1 : 0;
+	}
+	it.number = data.number;
+	it.revision = data.revision;
+	it.at = data.at;
+	return changed;
 }
 
 /** How many slots a range of nodes has, by state. @param {Fleet} it @param {Iterable<number>} nodes */
 export function tally(it, nodes) {
-  const found = new Array(STATES.length).fill(0);
-  for (const n of nodes) for (let s = it.first[n]; s < it.first[n + 1]; s++) found[it.state[s]] += 1;
-  return found;
+	const found = new Array(STATES.length).fill(0);
+	for (const n of nodes) for (let s = it.first[n]; s < it.first[n + 1]; s++) found[it.state[s]] += 1;
+	return found;
 }

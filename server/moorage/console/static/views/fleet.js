@@ -5,249 +5,246 @@ import { CELLS, Painter, arrange, fitting } from "../map/draw.js";
 import { STATES, fleet, follow, onChange, refused, tally, tick } from "../map/model.js";
 import { Tree } from "../map/tree.js";
 import { go, to } from "../router.js";
-import { ask, connection, link, listen } from "../socket.js";
-import { Action, Command, Empty, Facts, Loading, Raw, Refused, Section, State, html, useLoaded } from "../ui.js";
+import { ask, listen } from "../socket.js";
+import { Action, Copies, Empty, Facts, Loading, Refused, Section, State, html, nothing, typed, useLoaded } from "../ui.js";
 
 const MODEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 
-/** @param {{rest: string[]}} props */
 export function Fleet({ rest }) {
-  useEffect(follow, []);
-  const it = fleet.value;
-  const [lit, setLit] = useState(/** @type {any} */ (null));
-  if (refused.value) return html`<${Refused} error=${refused.value} />`;
-  if (!it) return html`<${Loading} what="the fleet" />`;
-  if (!it.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
-  const chosen = rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
-  const choose = (n) => go(to("fleet", it.clusters[it.cluster[n]], it.ids[n]));
-  return html`
-    <div class="fleet">
-      <div class="picture"><${Legend} it=${it} /><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${lit} /></div>
-      <div class="beside">
-        <${Shapes} lit=${lit} light=${setLit} it=${it} />
-        <${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${tick.value} /><//>
-        ${chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
-          : rest.length ? html`<${Place} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
-      </div>
-    </div>`;
+	useEffect(follow, []);
+	const it = fleet.value;
+	const [lit, setLit] = useState(nothing);
+	if (refused.value) return html`<${Refused} error=${refused.value} />`;
+	if (!it) return html`<${Loading} what="the fleet" />`;
+	if (!it.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
+	const chosen = rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
+	const choose = (n) => go(to("fleet", it.clusters[it.cluster[n]], it.ids[n]));
+	return html`
+		<div class="fleet">
+			<div class="picture"><${Legend} it=${it} /><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${lit} /></div>
+			<div class="beside">
+				<${Shapes} lit=${lit} light=${setLit} it=${it} />
+				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${tick.value} /><//>
+				${chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
+					: rest.length ? html`<${Place} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
+			</div>
+		</div>`;
 }
 
-/** What the colours mean, with counts. The colours of the canvas are read from here. @param {{it: any}} props */
+/** What the colours mean, with counts. The colours of the canvas are read from here. */
 function Legend({ it }) {
-  void tick.value;
-  const found = tally(it, it.ids.keys());
-  return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => html`<li key=${state.name} class=${found[at] ? "" : "none"}>
-    <span class=${"swatch s-" + state.sign} aria-hidden="true">${state.mark}</span> ${state.name} <b>${count(found[at])}</b></li>`)}</ul>`;
+	void tick.value;
+	const found = tally(it, it.ids.keys());
+	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => html`<li key=${state.name} class=${found[at] ? "" : "none"}>
+		<span class=${"swatch s-" + state.sign} aria-hidden="true">${state.mark}</span> ${state.name} <b>${count(found[at])}</b></li>`)}</ul>`;
 }
 
-/** @param {{it: any, chosen: number, choose: (n: number) => void, lit: any}} props */
 function Canvas({ it, chosen, choose, lit }) {
-  const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-  const painter = useRef(/** @type {Painter | null} */ (null));
-  const [cell, setCell] = useState(0); // 0: whatever shows all.
-  const [by, setBy] = useState("state");
-  const [under, setUnder] = useState("");
-  const [size, setSize] = useState([0, 0]);
+	const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
+	const painter = useRef(/** @type {Painter | null} */ (null));
+	const [cell, setCell] = useState(0); // 0: whatever shows all.
+	const [by, setBy] = useState("state");
+	const [under, setUnder] = useState("");
+	const [size, setSize] = useState([0, 0]);
 
-  useEffect(() => {
-    const element = /** @type {HTMLCanvasElement} */ (canvas.current);
-    const made = new Painter(element);
-    painter.current = made;
-    /** @type {any} */ (element).painter = made; // Where tests read frame times.
-    const observer = new ResizeObserver(() => setSize([element.clientWidth, element.clientHeight]));
-    observer.observe(element);
-    const theme = () => {
-      colours(made);
-      made.all();
-    };
-    const queries = ["(prefers-color-scheme: dark)", "(forced-colors: active)"].map((each) => matchMedia(each));
-    for (const query of queries) query.addEventListener("change", theme);
-    const wheel = (/** @type {WheelEvent} */ event) => {
-      if (event.ctrlKey || !made.layout || made.layout.height <= element.height) return;
-      event.preventDefault();
-      scroll(made, event.deltaY);
-    };
-    element.addEventListener("wheel", wheel, { passive: false });
-    const stop = onChange((changed) => (changed ? made.some(changed) : null));
-    return () => {
-      stop();
-      observer.disconnect();
-      element.removeEventListener("wheel", wheel);
-      for (const query of queries) query.removeEventListener("change", theme);
-      cancelAnimationFrame(made.frame);
-    };
-  }, []);
-  useEffect(() => {
-    const made = /** @type {Painter} */ (painter.current);
-    const element = /** @type {HTMLCanvasElement} */ (canvas.current);
-    const [width, height] = size;
-    if (!width || !height) return;
-    if (element.width !== width || element.height !== height) {
-      element.width = width;
-      element.height = height;
-    }
-    colours(made);
-    made.chosen = chosen;
-    made.lit = lit?.nodes || null;
-    made.colour = by === "state" ? null : coloured(it, by, made);
-    made.show(it, cell ? arrange(it, width, cell, false) : fitting(it, width, height));
-  }, [it, size[0], size[1], cell, by, chosen, lit]);
+	useEffect(() => {
+		const element = /** @type {HTMLCanvasElement} */ (canvas.current);
+		const made = new Painter(element);
+		painter.current = made;
+		/** @type {any} */ (element).painter = made; // Where tests read frame times.
+		const observer = new ResizeObserver(() => setSize([element.clientWidth, element.clientHeight]));
+		observer.observe(element);
+		const theme = () => {
+			colours(made);
+			made.all();
+		};
+		const queries = ["(prefers-color-scheme: dark)", "(forced-colors: active)"].map((each) => matchMedia(each));
+		for (const query of queries) query.addEventListener("change", theme);
+		const wheel = (event) => {
+			if (event.ctrlKey || !made.layout || made.layout.height <= element.height) return;
+			event.preventDefault();
+			scroll(made, event.deltaY);
+		};
+		element.addEventListener("wheel", wheel, { passive: false });
+		const stop = onChange((changed) => (changed ? made.some(changed) : null));
+		return () => {
+			stop();
+			observer.disconnect();
+			element.removeEventListener("wheel", wheel);
+			for (const query of queries) query.removeEventListener("change", theme);
+			cancelAnimationFrame(made.frame);
+		};
+	}, []);
+	useEffect(() => {
+		const made = /** @type {Painter} */ (painter.current);
+		const element = /** @type {HTMLCanvasElement} */ (canvas.current);
+		const [width, height] = size;
+		if (!width || !height) return;
+		if (element.width !== width || element.height !== height) {
+			element.width = width;
+			element.height = height;
+		}
+		colours(made);
+		made.chosen = chosen;
+		made.lit = lit?.nodes || null;
+		made.colour = by === "state" ? null : coloured(it, by, made);
+		made.show(it, cell ? arrange(it, width, cell, false) : fitting(it, width, height));
+	}, [it, size[0], size[1], cell, by, chosen, lit]);
 
-  const zoom = (by) => {
-    const now = painter.current?.layout?.cell || 1;
-    const next = by > 0 ? CELLS.filter((each) => each > now).pop() : CELLS.find((each) => each < now);
-    if (next) setCell(next);
-  };
-  const hover = (event) => {
-    const found = painter.current?.at(event.offsetX, event.offsetY);
-    setUnder(found ? described(it, found) : "");
-  };
-  const press = (event) => {
-    const made = /** @type {Painter} */ (painter.current);
-    if (event.key === "+") zoom(1);
-    else if (event.key === "-") zoom(-1);
-    else if (event.key === "0") setCell(0);
-    else if (event.key === "ArrowDown") scroll(made, 80);
-    else if (event.key === "ArrowUp") scroll(made, -80);
-    else return;
-    event.preventDefault();
-  };
-  const total = `${count(it.slots)} GPUs on ${count(it.ids.length)} nodes of ${count(it.clusters.length)} clusters`;
-  return html`
-    <p class="tools">
-      <span>${total}</span>
-      <label>Colour by <select value=${by} onChange=${typed(setBy)}><option value="state">state</option><option value="model">model</option><option value="tenant">tenant</option><option value="end">end time</option></select></label>
-      <button type="button" onClick=${() => zoom(1)}>Zoom in</button><button type="button" onClick=${() => zoom(-1)}>Zoom out</button>
-      <button type="button" onClick=${() => setCell(0)}>All</button>
-    </p>
-    ${by === "state" ? null : html`<ul class="legend" aria-label=${"Colours by " + by}>${names(it, by).map(([name, colour]) => html`<li key=${name}><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" fill=${colour} /></svg> ${name}</li>`)}</ul>`}
-    <canvas ref=${canvas} role="img" tabindex="0" aria-label=${`Map of the fleet: ${total}. The tree beside it has the same in words. + and - zoom, arrows scroll.`}
-      onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onKeyDown=${press}
-      onClick=${(e) => {
-        const found = painter.current?.at(e.offsetX, e.offsetY);
-        if (found) choose(found.node);
-      }}></canvas>
-    <p class="under">${under || " "}</p>`;
+	const zoom = (by) => {
+		const now = painter.current?.layout?.cell || 1;
+		const next = by > 0 ? CELLS.filter((each) => each > now).pop() : CELLS.find((each) => each < now);
+		if (next) setCell(next);
+	};
+	const hover = (event) => {
+		const found = painter.current?.at(event.offsetX, event.offsetY);
+		setUnder(found ? described(it, found) : "");
+	};
+	const press = (event) => {
+		const made = /** @type {Painter} */ (painter.current);
+		if (event.key === "+") zoom(1);
+		else if (event.key === "-") zoom(-1);
+		else if (event.key === "0") setCell(0);
+		else if (event.key === "ArrowDown") scroll(made, 80);
+		else if (event.key === "ArrowUp") scroll(made, -80);
+		else return;
+		event.preventDefault();
+	};
+	const total = `${count(it.slots)} GPUs on ${count(it.ids.length)} nodes of ${count(it.clusters.length)} clusters`;
+	return html`
+		<p class="tools">
+			<span>${total}</span>
+			<label>Colour by <select value=${by} onChange=${typed(setBy)}><option value="state">state</option><option value="model">model</option><option value="tenant">tenant</option><option value="end">end time</option></select></label>
+			<button type="button" onClick=${() => zoom(1)}>Zoom in</button><button type="button" onClick=${() => zoom(-1)}>Zoom out</button>
+			<button type="button" onClick=${() => setCell(0)}>All</button>
+		</p>
+		${by === "state" ? null : html`<ul class="legend" aria-label=${"Colours by " + by}>${names(it, by).map(([name, colour]) => html`<li key=${name}><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" fill=${colour} /></svg> ${name}</li>`)}</ul>`}
+		<canvas ref=${canvas} role="img" tabindex="0" aria-label=${`Map of the fleet: ${total}. The tree beside it has the same in words. + and - zoom, arrows scroll.`}
+			onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onKeyDown=${press}
+			onClick=${(e) => {
+				const found = painter.current?.at(e.offsetX, e.offsetY);
+				if (found) choose(found.node);
+			}}></canvas>
+		<p class="under">${under || " "}</p>`;
 }
 
 const ENDS = [["within 10 minutes", 600], ["within an hour", 3600], ["within a day", 86400], ["later", Infinity]];
 
 /** Names and colours of what is not coloured by state. @param {any} it @param {string} by @returns {[string, string][]} */
 function names(it, by) {
-  /** @type {string[]} */
-  const all = by === "end" ? ENDS.map(([name]) => String(name)) : by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
-  return all.slice(0, 40).map((name, at) => [name, MODEL_COLOURS[at % MODEL_COLOURS.length]]);
+	/** @type {string[]} */
+	const all = by === "end" ? ENDS.map(([name]) => String(name)) : by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
+	return all.slice(0, 40).map((name, at) => [name, MODEL_COLOURS[at % MODEL_COLOURS.length]]);
 }
 
 /** The colour of a slot by model, tenant or end. @param {any} it @param {string} by @param {Painter} made */
 function coloured(it, by, made) {
-  const rgb = MODEL_COLOURS.map((each) => `rgb(${[1, 3, 5].map((at) => parseInt(each.slice(at, at + 2), 16)).join(", ")})`);
-  const colour = (at) => rgb[at % rgb.length];
-  if (by === "model") return (slot) => colour(it.model[slot]);
-  if (by === "tenant") return (slot) => (it.tenant[slot] ? colour(it.tenant[slot] - 1) : made.colours[0]);
-  return (slot) => {
-    if (!it.ends[slot]) return made.colours[it.state[slot] ? 6 : 0];
-    const left = it.ends[slot] - Date.now() / 1000;
-    return colour(ENDS.findIndex(([, most]) => left < Number(most)));
-  };
+	const rgb = MODEL_COLOURS.map((each) => `rgb(${[1, 3, 5].map((at) => parseInt(each.slice(at, at + 2), 16)).join(", ")})`);
+	const colour = (at) => rgb[at % rgb.length];
+	if (by === "model") return (slot) => colour(it.model[slot]);
+	if (by === "tenant") return (slot) => (it.tenant[slot] ? colour(it.tenant[slot] - 1) : made.colours[0]);
+	return (slot) => {
+		if (!it.ends[slot]) return made.colours[it.state[slot] ? 6 : 0];
+		const left = it.ends[slot] - Date.now() / 1000;
+		return colour(ENDS.findIndex(([, most]) => left < Number(most)));
+	};
 }
 
 /** @param {Painter} made @param {number} by */
 function scroll(made, by) {
-  if (!made.layout) return;
-  made.top = Math.max(0, Math.min(made.top + Math.round(by), Math.max(0, made.layout.height - made.canvas.height)));
-  made.all();
+	if (!made.layout) return;
+	made.top = Math.max(0, Math.min(made.top + Math.round(by), Math.max(0, made.layout.height - made.canvas.height)));
+	made.all();
 }
 
 /** @param {any} it @param {{node: number, slot: number}} found */
 function described(it, { node, slot }) {
-  const where = `${it.clusters[it.cluster[node]]}/${it.ids[node]}`;
-  if (slot < 0) return `${where}: ${it.free[node]} of ${it.first[node + 1] - it.first[node]} free`;
-  const whose = it.tenants[it.tenant[slot]];
-  const end = it.ends[slot] ? `, ends in ${span(it.ends[slot] - Date.now() / 1000)}` : "";
-  return `${where} GPU ${slot - it.first[node]}: ${STATES[it.state[slot]].name}${whose ? `, ${whose}` : ""}${end}, ${1000 - it.milli[slot]}/1000 free, ${it.models[it.model[slot]] || "no model"}`;
+	const where = `${it.clusters[it.cluster[node]]}/${it.ids[node]}`;
+	if (slot < 0) return `${where}: ${it.free[node]} of ${it.first[node + 1] - it.first[node]} free`;
+	const whose = it.tenants[it.tenant[slot]];
+	const end = it.ends[slot] ? `, ends in ${span(it.ends[slot] - Date.now() / 1000)}` : "";
+	return `${where} GPU ${slot - it.first[node]}: ${STATES[it.state[slot]].name}${whose ? `, ${whose}` : ""}${end}, ${1000 - it.milli[slot]}/1000 free, ${it.models[it.model[slot]] || "no model"}`;
 }
 
 /** Take the theme's colours, as the legend has them. @param {Painter} made */
 function colours(made) {
-  const of = (element, what) => (element ? getComputedStyle(element)[what] : "rgb(128, 128, 128)");
-  made.colours = STATES.map((state) => of(document.querySelector(`.swatch.s-${state.sign}`), "backgroundColor"));
-  made.ground = of(document.body, "backgroundColor");
-  made.text = of(document.body, "color");
-  made.ring = made.text;
+	const of = (element, what) => (element ? getComputedStyle(element)[what] : "rgb(128, 128, 128)");
+	made.colours = STATES.map((state) => of(document.querySelector(`.swatch.s-${state.sign}`), "backgroundColor"));
+	made.ground = of(document.body, "backgroundColor");
+	made.text = of(document.body, "color");
+	made.ring = made.text;
 }
 
-/** The most asked demands: what fits now, what would. @param {{it: any, lit: any, light: (lit: any) => void}} props */
+/** The most asked demands: what fits now, what would. */
 function Shapes({ it, lit, light }) {
-  const [shapes, setShapes] = useState(/** @type {any} */ (null));
-  const [error, setError] = useState(/** @type {any} */ (null));
-  useEffect(() => listen("shapes", (name, data) => {
-    if (name === "shapes") setShapes(data.shapes);
-    else if (name === "refused") setError(data);
-  }), []);
-  const press = (each) => {
-    if (lit?.key === key(each)) return light(null);
-    const wanted = new Set(each.where.map((/** @type {string[]} */ [cluster, node]) => `${cluster}\n${node}`));
-    light({ key: key(each), nodes: Uint8Array.from(it.ids, (id, n) => Number(wanted.has(`${it.clusters[it.cluster[n]]}\n${id}`))) });
-  };
-  return html`<${Section} title="Shapes">
-    <${Refused} error=${error} />
-    ${!shapes ? (error ? null : html`<${Loading} what="the shapes" />`) : !shapes.length ? html`<${Empty}>Nobody has asked for anything yet.<//>`
-      : html`<ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
-        <button type="button" aria-pressed=${lit?.key === key(each) ? "true" : "false"} onClick=${() => press(each)}>
-          <b>${shape(each.resources)}</b>
-          <span>fits ${count(each.fits)} times, ${count(each.defragmented)} if defragmented, ${count(each.stranded)} GPUs stranded</span></button></li>`)}</ul>`}
-  <//>`;
+	const [shapes, setShapes] = useState(nothing);
+	const [error, setError] = useState(nothing);
+	useEffect(() => listen("shapes", (name, data) => {
+		if (name === "shapes") setShapes(data.shapes);
+		else if (name === "refused") setError(data);
+	}), []);
+	const press = (each) => {
+		if (lit?.key === key(each)) return light(null);
+		const wanted = new Set(each.where.map((/** @type {string[]} */ [cluster, node]) => `${cluster}\n${node}`));
+		light({ key: key(each), nodes: Uint8Array.from(it.ids, (id, n) => Number(wanted.has(`${it.clusters[it.cluster[n]]}\n${id}`))) });
+	};
+	return html`<${Section} title="Shapes">
+		<${Refused} error=${error} />
+		${!shapes ? (error ? null : html`<${Loading} what="the shapes" />`) : !shapes.length ? html`<${Empty}>There was no request yet.<//>`
+			: html`<ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
+				<button type="button" aria-pressed=${lit?.key === key(each) ? "true" : "false"} onClick=${() => press(each)}>
+					<b>${shape(each.resources)}</b>
+					<span>fits ${count(each.fits)} times, ${count(each.defragmented)} if defragmented, ${count(each.stranded)} GPUs stranded</span></button></li>`)}</ul>`}
+	<//>`;
 }
 
 const key = (each) => JSON.stringify(each.resources);
 
-/** What can be done with a node or cluster. @param {{cluster: string, node?: string, out: boolean, done: () => void}} props */
+/** What can be done with a node or cluster. */
 function Cordons({ cluster, node = "", out, done }) {
-  const where = node ? `${cluster}/${node}` : cluster;
-  const message = { cluster, ...(node ? { node } : {}) };
-  const one = (op, label) => html`<${Action} key=${op} label=${label} title=${`${label} ${where}`} done=${done}
-    dry=${() => ask({ op, ...message, dry_run: true })} act=${() => ask({ op, ...message })} words=${["moorage", "fleet", op, where]} />`;
-  return html`<p class="buttons">${out ? one("uncordon", "Uncordon") : [one("cordon", "Cordon"), one("drain", "Drain")]}
-    ${node ? null : html`<${Action} label="Flush warm leases" title=${`Flush ${cluster}`} done=${done} dry=${() => ask({ op: "flush", cluster, dry_run: true })}
-      act=${() => ask({ op: "flush", cluster })} words=${["moorage", "flush", "--cluster", cluster]} />`}</p>`;
+	const where = node ? `${cluster}/${node}` : cluster;
+	const message = { cluster, ...(node ? { node } : {}) };
+	const one = (op, label) => html`<${Action} key=${op} label=${label} title=${`${label} ${where}`} done=${done}
+		message=${{ op, ...message }} words=${["moorage", "fleet", op, where]} />`;
+	return html`<p class="buttons">${out ? one("uncordon", "Uncordon") : [one("cordon", "Cordon"), one("drain", "Drain")]}
+		${node ? null : html`<${Action} label="Flush warm leases" title=${`Flush ${cluster}`} done=${done} message=${{ op: "flush", cluster }} words=${["moorage", "flush", "--cluster", cluster]} />`}</p>`;
 }
 
-/** One node. @param {{cluster: string, node: string}} props */
+/** One node. */
 function Node({ cluster, node }) {
-  const about = useLoaded(() => ask({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }), [cluster, node, connection.value, tick.value]);
-  const leases = useLoaded(() => ask({ op: "leases", cluster, filters: { node_id: node }, limit: 100 }), [cluster, node, connection.value, tick.value]);
-  const row = about.value?.nodes?.[0];
-  if (!about.value && !about.error) return html`<${Loading} what=${node} />`;
-  return html`<${Section} title=${`${cluster}/${node}`}>
-    <${Refused} error=${about.error} />
-    ${row ? html`<${Facts} pairs=${[
-      ["models", row.models.join(", ")],
-      ["GPUs", Object.entries(row.gpus).map(([id, free]) => `${id}: ${free}/1000 free`).join("; ") || "none"],
-      ["cores free", `${row.cpu_milli_free / 1000} of ${row.cpu_milli_total / 1000}`],
-      ["memory free", `${count(row.memory_mib_free)} of ${count(row.memory_mib_total)} MiB`],
-      ["out of service", row.unavailable],
-      ["same machine as", row.duplicate_of],
-    ]} />
-    <${Cordons} cluster=${cluster} node=${node} out=${!!row.unavailable} done=${about.again} />
-    <h3>Leases here</h3>
-    ${!leases.value ? html`<${Loading} what="its leases" />` : leases.value.leases.length === 0 ? html`<${Empty}>You hold nothing here.<//>`
-      : html`<ul>${leases.value.leases.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${places(each.placement)},
-        ends in ${span(each.expires_at - Date.now() / 1000)}</li>`)}</ul>`}
-    <p class="buttons"><${Command} words=${["moorage", "fleet", cluster]} /></p><${Raw} value=${row} />` : null}
-  <//>`;
+	const about = useLoaded(() => ask({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }), [cluster, node, tick.value]);
+	const leases = useLoaded(() => ask({ op: "leases", cluster, filters: { node_id: node }, limit: 100 }), [cluster, node, tick.value]);
+	const row = about.value?.nodes?.[0];
+	if (!about.value && !about.error) return html`<${Loading} what=${node} />`;
+	return html`<${Section} title=${`${cluster}/${node}`}>
+		<${Refused} error=${about.error} />
+		${row ? html`<${Facts} pairs=${[
+			["models", row.models.join(", ")],
+			["GPUs", Object.entries(row.gpus).map(([id, free]) => `${id}: ${free}/1000 free`).join("; ") || "none"],
+			["cores free", `${row.cpu_milli_free / 1000} of ${row.cpu_milli_total / 1000}`],
+			["memory free", `${count(row.memory_mib_free)} of ${count(row.memory_mib_total)} MiB`],
+			["out of service", row.unavailable],
+			["same machine as", row.duplicate_of],
+		]} />
+		<${Cordons} cluster=${cluster} node=${node} out=${!!row.unavailable} done=${about.again} />
+		<h3>Leases here</h3>
+		${!leases.value ? html`<${Loading} what="its leases" />` : leases.value.leases.length === 0 ? html`<${Empty}>You hold nothing here.<//>`
+			: html`<ul>${leases.value.leases.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${places(each.placement)},
+				ends in ${span(each.expires_at - Date.now() / 1000)}</li>`)}</ul>`}
+		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />` : null}
+	<//>`;
 }
 
-/** A cluster, or something that is not there. @param {{cluster: string, unknown?: string}} props */
+/** A cluster, or something that is not there. */
 function Place({ cluster, unknown }) {
-  const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster, connection.value, link.value]);
-  const row = about.value?.clusters?.[0];
-  if (!about.value && !about.error) return html`<${Loading} what=${cluster} />`;
-  if (!row || unknown) return html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>`;
-  return html`<${Section} title=${cluster}>
-    <${Facts} pairs=${[["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],
-      ["free", `${count(row.gpu_milli_free / 1000)} GPUs, ${count(row.cpu_milli_free / 1000)} cores, ${count(row.memory_mib_free)} MiB`]]} />
-    <${Cordons} cluster=${cluster} out=${row.nodes > 0 && row.nodes === row.nodes_unavailable} done=${about.again} />
-    <p class="buttons"><${Command} words=${["moorage", "fleet", cluster]} /></p><${Raw} value=${row} />
-  <//>`;
+	const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster]);
+	const row = about.value?.clusters?.[0];
+	if (!about.value && !about.error) return html`<${Loading} what=${cluster} />`;
+	if (!row || unknown) return html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>`;
+	return html`<${Section} title=${cluster}>
+		<${Facts} pairs=${[["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],
+			["free", `${count(row.gpu_milli_free / 1000)} GPUs, ${count(row.cpu_milli_free / 1000)} cores, ${count(row.memory_mib_free)} MiB`]]} />
+		<${Cordons} cluster=${cluster} out=${row.nodes > 0 && row.nodes === row.nodes_unavailable} done=${about.again} />
+		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />
+	<//>`;
 }

@@ -3,107 +3,100 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { moment, places, span } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
-import { ask, connection, listen } from "../socket.js";
+import { ask, listen } from "../socket.js";
 import { Timeline } from "../timeline.js";
-import { Action, Command, Empty, Facts, Loading, Raw, Refused, Section, State, html, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Empty, Facts, Loading, Panel, Raw, Refused, Section, State, Text, filters, html, nothing, useEvery, useLoaded } from "../ui.js";
 
 const STATES = ["", "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
 const NAMED = ["state", "cluster", "node_id", "policy_rule_uri"];
 const TAIL_BYTES = 8192;
 
-/** @param {{rest: string[], query: URLSearchParams}} props */
 export function Leases({ rest, query }) {
-  const filters = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
-  const listing = useListing({ op: "leases", filters }, "leases", (row) => row.id, 5000);
-  const [brush, setBrush] = useState(/** @type {[number, number] | null} */ (null));
-  const wait = useRef(0);
-  const refresh = useRef(listing.refresh);
-  refresh.current = listing.refresh;
-  useEffect(() => listen("leases", () => {
-    if (wait.current) return; // News come in crowds: one question a second answers all.
-    wait.current = setTimeout(() => {
-      wait.current = 0;
-      refresh.current();
-    }, 1000);
-  }), []);
-  const filter = (event) => {
-    event.preventDefault();
-    const given = [...new FormData(event.currentTarget).entries()].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value);
-    go(to("leases") + (given.length ? `?${new URLSearchParams(given)}` : ""));
-  };
-  const now = Date.now() / 1000;
-  const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
-  return html`
-    <form class="tools" onSubmit=${filter} key=${query.toString()}>
-      <label>State <select name="state">${STATES.map((each) => html`<option key=${each} value=${each} selected=${each === (filters.state || "")}>${each || "all that hold"}</option>`)}</select></label>
-      <label>Cluster <input name="cluster" defaultValue=${filters.cluster} /></label><label>Node <input name="node_id" defaultValue=${filters.node_id} /></label>
-      <label>Policy <input name="policy_rule_uri" defaultValue=${filters.policy_rule_uri} /></label>
-      <button type="submit">Filter</button>
-      <${Action} label="Flush warm leases" title="Flush all that is kept warm" dry=${() => ask({ op: "flush", dry_run: true })} act=${() => ask({ op: "flush" })} words=${["moorage", "flush"]} done=${listing.refresh} />
-      <${Command} words=${["moorage", "leases", ...(filters.state ? ["--state", filters.state] : []), ...(filters.cluster ? ["--cluster", filters.cluster] : [])]} />
-    </form>
-    ${listing.rows?.length ? html`<${Timeline} rows=${listing.rows} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
-    <div class="split">
-      <div><${ListingTable} label="Leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]}
-        heads=${["lease", "state", "where", "ends in", "tenant", "policy"]}
-        cells=${(row) => [row.id, html`<${State} state=${row.gone ? "ended" : row.state} />`, places(row.placement), row.gone ? "–" : span(row.expires_at - now), row.tenant, row.policy_rule_uri]}
-        address=${(row) => to("leases", row.id)} empty="There is no such lease." /></div>
-      ${rest[0] ? html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${listing.refresh} />` : null}
-    </div>`;
+	const given = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
+	const listing = useListing({ op: "leases", filters: given }, "leases", (row) => row.id, 5000);
+	const [brush, setBrush] = useState(/** @type {[number, number] | null} */ (null));
+	const wait = useRef(0);
+	const refresh = useRef(listing.refresh);
+	refresh.current = listing.refresh;
+	useEffect(() => listen("leases", () => {
+		if (wait.current) return; // News come in crowds: one question a second answers all.
+		wait.current = setTimeout(() => {
+			wait.current = 0;
+			refresh.current();
+		}, 1000);
+	}), []);
+	const now = Date.now() / 1000;
+	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
+	return html`
+		<form class="tools" onSubmit=${filters("leases")} key=${query.toString()}>
+			<label>State <select name="state">${STATES.map((each) => html`<option key=${each} value=${each} selected=${each === (given.state || "")}>${each || "all that hold"}</option>`)}</select></label>
+			<label>Cluster <input name="cluster" defaultValue=${given.cluster} /></label><label>Node <input name="node_id" defaultValue=${given.node_id} /></label>
+			<label>Policy <input name="policy_rule_uri" defaultValue=${given.policy_rule_uri} /></label>
+			<button type="submit">Filter</button>
+			<${Action} label="Flush warm leases" title="Flush all that is kept warm" message=${{ op: "flush" }} words=${["moorage", "flush"]} done=${listing.refresh} />
+			<${Command} words=${["moorage", "leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
+		</form>
+		${listing.rows?.length ? html`<${Timeline} rows=${listing.rows} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
+		<div class="split">
+			<div><${ListingTable} label="Leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]}
+				heads=${["lease", "state", "where", "ends in", "tenant", "policy"]}
+				cells=${(row) => [row.id, html`<${State} state=${row.gone ? "ended" : row.state} />`, places(row.placement), row.gone ? "–" : span(row.expires_at - now), row.tenant, row.policy_rule_uri]}
+				address=${(row) => to("leases", row.id)} empty="There is no such lease." /></div>
+			${rest[0] ? html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${listing.refresh} />` : null}
+		</div>`;
 }
 
-/** @param {{id: string, changed: () => void}} props */
 function Lease({ id, changed }) {
-  const found = useLoaded(() => ask({ op: "why", lease: id }), [id, connection.value]);
-  useEffect(() => listen("leases", (_, data) => data?.id === id && found.again()), [id]);
-  useEvery(found.again, 5000, [id]);
-  const lease = found.value?.lease;
-  if (!found.value) return html`<aside aria-label=${`Lease ${id}`}><h2>${id}</h2>${found.error ? html`<${Refused} error=${found.error} />` : html`<${Loading} what=${id} />`}</aside>`;
-  if (!lease) return html`<aside aria-label=${`Lease ${id}`}><h2>${id}</h2><${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//></aside>`;
-  const now = Date.now() / 1000;
-  const work = lease.workload;
-  return html`<aside aria-label=${`Lease ${id}`}><h2>${id}</h2>
-    <p><${State} state=${lease.state} /> ${found.value.reason || lease.reason || ""}</p>
-    <${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
-      ["fencing", lease.fencing], ["tenant", lease.tenant], ["policy", html`<a href=${to("policies", lease.policy_rule_uri)}>${lease.policy_rule_uri}</a>`],
-      ["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
-    <p class="buttons">${["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${() => {
-      found.again();
-      changed();
-    }} dry=${() => ask({ op: "release", lease: id, dry_run: true })} act=${() => ask({ op: "release", lease: id })} />`}
-      <a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["moorage", "status", id]} /></p>
-    ${work ? html`<${Section} title="Workload">
-      <${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
-        ["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
-      <${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} /><//>` : null}
-    <${Raw} value=${lease} />
-  </aside>`;
+	const found = useLoaded(() => ask({ op: "why", lease: id }), [id]);
+	useEffect(() => listen("leases", (_, data) => data?.id === id && found.again()), [id]);
+	useEvery(found.again, 5000, [id]);
+	const lease = found.value?.lease;
+	if (!found.value) return html`<${Panel} title=${`Lease ${id}`} found=${found} />`;
+	if (!lease) return html`<${Panel} title=${`Lease ${id}`} found=${found}><${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//><//>`;
+	const now = Date.now() / 1000;
+	const work = lease.workload;
+	return html`<${Panel} title=${`Lease ${id}`} found=${found}>
+		<p><${State} state=${lease.state} /> ${found.value.reason || lease.reason || ""}</p>
+		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
+			["fencing", lease.fencing], ["tenant", lease.tenant], ["policy", html`<a href=${to("policies", lease.policy_rule_uri)}>${lease.policy_rule_uri}</a>`],
+			["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
+		<p class="buttons">${["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${() => {
+			found.again();
+			changed();
+		}} message=${{ op: "release", lease: id }} />`}
+			<a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["moorage", "status", id]} /></p>
+		${work ? html`<${Section} title="Workload">
+			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
+				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
+			<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} /><//>` : null}
+		<${Raw} value=${lease} />
+	<//>`;
 }
 
-/** The end of what a workload wrote. @param {{id: string, tail?: string[]}} props */
+/** The end of what a workload wrote. */
 function Output({ id, tail }) {
-  const logs = useLoaded(() => ask({ op: "logs", lease: id, offset: -TAIL_BYTES }), [id, connection.value]);
-  useEvery(logs.again, 3000, [id]);
-  const text = logs.value?.text ?? (logs.error && tail ? tail.join("\n") : undefined);
-  return html`<h3>Output</h3>
-    ${text ? html`<pre class="output" tabindex="0" role="region" aria-label="Output of the workload">${text}</pre>` : text === "" ? html`<${Empty}>It has written nothing yet.<//>`
-      : logs.error ? html`<${Refused} error=${logs.error} />` : html`<${Loading} what="its output" />`}
-    <p class="buttons"><${Command} words=${["moorage", "logs", id]} /></p>`;
+	const logs = useLoaded(() => ask({ op: "logs", lease: id, offset: -TAIL_BYTES }), [id]);
+	useEvery(logs.again, 3000, [id]);
+	const text = logs.value?.text ?? (logs.error && tail ? tail.join("\n") : undefined);
+	return html`<h3>Output</h3>
+		${text ? html`<${Text} label="Output of the workload" text=${text} />` : text === "" ? html`<${Empty}>It has written nothing yet.<//>`
+			: logs.error ? html`<${Refused} error=${logs.error} />` : html`<${Loading} what="its output" />`}
+		<p class="buttons"><${Command} words=${["moorage", "logs", id]} /></p>`;
 }
 
-/** Run a command inside of it. @param {{id: string}} props */
+/** Run a command inside of it. */
 function Exec({ id }) {
-  const [answer, setAnswer] = useState(/** @type {any} */ (null));
-  const run = async (event) => {
-    event.preventDefault();
-    setAnswer({ busy: true });
-    try {
-      setAnswer(await ask({ op: "exec", lease: id, command: ["sh", "-c", event.target.command.value], timeout_seconds: 20 }));
-    } catch (error) {
-      setAnswer({ error });
-    }
-  };
-  return html`<form class="tools" onSubmit=${run}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
-    ${answer?.busy ? html`<${Loading} what="the command" />` : answer?.error ? html`<${Refused} error=${answer.error} />`
-      : answer ? html`<p>It ended with ${answer.exit_code}.</p><pre class="output" tabindex="0" role="region" aria-label="Output of the command">${answer.output}</pre>` : null}`;
+	const [answer, setAnswer] = useState(nothing);
+	const run = async (event) => {
+		event.preventDefault();
+		setAnswer({ busy: true });
+		try {
+			setAnswer(await ask({ op: "exec", lease: id, command: ["sh", "-c", event.target.command.value], timeout_seconds: 20 }));
+		} catch (error) {
+			setAnswer({ error });
+		}
+	};
+	return html`<form class="tools" onSubmit=${run}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
+		${answer?.busy ? html`<${Loading} what="the command" />` : answer?.error ? html`<${Refused} error=${answer.error} />`
+			: answer ? html`<p>It ended with ${answer.exit_code}.</p><${Text} label="Output of the command" text=${answer.output} />` : null}`;
 }

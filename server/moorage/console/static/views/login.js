@@ -1,27 +1,27 @@
 // Log in: the token goes once to the server, which answers with a cookie that scripts cannot read.
 import { useState } from "preact/hooks";
 import { logIn } from "../session.js";
-import { Refused, html } from "../ui.js";
+import { Refused, html, nothing, typed } from "../ui.js";
 
 export function Login() {
-  const [token, setToken] = useState("");
-  const [error, setError] = useState(/** @type {any} */ (null));
-  const submit = async (event) => {
-    event.preventDefault();
-    try {
-      await logIn(token);
-    } catch (failure) {
-      setError(failure);
-    }
-    setToken("");
-  };
-  return html`<main class="login"><h1>Log in to Moorage</h1>
-    <form onSubmit=${submit}>
-      <label for="token">Token</label>
-      <input id="token" type="password" autocomplete="current-password" required value=${token} onInput=${typed(setToken)} />
-      <button type="submit" class="primary">Log in</button>
-    </form>
-    <${Refused} error=${error} />
-    <p>It is one of the tokens in <code>MOORAGE_TOKENS</code>, the one that <code>MOORAGE_TOKEN</code> gives to the command line.</p>
-  </main>`;
+	const [token, setToken] = useState("");
+	const [error, setError] = useState(nothing);
+	const submit = async (event) => {
+		event.preventDefault();
+		try {
+			await logIn(token);
+		} catch (failure) {
+			setError(failure);
+		}
+		setToken("");
+	};
+	return html`<main class="login"><h1>Log in to Moorage</h1>
+		<form onSubmit=${submit}>
+			<label for="token">Token</label>
+			<input id="token" type="password" autocomplete="current-password" required value=${token} onInput=${typed(setToken)} />
+			<button type="submit" class="primary">Log in</button>
+		</form>
+		<${Refused} error=${error} />
+		<p>It is one of the tokens in <code>MOORAGE_TOKENS</code>, the one that <code>MOORAGE_TOKEN</code> gives to the command line.</p>
+	</main>`;
 }

@@ -4,58 +4,57 @@ import { time } from "../format.js";
 import { gaps } from "../map/model.js";
 import { http, session } from "../session.js";
 import { connection, heardAt, link, listen } from "../socket.js";
-import { Command, Empty, Facts, Loading, Raw, Refused, Section, html, useEvery, useLoaded } from "../ui.js";
+import { Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, html, typed, useEvery, useLoaded } from "../ui.js";
 
 const EVENTS_MAX = 100;
 
 /** The samples of a page of metrics. @param {string} text @returns {{name: string, labels: string, value: number}[]} */
 export function samples(text) {
-  return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
-    const found = /^([\w:]+)(\{.*\})? (\S+)/.exec(line);
-    return found ? { name: found[1], labels: (found[2] || "").slice(1, -1), value: Number(found[3]) } : { name: line, labels: "", value: NaN };
-  });
+	return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
+		const found = /^([\w:]+)(\{.*\})? (\S+)/.exec(line);
+		return found ? { name: found[1], labels: (found[2] || "").slice(1, -1), value: Number(found[3]) } : { name: line, labels: "", value: NaN };
+	});
 }
 
 /** Upper bound of the quantile, of a histogram. @param {{name: string, labels: string, value: number}[]} all @param {string} name @param {number} part */
 function quantile(all, name, part) {
-  const buckets = all.filter((each) => each.name === `${name}_bucket`).map((each) => [Number(/le="([^"]+)"/.exec(each.labels)?.[1].replace("+Inf", "Infinity")), each.value]);
-  const total = buckets.at(-1)?.[1] || 0;
-  return total ? buckets.find(([, many]) => many >= total * part)?.[0] : undefined;
+	const buckets = all.filter((each) => each.name === `${name}_bucket`).map((each) => [Number(/le="([^"]+)"/.exec(each.labels)?.[1].replace("+Inf", "Infinity")), each.value]);
+	const total = buckets.at(-1)?.[1] || 0;
+	return total ? buckets.find(([, many]) => many >= total * part)?.[0] : undefined;
 }
 
 export function Operations() {
-  const ready = useLoaded(() => fetch("/readyz").then((answer) => answer.json()), [connection.value]);
-  const metrics = useLoaded(() => http("GET", "/metrics"), [connection.value]);
-  const [events, setEvents] = useState(/** @type {any[]} */ ([]));
-  const [part, setPart] = useState("");
-  useEvery(() => {
-    ready.again();
-    metrics.again();
-  }, 5000, []);
-  useEffect(() => {
-    const note = (topic) => (name, data) =>
-      setEvents((old) => [{ at: Date.now() / 1000, topic, name, data }, ...old].slice(0, EVENTS_MAX));
-    const stops = ["leases", "fleet", "policies"].map((topic) => listen(topic, note(topic)));
-    return () => stops.forEach((stop) => stop());
-  }, []);
-  const all = typeof metrics.value === "string" ? samples(metrics.value) : null;
-  const histograms = [...new Set((all || []).filter((each) => each.name.endsWith("_bucket")).map((each) => each.name.slice(0, -7)))];
-  const shown = (all || []).filter((each) => !/_bucket$|_created$/.test(each.name) && `${each.name}${each.labels}`.includes(part));
-  const ms = (/** @type {number | undefined} */ s) => (s === undefined ? "–" : s === Infinity ? "more" : `${(s * 1000).toPrecision(3)} ms`);
-  return html`
-    <${Section} title="Readiness"><${Refused} error=${ready.error} />
-      ${ready.value ? html`<p class=${ready.value.ready ? "ok" : "refused"}>${ready.value.ready ? "✓ Requests are served." : "✕ Requests are not served."}</p>
-        <${Facts} pairs=${Object.entries(ready.value.details || {}).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])} /><${Raw} value=${ready.value} />` : html`<${Loading} what="the readiness" />`}
-      <p class="buttons"><${Command} words=${["curl", `${location.origin}/readyz`]} /></p><//>
-    <${Section} title="This page"><${Facts} pairs=${[["connection", link.value], ["connected", `${connection.value} times`], ["last heard", heardAt.value ? time(heardAt.value / 1000) : "never"], ["gaps in the map", String(gaps.value)], ["server", session.value?.version]]} /><//>
-    <${Section} title="Times">${!all ? html`<${Loading} what="the metrics" />` : !histograms.length ? html`<${Empty}>Nothing was timed yet.<//>`
-      : html`<table aria-label="Times"><thead><tr><th scope="col">what</th><th scope="col">count</th><th scope="col">median at most</th><th scope="col">p99 at most</th></tr></thead>
-        <tbody>${histograms.map((name) => html`<tr key=${name}><th scope="row">${name}</th><td>${all.filter((each) => each.name === `${name}_count`).reduce((sum, each) => sum + each.value, 0)}</td><td>${ms(quantile(all, name, 0.5))}</td><td>${ms(quantile(all, name, 0.99))}</td></tr>`)}</tbody></table>`}<//>
-    <${Section} title="Recent events">${!events.length ? html`<${Empty}>Nothing has happened since this view was opened.<//>`
-      : html`<ol class="history">${events.map((each, at) => html`<li key=${events.length - at}><time>${time(each.at)}</time> <b>${each.topic}: ${each.name}</b> <code>${JSON.stringify(each.data).slice(0, 200)}</code></li>`)}</ol>`}<//>
-    <${Section} title="Metrics"><${Refused} error=${metrics.error} />
-      <p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label></p>
-      <div class="scroll" tabindex="0" role="region" aria-label="Metrics, scrollable"><table aria-label="Metrics"><thead><tr><th scope="col">metric</th><th scope="col">of</th><th scope="col">value</th></tr></thead>
-        <tbody>${shown.slice(0, 300).map((each) => html`<tr key=${each.name + each.labels}><th scope="row">${each.name}</th><td>${each.labels}</td><td>${each.value}</td></tr>`)}</tbody></table></div>
-      <p class="buttons"><${Command} words=${["curl", `${location.origin}/metrics`]} /></p><//>`;
+	const ready = useLoaded(() => fetch("/readyz").then((answer) => answer.json()), []);
+	const metrics = useLoaded(() => http("GET", "/metrics"), []);
+	const [events, setEvents] = useState(/** @type {any[]} */ ([]));
+	const [part, setPart] = useState("");
+	useEvery(() => {
+		ready.again();
+		metrics.again();
+	}, 5000, []);
+	useEffect(() => {
+		const note = (topic) => (name, data) =>
+			setEvents((old) => [{ at: Date.now() / 1000, topic, name, data }, ...old].slice(0, EVENTS_MAX));
+		const stops = ["leases", "fleet", "policies"].map((topic) => listen(topic, note(topic)));
+		return () => stops.forEach((stop) => stop());
+	}, []);
+	const all = typeof metrics.value === "string" ? samples(metrics.value) : null;
+	const histograms = [...new Set((all || []).filter((each) => each.name.endsWith("_bucket")).map((each) => each.name.slice(0, -7)))];
+	const shown = (all || []).filter((each) => !/_bucket$|_created$/.test(each.name) && `${each.name}${each.labels}`.includes(part));
+	const ms = (s) => (s === undefined ? "–" : s === Infinity ? "more" : `${(s * 1000).toPrecision(3)} ms`);
+	return html`
+		<${Section} title="Readiness"><${Refused} error=${ready.error} />
+			${ready.value ? html`<p class=${ready.value.ready ? "ok" : "refused"}>${ready.value.ready ? "✓ Requests are served." : "✕ Requests are not served."}</p>
+				<${Facts} pairs=${Object.entries(ready.value.details || {}).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])} /><${Raw} value=${ready.value} />` : html`<${Loading} what="the readiness" />`}
+			<p class="buttons"><${Command} words=${["curl", `${location.origin}/readyz`]} /></p><//>
+		<${Section} title="This page"><${Facts} pairs=${[["connection", link.value], ["connected", `${connection.value} times`], ["last heard", heardAt.value ? time(heardAt.value / 1000) : "never"], ["gaps in the map", String(gaps.value)], ["server", session.value?.version]]} /><//>
+		<${Section} title="Times">${!all ? html`<${Loading} what="the metrics" />` : !histograms.length ? html`<${Empty}>Nothing was timed yet.<//>`
+			: html`<${Grid} label="Times" heads=${["what", "count", "median at most", "p99 at most"]}
+				rows=${histograms.map((name) => [name, all.filter((each) => each.name === `${name}_count`).reduce((sum, each) => sum + each.value, 0), ms(quantile(all, name, 0.5)), ms(quantile(all, name, 0.99))])} />`}<//>
+		<${Section} title="Recent events">${!events.length ? html`<${Empty}>Nothing has happened since this view was opened.<//>`
+			: html`<ol class="history">${events.map((each, at) => html`<li key=${events.length - at}><time>${time(each.at)}</time> <b>${each.topic}: ${each.name}</b> <code>${JSON.stringify(each.data).slice(0, 200)}</code></li>`)}</ol>`}<//>
+		<${Section} title="Metrics"><${Refused} error=${metrics.error} />
+			<p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label></p>
+			<div class="scroll" tabindex="0" role="region" aria-label="Metrics, scrollable"><${Grid} label="Metrics" heads=${["metric", "of", "value"]} rows=${shown.slice(0, 300).map((each) => [each.name, each.labels, each.value])} /></div>
+			<p class="buttons"><${Command} words=${["curl", `${location.origin}/metrics`]} /></p><//>`;
 }

@@ -4,7 +4,7 @@ import { count, places, shape } from "../format.js";
 import { go, to } from "../router.js";
 import { Failure, http } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Empty, Facts, Loading, Raw, Refused, Section, html, said } from "../ui.js";
+import { Action, Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, Text, html, nothing, said } from "../ui.js";
 
 const START = `from typing import Any
 
@@ -29,183 +29,178 @@ class AIOSv1PolicyRule:
 const REQUESTS = '[{"inputs": {}, "resources": {"gpus": 1}}]';
 const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
 
-/** @param {{query: URLSearchParams}} props */
 export function Playground({ query }) {
-  const decision = query.get("decision") || "";
-  const policy = query.get("policy") || "";
-  const [code, setCode] = useState(() => kept() || START);
-  const [fleet, setFleet] = useState(decision ? "decision" : "live");
-  const [documents, setDocuments] = useState("");
-  const [requests, setRequests] = useState(REQUESTS);
-  const [result, setResult] = useState(/** @type {any} */ (null));
-  const [error, setError] = useState(/** @type {any} */ (null));
-  const [busy, setBusy] = useState("");
-  const shown = useRef(/** @type {HTMLElement | null} */ (null));
+	const decision = query.get("decision") || "";
+	const policy = query.get("policy") || "";
+	const [code, setCode] = useState(() => kept() || START);
+	const [fleet, setFleet] = useState(decision ? "decision" : "live");
+	const [documents, setDocuments] = useState("");
+	const [requests, setRequests] = useState(REQUESTS);
+	const [result, setResult] = useState(nothing);
+	const [error, setError] = useState(nothing);
+	const [busy, setBusy] = useState("");
+	const shown = useRef(/** @type {HTMLElement | null} */ (null));
 
-  useEffect(() => {
-    if (policy) http("GET", `/policy/${encodeURIComponent(policy)}`).then((each) => setCode(String(each.code)), setError);
-  }, [policy]);
-  useEffect(() => {
-    setFleet(decision ? "decision" : "live");
-    if (!decision) return;
-    ask({ op: "decision_fleet", request: decision }).then((found) => {
-      const { adhoc, id, policy_rule_uri, ...request } = found.request;
-      setRequests(JSON.stringify([request], null, 1));
-      if (!policy && policy_rule_uri) http("GET", `/policy/${encodeURIComponent(policy_rule_uri)}`).then((each) => setCode(String(each.code)), () => {});
-    }, setError);
-  }, [decision]);
-  useEffect(() => {
-    try {
-      sessionStorage.setItem(KEPT, code);
-    } catch { /* It is a convenience. */ }
-  }, [code]);
+	useEffect(() => {
+		if (policy) http("GET", `/policy/${encodeURIComponent(policy)}`).then((each) => setCode(String(each.code)), setError);
+	}, [policy]);
+	useEffect(() => {
+		setFleet(decision ? "decision" : "live");
+		if (!decision) return;
+		ask({ op: "decision_fleet", request: decision }).then((found) => {
+			const { adhoc, id, policy_rule_uri, ...request } = found.request;
+			setRequests(JSON.stringify([request], null, 1));
+			if (!policy && policy_rule_uri) http("GET", `/policy/${encodeURIComponent(policy_rule_uri)}`).then((each) => setCode(String(each.code)), () => {});
+		}, setError);
+	}, [decision]);
+	useEffect(() => {
+		try {
+			sessionStorage.setItem(KEPT, code);
+		} catch { /* It is a convenience. */ }
+	}, [code]);
 
-  const input = () => ({
-    code,
-    fleet: fleet === "live" ? "live" : fleet === "decision" ? { decision } : { clusters: parsed(documents, "the clusters") },
-  });
-  const run = async (what, work) => {
-    setBusy(what);
-    setError(null);
-    try {
-      setResult({ what, ...(await work()) });
-      said.value = `${what} is done`;
-    } catch (failure) {
-      setError(failure);
-    }
-    setBusy("");
-    shown.current?.scrollIntoView({ block: "nearest" });
-  };
-  const trial = () => run("The run", () => http("POST", "/console/playground", { ...input(), requests: parsed(requests, "the requests") }));
-  const keys = (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      trial();
-    }
-  };
-  return html`<div class="playground" onKeyDown=${keys}>
-    <div>
-      <${Editor} code=${code} change=${setCode} lines=${result?.lines} />
-      <p class="buttons"><button type="button" class="primary" disabled=${!!busy} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs, Tab leaves the editor</span>
-        <${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} /></p>
-    </div>
-    <div>
-      <${Section} title="What it is tried on">
-        <fieldset><legend>Fleet</legend>
-          <label><input type="radio" name="fleet" checked=${fleet === "live"} onChange=${() => setFleet("live")} /> as it is now</label>
-          <label><input type="radio" name="fleet" checked=${fleet === "upload"} onChange=${() => setFleet("upload")} /> uploaded</label>
-          <label><input type="radio" name="fleet" disabled=${!decision} checked=${fleet === "decision"} onChange=${() => setFleet("decision")} /> as it was at ${decision ? html`decision <a href=${to("why", decision)}>${decision}</a>` : "a decision (open one from Why)"}</label>
-        </fieldset>
-        ${fleet === "upload" ? html`<${Upload} label="Cluster documents (JSON)" text=${documents} change=${setDocuments} accept=".json" />` : null}
-        <${Upload} label="Requests (JSON list)" text=${requests} change=${setRequests} accept=".json" />
-      <//>
-      <${Backtest} busy=${!!busy} run=${(trace) => run("The backtest", () => http("POST", "/console/playground/backtest", { ...input(), trace }))} />
-      <div ref=${shown} aria-live="polite">
-        ${busy ? html`<${Loading} what=${busy.toLowerCase()} />` : null}
-        <${Refused} error=${error} />
-        ${error?.reply?.error ? html`<${Raw} value=${error.reply} />` : null}
-        ${result && !busy && !error ? html`<${Results} it=${result} />` : null}
-      </div>
-    </div>
-  </div>`;
+	const input = () => ({
+		code,
+		fleet: fleet === "live" ? "live" : fleet === "decision" ? { decision } : { clusters: parsed(documents, "the clusters") },
+	});
+	const run = async (what, work) => {
+		setBusy(what);
+		setError(null);
+		try {
+			setResult({ what, ...(await work()) });
+			said.value = `${what} is done`;
+		} catch (failure) {
+			setError(failure);
+		}
+		setBusy("");
+		shown.current?.scrollIntoView({ block: "nearest" });
+	};
+	const trial = () => run("The run", () => http("POST", "/console/playground", { ...input(), requests: parsed(requests, "the requests") }));
+	const keys = (event) => {
+		if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+			event.preventDefault();
+			trial();
+		}
+	};
+	return html`<div class="playground" onKeyDown=${keys}>
+		<div>
+			<${Editor} code=${code} change=${setCode} lines=${result?.lines} />
+			<p class="buttons"><button type="button" class="primary" disabled=${!!busy} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs, Tab leaves the editor</span>
+				<${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} /></p>
+		</div>
+		<div>
+			<${Section} title="What it is tried on">
+				<fieldset><legend>Fleet</legend>
+					<label><input type="radio" name="fleet" checked=${fleet === "live"} onChange=${() => setFleet("live")} /> as it is now</label>
+					<label><input type="radio" name="fleet" checked=${fleet === "upload"} onChange=${() => setFleet("upload")} /> uploaded</label>
+					<label><input type="radio" name="fleet" disabled=${!decision} checked=${fleet === "decision"} onChange=${() => setFleet("decision")} /> as it was at ${decision ? html`decision <a href=${to("why", decision)}>${decision}</a>` : "a decision (open one from Why)"}</label>
+				</fieldset>
+				${fleet === "upload" ? html`<${Upload} label="Cluster documents (JSON)" text=${documents} change=${setDocuments} accept=".json" />` : null}
+				<${Upload} label="Requests (JSON list)" text=${requests} change=${setRequests} accept=".json" />
+			<//>
+			<${Backtest} busy=${!!busy} run=${(trace) => run("The backtest", () => http("POST", "/console/playground/backtest", { ...input(), trace }))} />
+			<div ref=${shown} aria-live="polite">
+				${busy ? html`<${Loading} what=${busy.toLowerCase()} />` : null}
+				<${Refused} error=${error} />
+				${error?.reply?.error ? html`<${Raw} value=${error.reply} />` : null}
+				${result && !busy && !error ? html`<${Results} it=${result} />` : null}
+			</div>
+		</div>
+	</div>`;
 }
 
 function kept() {
-  try {
-    return sessionStorage.getItem(KEPT) || "";
-  } catch {
-    return "";
-  }
+	try {
+		return sessionStorage.getItem(KEPT) || "";
+	} catch {
+		return "";
+	}
 }
 
 /** @param {string} text @param {string} what */
 function parsed(text, what) {
-  try {
-    const found = JSON.parse(text);
-    return Array.isArray(found) ? found : [found];
-  } catch (error) {
-    throw new Failure(`Of ${what}: this is no JSON. ${/** @type {Error} */ (error).message}`, "bad_json");
-  }
+	try {
+		const found = JSON.parse(text);
+		return Array.isArray(found) ? found : [found];
+	} catch (error) {
+		throw new Failure(`Of ${what}: this is no JSON. ${/** @type {Error} */ (error).message}`, "bad_json");
+	}
 }
 
-/** A text area with numbers of lines and their times. @param {{code: string, change: (code: string) => void, lines?: any[]}} props */
+/** A text area with numbers of lines and their times. */
 function Editor({ code, change, lines }) {
-  const numbers = useRef(/** @type {HTMLElement | null} */ (null));
-  const took = new Map((lines || []).map((each) => [each.line, each.seconds ?? each.milliseconds / 1000]));
-  const text = Array.from({ length: code.split("\n").length }, (_, at) => {
-    const seconds = took.get(at + 1);
-    return (seconds === undefined ? "" : `${(seconds * 1000).toFixed(2)} ms `) + (at + 1);
-  }).join("\n");
-  return html`<label class="editor-label" for="code">Policy (Python)</label><div class="editor"><pre aria-hidden="true" ref=${numbers}>${text}</pre>
-    <textarea id="code" spellcheck="false" autocapitalize="off" wrap="off" value=${code} onInput=${(e) => change(e.target.value)}
-      onScroll=${(e) => numbers.current && (numbers.current.scrollTop = e.target.scrollTop)}></textarea></div>`;
+	const numbers = useRef(/** @type {HTMLElement | null} */ (null));
+	const took = new Map((lines || []).map((each) => [each.line, each.seconds ?? each.milliseconds / 1000]));
+	const text = Array.from({ length: code.split("\n").length }, (_, at) => {
+		const seconds = took.get(at + 1);
+		return (seconds === undefined ? "" : `${(seconds * 1000).toFixed(2)} ms `) + (at + 1);
+	}).join("\n");
+	return html`<label class="editor-label" for="code">Policy (Python)</label><div class="editor"><pre aria-hidden="true" ref=${numbers}>${text}</pre>
+		<textarea id="code" spellcheck="false" autocapitalize="off" wrap="off" value=${code} onInput=${(e) => change(e.target.value)}
+			onScroll=${(e) => numbers.current && (numbers.current.scrollTop = e.target.scrollTop)}></textarea></div>`;
 }
 
-/** A text that may come from a file. @param {{label: string, text: string, change: (text: string) => void, accept: string}} props */
+/** A text that may come from a file. */
 function Upload({ label, text, change, accept }) {
-  return html`<label class="wide">${label}<textarea rows="4" spellcheck="false" value=${text} onInput=${(e) => change(e.target.value)}></textarea></label>
-    <label class="file">or a file <input type="file" accept=${accept} onChange=${async (e) => e.target.files[0] && change(await e.target.files[0].text())} /></label>`;
+	return html`<label class="wide">${label}<textarea rows="4" spellcheck="false" value=${text} onInput=${(e) => change(e.target.value)}></textarea></label>
+		<label class="file">or a file <input type="file" accept=${accept} onChange=${async (e) => e.target.files[0] && change(await e.target.files[0].text())} /></label>`;
 }
 
-/** @param {{busy: boolean, run: (trace: string) => void}} props */
 function Backtest({ busy, run }) {
-  const [trace, setTrace] = useState("");
-  return html`<details><summary>Backtest on a trace</summary>
-    <${Upload} label="Trace (CSV: cpu_milli, memory_mib, num_gpu, gpu_milli, …)" text=${trace} change=${setTrace} accept=".csv" />
-    <p class="buttons"><button type="button" disabled=${busy || !trace.trim()} onClick=${() => run(trace)}>Backtest</button> <${Command} words=${["moorage", "policy", "backtest", "policy.py", "--trace", "nodes.csv", "pods.csv"]} /></p></details>`;
+	const [trace, setTrace] = useState("");
+	return html`<details><summary>Backtest on a trace</summary>
+		<${Upload} label="Trace (CSV: cpu_milli, memory_mib, num_gpu, gpu_milli, …)" text=${trace} change=${setTrace} accept=".csv" />
+		<p class="buttons"><button type="button" disabled=${busy || !trace.trim()} onClick=${() => run(trace)}>Backtest</button> <${Command} words=${["moorage", "policy", "backtest", "policy.py", "--trace", "nodes.csv", "pods.csv"]} /></p></details>`;
 }
 
-/** @param {{it: any}} props */
 function Results({ it }) {
-  const results = it.results || [];
-  const seconds = (/** @type {number | undefined} */ s) => (s === undefined ? "" : `${(s * 1000).toFixed(1)} ms`);
-  const used = new Map();
-  for (const each of results) {
-    for (const share of each.placement || []) {
-      const node = `${share.cluster_id}/${share.node_id}`;
-      used.set(node, [...(used.get(node) || []), ...(share.gpus?.length ? share.gpus : ["–"])]);
-    }
-  }
-  return html`<${Section} title="What it did">
-    ${it.fleet?.nodes !== undefined ? html`<p>On ${count(it.fleet.nodes)} nodes with ${count(it.fleet.gpus)} GPUs, in ${seconds(it.seconds)}.</p>` : null}
-    ${results.length ? html`<table aria-label="Results"><thead><tr><th scope="col">request</th><th scope="col">outcome</th><th scope="col">time</th></tr></thead>
-      <tbody>${results.map((each, n) => html`<tr key=${n}><th scope="row">${n + 1}</th>
-        <td>${each.ok ? html`<span class="state granted">✓ placed</span> ${places(each.placement)}` : html`<span class="state refused">✕ refused</span> <code>${each.code}</code> ${each.reason}${each.line ? ` (line ${each.line})` : ""}`}
-          ${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}</td><td>${seconds(each.seconds)}</td></tr>`)}</tbody></table>` : null}
-    ${used.size ? html`<${Section} title="Where"><ul class="small-map">${[...used].slice(0, 60).map(([node, gpus]) => html`<li key=${node}>${node} ${gpus.map((gpu, n) => html`<span key=${n} class="swatch s-h wide">${gpu}</span>`)}</li>`)}</ul><//>` : null}
-    ${it.prints?.length ? html`<${Section} title="Prints"><pre class="output" tabindex="0" role="region" aria-label="Prints">${it.prints.join("\n")}</pre><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
-    ${it.curve ? html`<${Section} title="Backtest"><${Curve} points=${it.curve} />
-      <${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : `${(it.allocation * (it.allocation <= 1 ? 100 : 1)).toFixed(1)} %`], ["granted", it.granted === undefined ? "" : count(it.granted)],
-        ["refused", it.refused ? Object.entries(it.refused).map(([name, n]) => `${n} ${name}`).join(", ") || "0" : ""]]} /><//>` : null}
-    <${Raw} value=${it} />
-  <//>`;
+	const results = it.results || [];
+	const seconds = (s) => (s === undefined ? "" : `${(s * 1000).toFixed(1)} ms`);
+	const used = new Map();
+	for (const each of results) {
+		for (const share of each.placement || []) {
+			const node = `${share.cluster_id}/${share.node_id}`;
+			used.set(node, [...(used.get(node) || []), ...(share.gpus?.length ? share.gpus : ["–"])]);
+		}
+	}
+	return html`<${Section} title="What it did">
+		${it.fleet?.nodes !== undefined ? html`<p>On ${count(it.fleet.nodes)} nodes with ${count(it.fleet.gpus)} GPUs, in ${seconds(it.seconds)}.</p>` : null}
+		${results.length ? html`<${Grid} label="Results" heads=${["request", "outcome", "time"]} rows=${results.map((each, n) => [n + 1,
+				html`${each.ok ? html`<span class="state granted">✓ placed</span> ${places(each.placement)}` : html`<span class="state refused">✕ refused</span> <code>${each.code}</code> ${each.reason}${each.line ? ` (line ${each.line})` : ""}`}
+					${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}`, seconds(each.seconds)])} />` : null}
+		${used.size ? html`<${Section} title="Where"><ul class="small-map">${[...used].slice(0, 60).map(([node, gpus]) => html`<li key=${node}>${node} ${gpus.map((gpu, n) => html`<span key=${n} class="swatch s-h wide">${gpu}</span>`)}</li>`)}</ul><//>` : null}
+		${it.prints?.length ? html`<${Section} title="Prints"><${Text} label="What it printed" text=${it.prints.join("\n")} /><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
+		${it.curve ? html`<${Section} title="Backtest"><${Curve} points=${it.curve} />
+			<${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : `${(it.allocation * (it.allocation <= 1 ? 100 : 1)).toFixed(1)} %`], ["granted", it.granted === undefined ? "" : count(it.granted)],
+				["refused", it.refused ? Object.entries(it.refused).map(([name, n]) => `${n} ${name}`).join(", ") || "0" : ""]]} /><//>` : null}
+		<${Raw} value=${it} />
+	<//>`;
 }
 
-/** Allocation against demand, and the same as a table. @param {{points: [number, number][]}} props */
+/** Allocation against demand, and the same as a table. */
 function Curve({ points }) {
-  const most = Math.max(...points.map(([x]) => x), 1e-9);
-  const high = Math.max(...points.map(([, y]) => y), most, 1e-9);
-  const percent = (n) => `${(n * (high <= 3 ? 100 : 1)).toFixed(1)} %`;
-  const path = points.map(([x, y], at) => `${at ? "L" : "M"}${40 + (x / most) * 350},${170 - (y / high) * 155}`).join("");
-  const some = points.filter((_, at) => at % Math.ceil(points.length / 12) === 0 || at === points.length - 1);
-  return html`<svg class="curve" viewBox="0 0 400 200" role="img" aria-label=${`Allocated against demanded capacity, at the end ${percent(points.at(-1)?.[1] || 0)}; the table below has the figures`}>
-      <path d="M40,10V170H395" class="axis" /><path d=${path} class="line" />
-      <text x="36" y="18" text-anchor="end">${percent(high)}</text><text x="395" y="186" text-anchor="end">${percent(most)} demanded</text><text x="40" y="186">0</text></svg>
-    <details><summary>The figures</summary><table aria-label="Curve"><thead><tr><th scope="col">demanded</th><th scope="col">allocated</th></tr></thead>
-      <tbody>${some.map(([x, y], at) => html`<tr key=${at}><td>${percent(x)}</td><td>${percent(y)}</td></tr>`)}</tbody></table></details>`;
+	const most = Math.max(...points.map(([x]) => x), 1e-9);
+	const high = Math.max(...points.map(([, y]) => y), most, 1e-9);
+	const percent = (n) => `${(n * (high <= 3 ? 100 : 1)).toFixed(1)} %`;
+	const path = points.map(([x, y], at) => `${at ? "L" : "M"}${40 + (x / most) * 350},${170 - (y / high) * 155}`).join("");
+	const some = points.filter((_, at) => at % Math.ceil(points.length / 12) === 0 || at === points.length - 1);
+	return html`<svg class="curve" viewBox="0 0 400 200" role="img" aria-label=${`Allocated against demanded capacity, at the end ${percent(points.at(-1)?.[1] || 0)}; the table below has the figures`}>
+			<path d="M40,10V170H395" class="axis" /><path d=${path} class="line" />
+			<text x="36" y="18" text-anchor="end">${percent(high)}</text><text x="395" y="186" text-anchor="end">${percent(most)} demanded</text><text x="40" y="186">0</text></svg>
+		<details><summary>The figures</summary><${Grid} label="Curve" heads=${["demanded", "allocated"]} rows=${some.map(([x, y]) => [percent(x), percent(y)])} /></details>`;
 }
 
-/** Save it as a version. @param {{code: string}} props */
+/** Save it as a version. */
 function Save({ code }) {
-  const [uri, setUri] = useState("");
-  const [open, setOpen] = useState(false);
-  if (!open) return html`<button type="button" onClick=${() => setOpen(true)}>Save as a version…</button>`;
-  const sound = /^[\w.]+:[\w.]+-\w+$/.test(uri);
-  return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${(e) => setUri(e.target.value.trim())} /></label>
-    <${Action} label="Save" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]}
-      dry=${async () => {
-        const there = await http("GET", `/policy/${encodeURIComponent(uri)}`).catch(() => null);
-        return there ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;
-      }}
-      act=${() => http("POST", "/policy", { policy_rule_uri: uri, code })} done=${() => go(to("policies", uri))} /></span>`;
+	const [uri, setUri] = useState("");
+	const [open, setOpen] = useState(false);
+	if (!open) return html`<button type="button" onClick=${() => setOpen(true)}>Save as a version…</button>`;
+	const sound = /^[\w.]+:[\w.]+-\w+$/.test(uri);
+	return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${(e) => setUri(e.target.value.trim())} /></label>
+		<${Action} label="Save" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]}
+			dry=${async () => {
+				const there = await http("GET", `/policy/${encodeURIComponent(uri)}`).catch(() => null);
+				return there ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;
+			}}
+			act=${() => http("POST", "/policy", { policy_rule_uri: uri, code })} done=${() => go(to("policies", uri))} /></span>`;
 }

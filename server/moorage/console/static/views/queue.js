@@ -1,56 +1,50 @@
 // Queue: who waits, for what, behind whom, and why; a waiter can be withdrawn.
 import { moment, shape, span } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
-import { go, to } from "../router.js";
-import { ask, connection } from "../socket.js";
-import { Action, Command, Empty, Facts, Loading, Raw, Refused, Section, html, useEvery, useLoaded } from "../ui.js";
+import { to } from "../router.js";
+import { ask } from "../socket.js";
+import { Action, Command, Copies, Empty, Facts, Loading, Refused, Section, filters, html, useEvery, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
-/** @param {{rest: string[], query: URLSearchParams}} props */
 export function Queue({ rest, query }) {
-  const cluster = query.get("cluster") || "";
-  const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 3000);
-  const now = Date.now() / 1000;
-  return html`
-    <form class="tools" onSubmit=${(e) => {
-      e.preventDefault();
-      const wanted = e.target.cluster.value.trim();
-      go(to("queue") + (wanted ? `?cluster=${encodeURIComponent(wanted)}` : ""));
-    }}><label>May go to cluster <input name="cluster" defaultValue=${cluster} /></label><button type="submit">Filter</button>
-      <${Command} words=${["moorage", "queue"]} /></form>
-    <div class="split">
-      <div><${ListingTable} label="Queue" listing=${listing} keyed=${(row) => row.request}
-        heads=${["request", "position", "waits", "wants", "blocked by", "expected", "priority", "policy"]}
-        cells=${(row) => [row.request, row.position, span(now - row.since), shape(row.resources), row.blocked_by || row.blocked?.by || "capacity",
-          row.expected_at ? `in ${span(row.expected_at - now)}` : "not known", row.priority, row.policy_rule_uri]}
-        address=${(row) => to("queue", row.request)} current=${rest[0]} empty="Nobody waits." /></div>
-      ${rest[0] ? html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />` : null}
-    </div>`;
+	const cluster = query.get("cluster") || "";
+	const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 3000);
+	const now = Date.now() / 1000;
+	return html`
+		<form class="tools" onSubmit=${filters("queue")}><label>May go to cluster <input name="cluster" defaultValue=${cluster} /></label><button type="submit">Filter</button>
+			<${Command} words=${["moorage", "queue"]} /></form>
+		<div class="split">
+			<div><${ListingTable} label="Queue" listing=${listing} keyed=${(row) => row.request}
+				heads=${["request", "position", "waits", "wants", "blocked by", "expected", "priority", "policy"]}
+				cells=${(row) => [row.request, row.position, span(now - row.since), shape(row.resources), row.blocked_by || row.blocked?.by || "capacity",
+					row.expected_at ? `in ${span(row.expected_at - now)}` : "not known", row.priority, row.policy_rule_uri]}
+				address=${(row) => to("queue", row.request)} current=${rest[0]} empty="The queue is empty." /></div>
+			${rest[0] ? html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />` : null}
+		</div>`;
 }
 
-/** @param {{id: string, done: () => void}} props */
 function Waiter({ id, done }) {
-  const status = useLoaded(() => ask({ op: "status", request: id }), [id, connection.value]);
-  const why = useLoaded(() => ask({ op: "why", request: id }), [id, connection.value]);
-  useEvery(() => {
-    status.again();
-    why.again();
-  }, 5000, [id]);
-  const it = status.value;
-  const now = Date.now() / 1000;
-  return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
-    ${!it && !status.error ? html`<${Loading} what=${id} />` : null}
-    ${it?.state === "waiting" ? html`
-      <${Facts} pairs=${[["wants", shape(it.resources)], ["since", moment(it.since)], ["waits until", `${moment(it.deadline)}, ${span(it.deadline - now)} from now`],
-        ["priority", it.priority], ["tenant", it.tenant], ["policy", html`<a href=${to("policies", it.policy_rule_uri)}>${it.policy_rule_uri}</a>`]]} />
-      <p class="buttons"><${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
-        status.again();
-        done();
-      }} dry=${() => ask({ op: "cancel", request: id, dry_run: true })} act=${() => ask({ op: "cancel", request: id })} />
-        <a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
-      : it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
-      : status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
-    <${Section} title="Why it waits">${why.error ? html`<${Refused} error=${why.error} />` : why.value ? html`<${Reasons} why=${why.value} />` : html`<${Loading} what="the reasons" />`}<//>
-    <p class="buttons"><${Command} words=${["moorage", "status", id]} /></p><${Raw} value=${it} />
-  </aside>`;
+	const status = useLoaded(() => ask({ op: "status", request: id }), [id]);
+	const why = useLoaded(() => ask({ op: "why", request: id }), [id]);
+	useEvery(() => {
+		status.again();
+		why.again();
+	}, 5000, [id]);
+	const it = status.value;
+	const now = Date.now() / 1000;
+	return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
+		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
+		${it?.state === "waiting" ? html`
+			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", moment(it.since)], ["waits until", `${moment(it.deadline)}, ${span(it.deadline - now)} from now`],
+				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<a href=${to("policies", it.policy_rule_uri)}>${it.policy_rule_uri}</a>`]]} />
+			<p class="buttons"><${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
+				status.again();
+				done();
+			}} message=${{ op: "cancel", request: id }} />
+				<a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
+			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
+			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
+		<${Section} title="Why it waits">${why.error ? html`<${Refused} error=${why.error} />` : why.value ? html`<${Reasons} why=${why.value} />` : html`<${Loading} what="the reasons" />`}<//>
+		<${Copies} words=${["moorage", "status", id]} value=${it} />
+	</aside>`;
 }

@@ -2,53 +2,44 @@
 import { moment, shape } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
-import { ask, connection } from "../socket.js";
-import { Command, Empty, Loading, Raw, Refused, State, html, useLoaded } from "../ui.js";
+import { ask } from "../socket.js";
+import { Command, Empty, Panel, Raw, State, filters, html, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
 const STATES = ["", "granted", "queued", "refused", "requeued", "ended"];
 
-/** @param {{rest: string[], query: URLSearchParams}} props */
 export function Why({ rest, query }) {
-  const state = query.get("state") || "";
-  const policy = query.get("policy") || "";
-  const filters = { ...(state ? { state } : {}), ...(policy ? { policy_rule_uri: policy } : {}) };
-  const listing = useListing({ op: "decisions", filters }, "decisions", (row) => `${row.request} ${row.seq ?? ""}`, 4000);
-  const filter = (event) => {
-    event.preventDefault();
-    const form = new FormData(event.currentTarget);
-    const wanted = new URLSearchParams([...form.entries()].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value));
-    go(to("why") + (wanted.size ? `?${wanted}` : ""));
-  };
-  const show = (event) => {
-    event.preventDefault();
-    const id = event.currentTarget.subject.value.trim();
-    if (id) go(to("why", id));
-  };
-  return html`
-    <div class="tools">
-      <form onSubmit=${show}><label>Id of a request or lease <input name="subject" defaultValue=${rest[0] || ""} /></label><button type="submit">Why?</button></form>
-      <form onSubmit=${filter} key=${state + policy}><label>State <select name="state" defaultValue=${state}>${STATES.map((each) => html`<option key=${each} value=${each} selected=${each === state}>${each || "all"}</option>`)}</select></label>
-        <label>Policy <input name="policy" defaultValue=${policy} /></label><button type="submit">Filter</button></form>
-    </div>
-    <div class="split">
-      <div><${ListingTable} label="Decisions" listing=${listing} keyed=${(row) => `${row.request} ${row.seq ?? ""}`} current=${rest[0]}
-        heads=${["request", "when", "state", "wanted", "why", "policy"]}
-        cells=${(row) => [row.request, moment(row.at), html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || "", row.policy_rule_uri]}
-        address=${(row) => to("why", row.request)} empty="The ledger has no such decision." /></div>
-      ${rest[0] ? html`<${Decision} key=${rest[0]} id=${rest[0]} />` : null}
-    </div>`;
+	const state = query.get("state") || "";
+	const policy = query.get("policy") || "";
+	const given = { ...(state ? { state } : {}), ...(policy ? { policy_rule_uri: policy } : {}) };
+	const listing = useListing({ op: "decisions", filters: given }, "decisions", (row) => `${row.request} ${row.seq ?? ""}`, 4000);
+	const show = (event) => {
+		event.preventDefault();
+		const id = event.currentTarget.subject.value.trim();
+		if (id) go(to("why", id));
+	};
+	return html`
+		<div class="tools">
+			<form onSubmit=${show}><label>Id of a request or lease <input name="subject" defaultValue=${rest[0] || ""} /></label><button type="submit">Why?</button></form>
+			<form onSubmit=${filters("why")} key=${state + policy}><label>State <select name="state" defaultValue=${state}>${STATES.map((each) => html`<option key=${each} value=${each} selected=${each === state}>${each || "all"}</option>`)}</select></label>
+				<label>Policy <input name="policy" defaultValue=${policy} /></label><button type="submit">Filter</button></form>
+		</div>
+		<div class="split">
+			<div><${ListingTable} label="Decisions" listing=${listing} keyed=${(row) => `${row.request} ${row.seq ?? ""}`} current=${rest[0]}
+				heads=${["request", "when", "state", "wanted", "why", "policy"]}
+				cells=${(row) => [row.request, moment(row.at), html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || "", row.policy_rule_uri]}
+				address=${(row) => to("why", row.request)} empty="The ledger has no such decision." /></div>
+			${rest[0] ? html`<${Decision} key=${rest[0]} id=${rest[0]} />` : null}
+		</div>`;
 }
 
-/** @param {{id: string}} props */
 function Decision({ id }) {
-  const found = useLoaded(() => ask({ op: "why", request: id }), [id, connection.value]);
-  const why = found.value;
-  return html`<aside aria-label=${`Decision ${id}`}><h2>${id}</h2>
-    ${found.error ? html`<${Refused} error=${found.error} />` : !why ? html`<${Loading} what="the reasons" />`
-      : !why.state && !why.reason && !why.history ? html`<${Empty}>Nothing is known of ${id}.<//>`
-      : html`<p class="buttons"><a class="button" href=${to("playground") + `?decision=${encodeURIComponent(id)}`}>Open in the playground</a>
-          ${why.lease ? html`<a class="button" href=${to("leases", id)}>The lease</a>` : null} <${Command} words=${["moorage", "why", id]} /></p>
-        <${Reasons} why=${why} /><${Raw} value=${why} />`}
-  </aside>`;
+	const found = useLoaded(() => ask({ op: "why", request: id }), [id]);
+	const why = found.value;
+	return html`<${Panel} title=${`Decision ${id}`} found=${found}>
+		${!why ? null : !why.state && !why.reason && !why.history ? html`<${Empty}>Nothing is known of ${id}.<//>`
+			: html`<p class="buttons"><a class="button" href=${to("playground") + `?decision=${encodeURIComponent(id)}`}>Open in the playground</a>
+					${why.lease ? html`<a class="button" href=${to("leases", id)}>The lease</a>` : null} <${Command} words=${["moorage", "why", id]} /></p>
+				<${Reasons} why=${why} /><${Raw} value=${why} />`}
+	<//>`;
 }

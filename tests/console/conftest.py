@@ -1,0 +1,59 @@
+"""The console in a real browser, Debian's Chromium, before real daemons that are seeded by API."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `consoles`.
+
+from consoles import Seeded, opened, seeded
+
+from moorage_policies import catalog
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("chromium is not here; on Debian: apt-get install chromium")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright, which drives chromium, is not installed"
+    )
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A page that may neither fail nor break its content security policy."""
+    with opened(chromium) as each:
+        yield each
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Seeded]:
+    """Two clusters, some leases, one refusal, an alias of two versions."""
+    with seeded() as it:
+        it.fleet("east", 24, model="A100")
+        it.fleet("west", 16, model="H100")
+        for n in range(12):
+            it.ask(n % 4 + 1)
+        it.refused = it.ask(9)["request"]
+        second = catalog.document("first_fit") | {
+            "version": "1.1",
+            "policy_rule_uri": "first_fit:1.1-stable",
+        }
+        second["code"] = second["code"].replace("All equal", "Equal")
+        assert it.http.post("/policy", json=second).json()["success"]
+        for version in ("1.0", "1.1"):
+            chosen = {"policy_rule_uri": f"first_fit:{version}-stable"}
+            it.http.post("/policy-alias/first_fit:stable/activate", json=chosen)
+        yield it

@@ -1,0 +1,109 @@
+"""Pages of the console, and daemons that are seeded by API; the tests here share it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from moorage.benchmarks.daemon_process import Running, daemon
+from moorage_policies import catalog
+
+WIDE = {"width": 1600, "height": 900}
+POLICY = "first_fit:1.0-stable"
+VIEWS = {
+    "fleet": "Fleet",
+    "queue": "Queue",
+    "leases": "Leases",
+    "why": "Why",
+    "policies": "Policies",
+    "playground": "Playground",
+    "whatif": "What-if",
+    "operations": "Operations",
+}
+
+
+@contextmanager
+def opened(chromium: Any, **options: Any) -> Iterator[Any]:
+    context = chromium.new_context(viewport=WIDE, **options)
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if refused(said) else None)
+    page.set_default_timeout(15_000)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def refused(said: Any) -> bool:
+    """Whether the browser says that it did not do something; lost connections are no fault."""
+    return said.type == "error" and "Content Security Policy" in said.text
+
+
+@dataclass
+class Seeded:
+    """A daemon with a fleet, and what it was asked.
+
+    Args:
+        running: It.
+        http: Asks it.
+        leases: Ids of leases that hold.
+        refused: Id of one that was refused.
+
+    """
+
+    running: Running
+    http: httpx.Client
+    leases: list[str] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def console(self) -> str:
+        return f"{self.running.http}/console"
+
+    def fleet(self, cluster: str, nodes: int, gpus: int = 8, model: str = "A100") -> None:
+        devices = [{"id": str(n), "modelName": model, "memory": 80_000} for n in range(gpus)]
+        document = {
+            "id": cluster,
+            "nodes": {
+                "count": nodes,
+                "nodeData": [
+                    {
+                        "id": f"{cluster}-n{n:04}",
+                        "rack": f"r{n // 8}",
+                        "gpus": {"count": gpus, "gpus": devices},
+                        "vcpus": {"count": 64},
+                        "memory": 512_000,
+                    }
+                    for n in range(nodes)
+                ],
+            },
+        }
+        assert self.http.post("/clusters", json=document).status_code == 201
+
+    def ask(self, gpus: int = 1, **fields: Any) -> dict[str, Any]:
+        message = {
+            "policy_rule_uri": POLICY,
+            "inputs": {},
+            "resources": {"gpus": gpus},
+            "lease": {"ttl_seconds": 3600},
+        }
+        answer: dict[str, Any] = self.http.post("/allocate", json=message | fields).json()
+        if answer["success"]:
+            self.leases.append(answer["lease"]["id"])
+        return answer
+
+
+@contextmanager
+def seeded(data: Path | None = None, **environment: str) -> Iterator[Seeded]:
+    with daemon(data, environment=environment) as running:
+        token = environment.get("MOORAGE_TOKENS", "").partition(":")[2]
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with httpx.Client(base_url=running.http, timeout=30, headers=headers) as http:
+            it = Seeded(running, http)
+            if http.get("/policy").json()["data"] == []:
+                assert http.post("/policy", json=catalog.document("first_fit")).json()["success"]
+            yield it

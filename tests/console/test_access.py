@@ -1,0 +1,94 @@
+"""The console for those who do not see it, or have no mouse: axe in both themes, and keys alone."""
+
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from consoles import VIEWS, opened
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+
+def settle(page: Any) -> None:
+    """Wait until nothing of the view is being loaded."""
+    page.get_by_role("heading", level=1).wait_for()
+    page.wait_for_function("() => !document.querySelector('.loading')")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(chromium: Any, served: Any, theme: str) -> None:
+    found: dict[str, str] = {}
+    with opened(chromium, color_scheme=theme) as page:
+        objects = (
+            "fleet/east/east-n0000",
+            f"leases/{served.leases[0]}",
+            f"why/{served.refused}",
+            "policies/first_fit:stable",
+            "policies/first_fit:1.1-stable",
+            "nothing",
+        )
+        for path in (*VIEWS, *objects):
+            page.goto(f"{served.console}/{path}")
+            settle(page)
+            answer = Axe().run(page)
+            if answer.violations_count:
+                found[path] = answer.generate_report()
+    assert not found, "\n".join(found.values())
+
+
+def test_axe_finds_nothing_in_dialogs(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/leases/{served.leases[0]}")
+    page.get_by_role("button", name="Release").click()
+    settle(page)
+    assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    page.get_by_role("dialog", name="Keys").wait_for()
+    assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
+
+
+def test_keys_reach_every_view_and_every_row(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/operations")
+    settle(page)
+    for key, name in zip("fqlwpyio", VIEWS.values(), strict=True):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        page.get_by_role("heading", name=name, level=1).wait_for()
+    page.keyboard.press("g")
+    page.keyboard.press("l")
+    page.get_by_role("table", name="Leases").wait_for()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.get_by_role("complementary", name=f"Lease {served.leases[0]}").wait_for()
+
+
+def test_the_command_bar(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/operations")
+    settle(page)
+    for text, path in (
+        ("queue", "queue"),
+        (served.leases[0], f"leases/{served.leases[0]}"),
+        (served.refused, f"why/{served.refused}"),
+        ("first_fit:1.0-stable", "policies/first_fit%3A1.0-stable"),
+        ("east/east-n0001", "fleet/east/east-n0001"),
+    ):
+        page.keyboard.press("/")
+        page.keyboard.type(text)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/console/{path}")
+
+
+def test_an_action_by_keys_alone(page: Any, served: Any) -> None:
+    lease = served.ask(1)["lease"]["id"]
+    page.goto(f"{served.console}/leases/{lease}")
+    release = page.get_by_role("button", name="Release", exact=True)
+    release.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name=f"Release lease {lease}")
+    dialog.wait_for()
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    assert release.evaluate("each => each === document.activeElement")
+    assert served.http.get("/healthz").status_code == 200

@@ -1,0 +1,116 @@
+"""Every view by role and name, as a person and a screen reader find it."""
+
+import re
+from typing import Any
+
+import pytest
+
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+
+def by(page: Any, role: str, name: str, **more: Any) -> Any:
+    return page.get_by_role(role, name=name, **more)
+
+
+def test_the_root_shows_the_fleet_and_links_lead_on(page: Any, served: Any) -> None:
+    page.goto(served.console)
+    by(page, "heading", "Fleet", level=1).wait_for()
+    for name in ("Queue", "Leases", "Why", "Policies", "Playground", "What-if", "Operations"):
+        page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+        by(page, "heading", name, level=1).wait_for()
+        page.wait_for_function("name => document.title.startsWith(name)", arg=name)
+    page.go_back()
+    by(page, "heading", "What-if", level=1).wait_for()
+
+
+def test_queue(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/queue")
+    page.get_by_text("The queue is empty.").wait_for()
+
+
+def test_leases_and_the_release_of_one(page: Any, served: Any) -> None:
+    lease = served.ask(2)["lease"]["id"]
+    page.goto(f"{served.console}/leases/{lease}")
+    table = by(page, "table", "Leases")
+    table.get_by_role("link", name=lease).wait_for()
+    panel = by(page, "complementary", f"Lease {lease}")
+    panel.get_by_text("first_fit:1.0-stable proposed").wait_for()
+    panel.get_by_text("JSON", exact=True).click()
+    assert f'"id": "{lease}"' in by(page, "region", "JSON").inner_text()
+
+
+def test_leases_are_filtered_by_the_server(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/leases")
+    by(page, "table", "Leases").wait_for()
+    by(page, "textbox", "Node").fill("east-n0000")
+    page.get_by_role("button", name="Filter").click()
+    page.wait_for_url("**/leases?node_id=east-n0000")
+    page.get_by_text(re.compile(r"^\d+ shown$")).wait_for()
+    places = by(page, "table", "Leases").get_by_role("row").all_inner_texts()[1:]
+    assert places
+    assert all("east/east-n0000" in place for place in places)
+
+
+def test_new_rows_wait_and_those_that_are_gone_stay(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/leases")
+    table = by(page, "table", "Leases")
+    table.wait_for()
+    before = table.get_by_role("rowheader").all_inner_texts()
+    added = [served.ask(1)["lease"]["id"] for _ in range(2)]
+    new = by(page, "button", "2 new")
+    new.wait_for()
+    assert table.get_by_role("rowheader").all_inner_texts() == before
+    new.click()
+    for lease in added:
+        table.get_by_role("link", name=lease).wait_for()
+
+
+def test_policies_activate_and_roll_back_behind_a_difference(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/policies/first_fit:stable")
+    panel = by(page, "complementary", "first_fit:stable")
+    panel.get_by_role("button", name="Roll back").click()
+    dialog = by(page, "dialog", "Roll first_fit:stable back")
+    difference = dialog.get_by_role("region", name="Difference").inner_text()
+    assert "- " in difference
+    assert "+ " in difference
+    dialog.get_by_role("button", name="Roll back now").click()
+    panel.get_by_role("link", name="first_fit:1.0-stable").wait_for()
+    page.goto(f"{served.console}/policies/first_fit:1.1-stable")
+    panel = by(page, "complementary", "first_fit:1.1-stable")
+    by(panel, "textbox", "Alias").fill("first_fit:stable")
+    panel.get_by_role("button", name="Activate").click()
+    by(page, "button", "Activate now").click()
+    by(page, "table", "Aliases").get_by_text("first_fit:1.1-stable").wait_for()
+    assert served.http.get("/policy-alias/first_fit:stable").json()["data"]["policy_rule_uri"] == (
+        "first_fit:1.1-stable"
+    )
+
+
+def test_the_playground_saves_a_version(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/playground")
+    page.get_by_label("Policy (Python)").fill(catalog.document("first_fit")["code"])
+    by(page, "button", "Save as a version…").click()
+    by(page, "textbox", "Version", exact=True).fill("mine:0.1-draft")
+    by(page, "button", "Save", exact=True).click()
+    by(page, "button", "Save now").click()
+    page.wait_for_url("**/policies/mine%3A0.1-draft")
+    by(page, "complementary", "mine:0.1-draft").get_by_text("registered").wait_for()
+
+
+def test_operations(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/operations")
+    page.get_by_text("Requests are served.").wait_for()
+    by(page, "table", "Metrics").get_by_text("moorage_").first.wait_for()
+    served.ask(1)
+    page.get_by_text("leases: granted").wait_for()
+
+
+def test_what_there_is_not_says_so(page: Any, served: Any) -> None:
+    page.goto(f"{served.console}/nothing")
+    page.get_by_text("There is no view “nothing”.").wait_for()
+    page.goto(f"{served.console}/leases/nothing")
+    by(page, "complementary", "Lease nothing").get_by_role("alert").wait_for()
+    page.goto(f"{served.console}/policies/none:1-stable")
+    by(page, "complementary", "none:1-stable").get_by_role("alert").wait_for()
