@@ -1,0 +1,56 @@
+"""Pages are written in short sentences: at most 30 words, for nine of ten."""
+
+import re
+
+import pytest
+
+WORDS_MAX = 30
+SHARE = 0.9
+CODE = re.compile(r"^```.*?^```$|<!--.*?-->", re.MULTILINE | re.DOTALL)
+MARK = re.compile(r"^\s*(?:[-*>]|\d+\.|#+)\s+")
+END = re.compile(r"(?<=[.!?])[)”\"*_]*\s+")
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a page of Markdown; a cell, an item and a heading are their own."""
+    parts, lines = [], []
+    for line in [*CODE.sub("", text).splitlines(), ""]:
+        if not line.strip() or MARK.match(line) or line.startswith("|"):
+            parts.append(" ".join(lines))
+            lines = []
+        if line.startswith("|"):
+            parts += re.split(r"(?<!\\)\|", line)
+        elif line.strip():
+            lines.append(MARK.sub("", line).strip())
+    parts.append(" ".join(lines))
+    return [each for part in parts for each in END.split(part) if re.search(r"[A-Za-z]", each)]
+
+
+def ninth(found: list[str]) -> int:
+    """Return how many words the longest of nine in ten sentences has."""
+    counts = sorted(len(each.split()) for each in found)
+    return counts[int(SHARE * (len(counts) - 1))]
+
+
+def test_pages_are_in_short_sentences(tree) -> None:
+    pages = [
+        each
+        for each in tree
+        if each.name.endswith(".md") and each.name.startswith(("docs/", "README", "CHANGELOG"))
+    ]
+    assert len(pages) > 30
+    long = {each.name: ninth(found) for each in pages if (found := sentences(each.text))}
+    assert {name: words for name, words in long.items() if words > WORDS_MAX} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two three.\nFour", ["One.", "Two three.", "Four"]),
+        ("- An item\n  goes on.\n- Another", ["An item goes on.", "Another"]),
+        ("| a cell | its neighbour |\n|---|---|\n", ["a cell", "its neighbour"]),
+        ("Text.\n\n```sh\nno prose at all\n```\nMore", ["Text.", "More"]),
+    ],
+)
+def test_what_counts_as_a_sentence(text: str, expected: list[str]) -> None:
+    assert [each.strip() for each in sentences(text)] == expected
