@@ -80,7 +80,7 @@ class Plane:
     Args:
         folder: An empty one; everything that the plane keeps and logs lies in it.
         grace_seconds: A node counts as lost when its kubelet has said nothing for so long; KWOK
-            writes for each of them four times in that.
+            has each of them report some four times in that.
 
     Attributes:
         url: Of the API server.
@@ -259,6 +259,8 @@ class Plane:
     def lose_node(self, name: str) -> None:
         """Have a node's kubelet say nothing more; it counts as lost some 20 s later."""
         self.patch("Node", name, {"metadata": {"labels": {"kubelet": None}}})
+        self.kill("kwok")  # It may go on reporting for an earlier node of this name.
+        self.start("kwok")
 
     def find_node(self, name: str) -> None:
         """Have the kubelet of a lost node report again."""
@@ -346,7 +348,8 @@ class Plane:
         values = {
             "pod_log": self.pod_log,
             "kwok_port": self._ports["kwok"],
-            "lease_seconds": self._grace_seconds,
+            "heartbeat_ms": 250 * self._grace_seconds,
+            "heartbeat_ms_max": 300 * self._grace_seconds,
         }
         stages = Template((HERE / "kwok.yaml").read_text()).substitute(values)
         (self.folder / "kwok.yaml").write_text(stages)
