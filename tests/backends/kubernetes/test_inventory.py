@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from kubernetes_objects import claim, dra_node, gpu, node, pod, resource_slice
 from kubernetes_plane import Plane
+from kubernetes_wire import Wire
 
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import (
@@ -20,6 +22,7 @@ from moorage.backends.kubernetes.errors import (
 )
 from moorage.backends.kubernetes.inventory import ClusterInventory
 from moorage.backends.kubernetes.records import SERVER_LABEL
+from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -29,56 +32,6 @@ pytestmark = [
 ]
 
 SEEN_SECONDS_MAX = 90
-
-
-class Wire:
-    """A proxy between an inventory and its API server, to cut and to mend."""
-
-    def __init__(self, plane: Plane, folder: Path) -> None:
-        self.kubeconfig = folder / "kubeconfig"
-        self._plane = plane
-        self._open: set[asyncio.StreamWriter] = set()
-        self._joined: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self._port = 0
-
-    async def mend(self) -> None:
-        self._server = await asyncio.start_server(self._join, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
-        config = yaml.safe_load(self._plane.kubeconfig().read_text())
-        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self._port}"
-        self.kubeconfig.write_text(yaml.safe_dump(config))
-
-    async def cut(self) -> None:
-        self._server.close()
-        self._server = None
-        for each in self._open:
-            each.transport.abort()
-        await asyncio.gather(*self._joined)
-
-    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._joined.add(asyncio.current_task())
-        port = int(self._plane.url.rpartition(":")[2])
-        writers = [writer]
-        with contextlib.suppress(OSError):
-            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
-            writers.append(to_writer)
-            self._open.update(writers)
-            if self._server is not None:  # It was not cut meanwhile.
-                await asyncio.gather(self._pass(reader, to_writer), self._pass(to_reader, writer))
-        for each in writers:
-            each.transport.abort()
-            with contextlib.suppress(OSError):
-                await each.wait_closed()
-        self._open.difference_update(writers)
-        self._joined.discard(asyncio.current_task())
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
 
 
 @contextlib.asynccontextmanager
@@ -216,6 +169,30 @@ async def test_while_the_api_server_is_away_its_health_says_so(fresh_plane: Plan
         await asyncio.to_thread(plane.start, "kube-apiserver")
         plane.create(node("n2"))
         await seen(inventory, lambda nodes: "n2" in nodes)
+
+
+async def test_an_object_that_cannot_be_read_ends_no_watch(fresh_plane: Plane) -> None:
+    fresh_plane.create(node("n1"))
+    heard = asyncio.Event()
+    odd = True
+
+    def read(raw: msgspec.Raw) -> bytes:
+        if odd:
+            raise TypeError("what no API documents")
+        return bytes(raw)
+
+    async with await ClusterConnection.open(fresh_plane.kubeconfig()) as connection:
+        kind = Kind("nodes", "/api/v1/nodes", read)
+        watcher = ObjectWatcher(connection, kind, lambda *_: heard.set())
+        task = asyncio.create_task(watcher.run())
+        async with asyncio.timeout(SEEN_SECONDS_MAX):
+            while watcher.error is None:  # noqa: ASYNC110  # Unheard.
+                await asyncio.sleep(0.05)  # It is asked for, never told.
+            assert "what no API documents" in str(watcher.error)
+            odd = False
+            await heard.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_burst_of_pods_ends_in_the_truth(fresh_plane: Plane) -> None:

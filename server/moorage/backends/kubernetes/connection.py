@@ -30,7 +30,7 @@ IN_CLUSTER: Final = "in-cluster"
 CONNECT_SECONDS_MAX: Final = 10.0
 CALL_SECONDS_MAX: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 150.0
-"""How long a stream may say nothing: more than two of the bookmarks that come every minute."""
+"""How long a stream may say nothing, where its reader does not say so."""
 CONNECTIONS_MAX: Final = 64
 """At one API server; calls beyond it wait for a free one."""
 _UNAUTHORIZED: Final = 401
@@ -53,6 +53,9 @@ class ClusterConnection:
         self._configuration = configuration
         self._kubeconfig, self._context = kubeconfig, context
         self._api = ApiClient(configuration)
+        self._earlier: ApiClient | None = None
+        self._logging_in = asyncio.Lock()
+        self._logins = 1
 
     @classmethod
     async def open(cls, kubeconfig: Path | None = None, context: str = "") -> Self:
@@ -75,7 +78,8 @@ class ClusterConnection:
 
     async def close(self) -> None:
         """Close it; calls under way are broken off."""
-        await self._api.close()  # type: ignore[no-untyped-call]  # The library's.
+        for each in filter(None, (self._api, self._earlier)):
+            await each.close()  # type: ignore[no-untyped-call]  # The library's.
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,10 +113,19 @@ class ClusterConnection:
             return await response.read()
 
     @contextlib.asynccontextmanager
-    async def stream(self, path: str, **query: Any) -> AsyncIterator[aiohttp.StreamReader]:
-        """Open a GET whose lines come as they happen; reading raises as `read` does."""
+    async def stream(
+        self, path: str, silence_seconds: float = SILENCE_SECONDS_MAX, **query: Any
+    ) -> AsyncIterator[aiohttp.StreamReader]:
+        """Open a GET whose lines come as they happen; reading raises as `read` does.
+
+        Args:
+            path: What to read.
+            silence_seconds: After so long without a word, the connection counts as cut.
+            query: Parameters.
+
+        """
         bound = aiohttp.ClientTimeout(
-            None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX
+            None, sock_connect=CONNECT_SECONDS_MAX, sock_read=silence_seconds
         )
         async with self._answer("GET", path, query, None, bound) as response:
             try:
@@ -134,21 +147,16 @@ class ClusterConnection:
             NoAnswerError: It did not answer in time, or broke off.
 
         """
-        request = await self._api.param_serialize(
-            "GET", path, query_params=list(query), auth_settings=["BearerToken"]
-        )
-        rest = self._api.rest_client
-        if rest.pool_manager is None:
-            rest.pool_manager = rest._create_pool_manager()  # noqa: SLF001  # As the library does.
         try:
             async with asyncio.timeout(CALL_SECONDS_MAX):
-                opened = await rest.pool_manager.ws_connect(
-                    request[1],
-                    headers=request[2],
-                    protocols=(protocol,),
-                    proxy=rest.proxy,
-                    max_msg_size=0,
-                )
+                logins = self._logins
+                try:
+                    opened = await self._connect(path, query, protocol)
+                except aiohttp.WSServerHandshakeError as error:
+                    if error.status != _UNAUTHORIZED:
+                        raise
+                    await self._log_in_again(logins)
+                    opened = await self._connect(path, query, protocol)
             async with opened:
                 yield opened
         except aiohttp.WSServerHandshakeError as error:
@@ -156,6 +164,23 @@ class ClusterConnection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = str(error) or type(error).__name__
             raise NoAnswerError(f"{self._configuration.host}: {said}") from error
+
+    async def _connect(
+        self, path: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> aiohttp.ClientWebSocketResponse:
+        request = await self._api.param_serialize(
+            "GET", path, query_params=list(query), auth_settings=["BearerToken"]
+        )
+        rest = self._api.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()  # noqa: SLF001  # As the library does.
+        return await rest.pool_manager.ws_connect(
+            request[1],
+            headers=request[2],
+            protocols=(protocol,),
+            proxy=rest.proxy,
+            max_msg_size=0,
+        )
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -167,10 +192,11 @@ class ClusterConnection:
         bound: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
+            logins = self._logins
             response = await self._request(method, path, query, body, bound)
             if response.status == _UNAUTHORIZED:
                 response.release()
-                await _log_in(self._configuration, self._kubeconfig, self._context)
+                await self._log_in_again(logins)
                 response = await self._request(method, path, query, body, bound)
             async with response:
                 if not response.ok:
@@ -179,6 +205,28 @@ class ClusterConnection:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             cause = str(error) or type(error).__name__
             raise NoAnswerError(f"{self._configuration.host}: {cause}") from error
+        except ConfigException as error:  # Of a token that the library reads again by itself.
+            raise ConfigurationError(f"{self._configuration.host}: {error}") from error
+
+    async def _log_in_again(self, logins: int) -> None:
+        """Log in again, once for all calls that were refused after so many logins.
+
+        Raises:
+            ConfigurationError: What says how cannot be read.
+
+        """
+        async with self._logging_in:
+            if self._logins != logins:
+                return  # Another call has done so meanwhile.
+            before = _certificates(self._configuration)
+            await _log_in(self._configuration, self._kubeconfig, self._context)
+            self._logins += 1
+            if _certificates(self._configuration) == before:
+                return
+            # A client reads certificates when it is made; what goes on with the last one may end.
+            if self._earlier is not None:
+                await self._earlier.close()  # type: ignore[no-untyped-call]  # The library's.
+            self._earlier, self._api = self._api, ApiClient(self._configuration)
 
     async def _request(
         self,
@@ -211,6 +259,10 @@ async def _refusal(response: aiohttp.ClientResponse) -> RefusedError:
     except msgspec.MsgspecError:  # A proxy in between says it in its own way.
         status = ApiStatus(message=text[:500].decode(errors="replace"))
     return RefusedError(response.status, status.reason or str(response.reason), status.message)
+
+
+def _certificates(configuration: Configuration) -> tuple[str | None, ...]:
+    return configuration.cert_file, configuration.key_file, configuration.ssl_ca_cert
 
 
 async def _log_in(configuration: Configuration, kubeconfig: Path | None, context: str) -> None:

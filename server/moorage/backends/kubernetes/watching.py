@@ -20,10 +20,16 @@ from moorage.backends.kubernetes.errors import KubernetesError, NoAnswerError, R
 from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiPage, ApiStatus
 
 PAGE_OBJECTS: Final = 500
-WATCH_SECONDS: Final = 300
-"""After so long, and up to half as long again, the API server ends a watch and it is resumed."""
+WATCH_SECONDS: Final = 20
+"""After so long, and up to half as long again, the API server ends a watch and it is resumed.
+
+Just before, it says how far it was. A watch that says nothing for longer hangs, behind a network
+that forgot its connection, say.
+"""
 STEADY_SECONDS: Final = 5.0
 """A watch that was longer than this did not fail."""
+WATCH_SILENCE_SECONDS_MAX: Final = 45.0
+"""A watch that says nothing for so long is cut, and resumed."""
 PAUSE_SECONDS: Final = 0.1
 """Doubled with each failure in a row."""
 PAUSE_SECONDS_MAX: Final = 10.0
@@ -96,17 +102,20 @@ class ObjectWatcher(Generic[R]):
         """Keep the records up to date until it is cancelled; failures are tried again."""
         failures = 0
         while True:
-            began, resumed = time.monotonic(), bool(self._version)
+            began, before = time.monotonic(), self._version
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
-            except (KubernetesError, msgspec.MsgspecError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  # Whatever ended it would end all news.
                 self._note(error)
-                if resumed and not self._version:
+                if before and not self._version:
                     failures = min(failures, 1)  # To be listed again is no failure to get through.
-            # What lasted is taken up at once; what ends again and again waits ever longer.
-            failures = 0 if time.monotonic() - began > STEADY_SECONDS else failures + 1
+            # What lasted or told news is taken up at once; what ends again and again without waits
+            # ever longer.
+            lasted = time.monotonic() - began > STEADY_SECONDS
+            told = bool(before and self._version) and self._version != before
+            failures = 0 if lasted or told else failures + 1
             if failures > 1:
                 pause = min(PAUSE_SECONDS * 2.0 ** min(failures, 10), PAUSE_SECONDS_MAX)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # Spreads load.
@@ -158,6 +167,7 @@ class ObjectWatcher(Generic[R]):
     async def _watch(self) -> None:
         async with self._connection.stream(
             self.kind.path,
+            WATCH_SILENCE_SECONDS_MAX,
             watch="true",
             allowWatchBookmarks="true",
             resourceVersion=self._version,

@@ -172,7 +172,7 @@ class PodOutput:
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 
-    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: str) -> None:
+    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: Any) -> None:
         path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/log"
         try:
             async with self._connection.stream(

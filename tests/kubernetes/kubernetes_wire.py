@@ -1,0 +1,89 @@
+"""A wire to the API server of a plane, which tests cut, mend, and have lose all that it carries."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import yaml
+from kubernetes_plane import Plane
+
+
+class Wire:
+    """A TCP proxy before an API server.
+
+    Args:
+        plane: Whose.
+        folder: Where its kubeconfig goes.
+
+    Attributes:
+        kubeconfig: Leads through it, once it was mended for the first time.
+
+    """
+
+    def __init__(self, plane: Plane, folder: Path) -> None:
+        self.kubeconfig = folder / "kubeconfig"
+        self._plane = plane
+        self._open: set[asyncio.StreamWriter] = set()
+        self._joined: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._port = 0
+        self._losses = 0
+        self._loses = False
+
+    async def mend(self) -> None:
+        """Let connections through."""
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+        config = yaml.safe_load(self._plane.kubeconfig().read_text())
+        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self._port}"
+        self.kubeconfig.write_text(yaml.safe_dump(config))
+
+    async def cut(self) -> None:
+        """Break off all connections, and refuse new ones."""
+        self._server.close()
+        self._server = None
+        for each in self._open:
+            each.transport.abort()
+        await asyncio.gather(*self._joined)
+
+    def lose(self) -> None:
+        """Carry nothing from now on, without a word, as behind a firewall that forgot them.
+
+        What is open now stays so: it carries nothing any more, also after `find`.
+        """
+        self._losses += 1
+        self._loses = True
+
+    def find(self) -> None:
+        """Carry what new connections say."""
+        self._loses = False
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._joined.add(asyncio.current_task())
+        port = int(self._plane.url.rpartition(":")[2])
+        writers = [writer]
+        losses = self._losses - self._loses  # One that is opened meanwhile is lost, too.
+        with contextlib.suppress(OSError):
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(to_writer)
+            self._open.update(writers)
+            if self._server is not None:  # It was not cut meanwhile.
+                await asyncio.gather(
+                    self._pass(reader, to_writer, losses), self._pass(to_reader, writer, losses)
+                )
+        for each in writers:
+            each.transport.abort()
+            with contextlib.suppress(OSError):
+                await each.wait_closed()
+        self._open.difference_update(writers)
+        self._joined.discard(asyncio.current_task())
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, losses: int
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if self._losses == losses:
+                    writer.write(data)
+                    await writer.drain()
+        writer.close()
