@@ -238,9 +238,11 @@ async def test_the_backend_needs_every_right_that_it_has_and_no_other(
     await ending
     assert not await backend.discover()
     await backend.close()
-    # Kubernetes 1.35 asks for the right to create an execution, too.
+    # Kubernetes 1.35 asks for the right to create an execution, too; 1.36 has PodGroups.
     assert asked(granted, since) == rights("moorage-inventory", "moorage-workloads") - {
-        ("pods/exec", "create")
+        ("pods/exec", "create"),
+        ("podgroups", "create"),
+        ("podgroups", "delete"),
     }
 
 

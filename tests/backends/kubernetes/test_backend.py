@@ -1,11 +1,13 @@
 """Workloads at a real API server: on the very devices and nodes of their leases, whole, or not."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from kubernetes_objects import claim, dra_node, node, pod
 from kubernetes_plane import Plane
@@ -20,6 +22,9 @@ from moorage.backends.base import (
 )
 from moorage.backends.kubernetes.backend import KubernetesBackend
 from moorage.backends.kubernetes.following import ClusterSource
+from moorage.backends.kubernetes.workloads.manifests import start_objects
+from moorage.backends.kubernetes.workloads.states import PodState, pod_state, view
+from moorage.backends.kubernetes.workloads.translation import pod_order
 from moorage.backends.remote_specs import (
     JobResourceSpec,
     PodResourceSpec,
@@ -68,10 +73,18 @@ class World:
 
     def __init__(self, plane: Plane, root: Path, namespace: str = "default") -> None:
         self.plane = plane
-        clusters = [ClusterSource("c1", kubeconfig=plane.kubeconfig())]
-        self.backend = KubernetesBackend(root, clusters, namespace)
+        self._arguments = (root, [ClusterSource("c1", kubeconfig=plane.kubeconfig())], namespace)
         self.told: list[WorkloadReport] = []
+        self._open()
+
+    def _open(self) -> None:
+        self.backend = KubernetesBackend(*self._arguments)
         self.backend.listen(self.told.append)
+
+    async def restart(self) -> None:
+        """Have another backend over the same folder, as after a crash of the daemon."""
+        await self.backend.close()
+        self._open()
 
     async def heard(self, *phases: Phase) -> WorkloadReport:
         def last() -> WorkloadReport | None:
@@ -139,6 +152,41 @@ async def test_a_gang_starts_whole_and_ends_whole(world):
     assert world.pods() == []
 
 
+def test_each_pod_of_a_gang_names_its_group_where_there_are_such():
+    order = on(simulated(), share("n1"), share("n2"))
+    wanted = pod_order(order.spec)
+    made = start_objects(order, wanted, "server", "default", {}, "scheduling.k8s.io/v1beta1")
+    ((path, group),) = made.owned
+    assert path == "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
+    name = group["metadata"]["name"]
+    assert [x["spec"]["schedulingGroup"] for x in made.pods] == [{"podGroupName": name}] * 2
+    alone = on(simulated(), share("n1"))
+    made = start_objects(alone, wanted, "server", "default", {}, "scheduling.k8s.io/v1beta1")
+    assert (made.owned, "schedulingGroup" in made.pods[0]["spec"]) == ((), False)
+
+
+def waiting(index: int, why: str) -> PodState:
+    """Return a pod of a gang that Kubernetes 1.37 has the scheduler hold."""
+    notes = {"moorage.dev/workload": "a", "moorage.dev/pods": "2"}
+    condition = {"type": "PodScheduled", "status": "False", "message": why}
+    made = {
+        "metadata": {"name": f"a-{index}", "namespace": "default", "annotations": notes},
+        "status": {"phase": "Pending", "conditions": [condition] if why else []},
+    }
+    return pod_state(msgspec.Raw(msgspec.json.encode(made)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["", "pod group is unschedulable, minCount (2) cannot be satisfied: 0 scheduled, 1 remaining"],
+)
+def test_of_a_gang_that_waits_the_pod_that_lacks_something_is_told(other):
+    lacks = "0/2 nodes are available: 1 cannot allocate all claims"
+    seen = view("a", [waiting(0, other), waiting(1, lacks)], {}, listed=True)
+    assert seen.report.detail.startswith(f"the scheduler cannot place pod default/a-1: {lacks}")
+    assert "another claim has its devices" in seen.report.detail
+
+
 async def test_of_a_gang_that_cannot_start_whole_nothing_is_left(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     world.plane.create(claim("theirs", ["GPU-n2-0"]), pod("theirs", claim_name="theirs"))
@@ -166,6 +214,19 @@ async def test_a_service_leads_to_its_pod(world):
     assert probe["httpGet"]["path"] == "/health"
     await world.backend.stop("a")
     assert [x["metadata"]["name"] for x in world.plane.all("Service")] == ["kubernetes"]
+
+
+async def test_a_service_that_a_crash_left_out_is_made(world):
+    """The daemon was killed when the pod had been made."""
+    world.plane.create(*dra_node("n1"))
+    order = on(PodServiceResourceSpec(image=IMAGE, port=8080), share("n1", "GPU-n1-0"))
+    await world.backend.start(order)
+    (before,) = world.pods()
+    world.plane.delete("Service", before["metadata"]["name"])
+    await world.restart()
+    await world.backend.start(order)
+    assert world.plane.get("Service", before["metadata"]["name"])
+    assert [each["metadata"]["uid"] for each in world.pods()] == [before["metadata"]["uid"]]
 
 
 async def test_a_job_is_made_and_ends_as_its_pod_does(world):
@@ -329,6 +390,33 @@ async def test_a_claim_that_a_crash_left_alone_is_found(world):
     await until(both)
     await world.backend.stop("ghost")
     assert len(world.plane.all("ResourceClaim")) == 1
+
+
+async def test_a_pod_that_another_client_labels_as_ours_hides_no_other(world):
+    world.plane.create(node("n1"))
+    await world.backend.start(on(simulated(), share("n1")))
+    (made,) = world.pods()
+    theirs = pod("theirs")
+    notes = {"moorage.dev/workload": "a", "moorage.dev/pods": "many"}
+    theirs["metadata"] |= {"labels": made["metadata"]["labels"], "annotations": notes}
+    world.plane.create(theirs)
+    await world.backend.start(on(simulated(), share("n1"), name="b"))
+    assert sorted(each.id for each in await world.backend.discover()) == ["a", "b"]
+
+
+async def test_a_start_that_takes_too_long_tells_what_was_last_heard(world):
+    world.plane.create(node("n1"))
+    await world.backend.discover()
+    world.plane.pause("kube-scheduler")
+    order = replace(on(simulated(), share("n1")), timeout_seconds=5)
+    with pytest.raises(TimeoutError) as late:
+        await world.backend.start(order)
+    assert re.fullmatch(
+        r"it was not ready within 5 s: pod default/(\S+) waits for the scheduler; nothing new was "
+        r"heard in the last \d+ s: see `kubectl -n default describe pod -l moorage.dev/start=\1`",
+        str(late.value),
+    )
+    assert world.pods() == []
 
 
 async def test_a_node_that_is_not_there_is_told(world):

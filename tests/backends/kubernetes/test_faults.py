@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,8 +16,9 @@ import yaml
 from aiohttp import web
 from kubernetes_objects import dra_node
 from kubernetes_plane import Plane
+from kubernetes_wire import Wire
 
-from moorage.backends.base import BackendError, Order, Phase
+from moorage.backends.base import BackendError, Order, Phase, WorkloadReport
 from moorage.backends.kubernetes.backend import KubernetesBackend
 from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.remote_specs import PodResourceSpec
@@ -31,15 +34,21 @@ pytestmark = [
 NODES = 6
 WORKERS = 8
 FAULTS = 20
+RESTARTS = 4
 SEEN_SECONDS_MAX = 120
 SPEC = PodResourceSpec(image="registry.example/none:1", stop_seconds=0)
 
 
 class Gate:
-    """An HTTP server before the API server: it refuses, loses answers, or cuts what is open."""
+    """An HTTP server before the API server: it refuses, loses answers, or cuts what is open.
+
+    It takes one token, as many proxies do that log users in.
+    """
 
     def __init__(self, plane: Plane, folder: Path) -> None:
         self.kubeconfig = folder / "kubeconfig"
+        self.login = folder / "login"
+        self.token = "token-0"  # noqa: S105  # Of a test.
         self.refuses, self.loses = 0.0, 0.0
         self.draws = random.Random(14)
         self.faults = Counter[str]()
@@ -60,12 +69,20 @@ class Gate:
         config = yaml.safe_load(self._plane.kubeconfig().read_text())
         config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{port}"}
         self.kubeconfig.write_text(yaml.safe_dump(config))
+        self.log_in_with({"tokenFile": str(self.login)})
+        self.login.write_text(self.token)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         self.cut()
         await self._runner.cleanup()
         await self._client.close()
+
+    def log_in_with(self, user: dict[str, Any]) -> None:
+        """Have the kubeconfig say how to log in."""
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        config["users"][0]["user"] = user
+        self.kubeconfig.write_text(yaml.safe_dump(config))
 
     def cut(self) -> None:
         """Break off everything that is under way: watches, too."""
@@ -74,15 +91,19 @@ class Gate:
             each.abort()
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
+            self.faults["401"] += 1
+            return web.json_response({"code": 401, "reason": "Unauthorized"}, status=401)
         if self.draws.random() < self.refuses:
             status = self.draws.choice((429, 500, 503))
             self.faults[str(status)] += 1
             return web.json_response({"code": status, "reason": "Fault"}, status=status)
         headers = {
             name: request.headers[name]
-            for name in ("Authorization", "Content-Type", "Accept")
+            for name in ("Content-Type", "Accept")
             if name in request.headers
         }
+        headers["Authorization"] = f"Bearer {self._plane.token()}"
         own = request.transport
         self._open.add(own)
         try:
@@ -96,6 +117,7 @@ class Gate:
                 response.content_type = "application/json"
                 await response.prepare(request)
                 async for piece in answer.content.iter_any():
+                    self.faults["410"] += b'"code":410' in piece
                     await response.write(piece)
                 return response
         except (aiohttp.ClientError, ConnectionError):  # The API server is down; or it was cut.
@@ -109,7 +131,8 @@ class Load:
     """Workloads that start and end all the time, each on a device of its own."""
 
     def __init__(self, plane: Plane, backend: KubernetesBackend) -> None:
-        self._plane, self._backend = plane, backend
+        self.backend = backend
+        self._plane = plane
         self.started = 0
         self.twice = set[str]()
         self.going = True
@@ -131,9 +154,9 @@ class Load:
         while self.going:
             fencing += 1
             order = Order(f"w{number}-{fencing}", SPEC, (share,), {}, 90, fencing=fencing)
-            ready = await self._backend.start(order)
+            ready = await self.backend.start(order)
             assert ready.phase is Phase.READY
-            (claim,) = [x for x in await self._all("ResourceClaim") if is_of(x, order.id)]
+            (claim,) = [x for x in await self.all("ResourceClaim") if is_of(x, order.id)]
             (given,) = claim["status"]["allocation"]["devices"]["results"]
             assert f"GPU-{given['pool']}-{given['device'].removeprefix('gpu-')}" == gpu
             self.started += 1
@@ -144,7 +167,7 @@ class Load:
         """Stop, as the daemon does: until it has succeeded."""
         while True:
             try:
-                await self._backend.stop(name)
+                await self.backend.stop(name)
             except BackendError:
                 await asyncio.sleep(0.2)  # As the daemon pauses.
             else:
@@ -155,12 +178,12 @@ class Load:
         while self.going:
             names = Counter(
                 each["metadata"]["annotations"]["moorage.dev/workload"]
-                for each in await self._all("Pod")
+                for each in await self.all("Pod")
             )
             self.twice |= {name for name, count in names.items() if count > 1}
             await asyncio.sleep(0.05)  # The API server says nothing to this loop.
 
-    async def _all(self, kind: str) -> list[dict[str, Any]]:
+    async def all(self, kind: str) -> list[dict[str, Any]]:
         while True:
             with contextlib.suppress(Exception):  # It is down just now.
                 return await asyncio.to_thread(self._plane.all, kind)
@@ -172,10 +195,15 @@ def is_of(thing: dict[str, Any], workload: str) -> bool:
 
 
 @pytest.fixture
-async def gate(fresh_plane: Plane, tmp_path: Path) -> AsyncIterator[Gate]:
+def nodes(fresh_plane: Plane) -> Plane:
     for number in range(NODES):
         fresh_plane.create(*dra_node(f"n{number}"))
-    async with Gate(fresh_plane, tmp_path) as made:
+    return fresh_plane
+
+
+@pytest.fixture
+async def gate(nodes: Plane, tmp_path: Path) -> AsyncIterator[Gate]:
+    async with Gate(nodes, tmp_path) as made:
         yield made
 
 
@@ -189,15 +217,14 @@ async def first_of(*tasks: Awaitable[None]) -> None:
 
 
 async def under_load(
-    plane: Plane, gate: Gate, folder: Path, faults: Callable[[Load], Awaitable[None]]
+    plane: Plane, kubeconfig: Path, folder: Path, faults: Callable[[Load], Awaitable[None]]
 ) -> Load:
-    backend = KubernetesBackend(folder, [ClusterSource("c1", kubeconfig=gate.kubeconfig)])
+    backend = KubernetesBackend(folder, [ClusterSource("c1", kubeconfig=kubeconfig)])
     load = Load(plane, backend)
     try:
         tasks = [asyncio.create_task(load.work(number)) for number in range(WORKERS)]
         tasks.append(asyncio.create_task(load.watch()))
         await first_of(faults(load), *tasks)
-        gate.refuses = gate.loses = 0
         load.going = False
         await asyncio.gather(*tasks)
         assert [each.id for each in await backend.discover()] == []
@@ -216,7 +243,7 @@ async def test_cut_watches_lose_nothing(fresh_plane, gate, tmp_path):
             await load.more(2)
             gate.cut()
 
-    load = await under_load(fresh_plane, gate, tmp_path, faults)
+    load = await under_load(fresh_plane, gate.kubeconfig, tmp_path, faults)
     print(f"{FAULTS} cuts, {load.started} workloads, none lost or twice")
 
 
@@ -224,18 +251,97 @@ async def test_refusals_and_lost_answers_lose_nothing(fresh_plane, gate, tmp_pat
     async def faults(load: Load) -> None:
         gate.refuses, gate.loses = 0.15, 0.1
         await load.more(5 * WORKERS)
+        gate.refuses = gate.loses = 0
 
-    load = await under_load(fresh_plane, gate, tmp_path, faults)
+    load = await under_load(fresh_plane, gate.kubeconfig, tmp_path, faults)
     assert {"429", "500", "503", "lost"} <= gate.faults.keys()
     print(f"{dict(gate.faults)}, {load.started} workloads, none lost or twice")
 
 
 async def test_restarts_of_the_api_server_lose_nothing(fresh_plane, gate, tmp_path):
+    """One that has just started remembers nothing: watches of before are told 410."""
+
     async def faults(load: Load) -> None:
-        for _ in range(4):
+        for _ in range(RESTARTS):
             await load.more(WORKERS)
             await asyncio.to_thread(fresh_plane.kill, "kube-apiserver")
             await asyncio.to_thread(fresh_plane.start, "kube-apiserver")
 
-    load = await under_load(fresh_plane, gate, tmp_path, faults)
-    print(f"4 restarts, {load.started} workloads, none lost or twice")
+    load = await under_load(fresh_plane, gate.kubeconfig, tmp_path, faults)
+    assert gate.faults["410"] > 0
+    said = f"{RESTARTS} restarts, {gate.faults['410']} watches told 410"
+    print(f"{said}, {load.started} workloads, none lost or twice")
+
+
+@pytest.mark.parametrize("way", ["tokenFile", "exec"])
+async def test_logins_that_expire_lose_nothing(fresh_plane, gate, tmp_path, way):
+    """What gives out the next one takes a while, too."""
+    version = "client.authentication.k8s.io/v1"
+    if way == "exec":
+        plugin = {"apiVersion": version, "command": "cat", "args": [str(gate.login)]}
+        gate.log_in_with({"exec": plugin})
+
+    def write_login() -> None:
+        status = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": gate.token}}
+        draft = gate.login.with_suffix(".draft")
+        draft.write_text(json.dumps(status) if way == "exec" else gate.token)
+        draft.replace(gate.login)
+
+    if way == "exec":
+        write_login()
+
+    async def faults(load: Load) -> None:
+        for number in range(1, 6):
+            await load.more(WORKERS)
+            gate.login.unlink()
+            gate.token = f"token-{number}"
+            await asyncio.sleep(gate.draws.uniform(0, 1))
+            write_login()
+
+    load = await under_load(fresh_plane, gate.kubeconfig, tmp_path, faults)
+    assert gate.faults["401"] > 0
+    print(f"5 logins, {gate.faults['401']} refusals, {load.started} workloads, none lost or twice")
+
+
+async def test_a_slow_etcd_loses_nothing(fresh_plane, gate, tmp_path):
+    async def faults(load: Load) -> None:
+        for _ in range(6):
+            await load.more(2)
+            fresh_plane.pause("etcd")
+            await asyncio.sleep(gate.draws.uniform(0.5, 4))
+            fresh_plane.resume("etcd")
+
+    load = await under_load(fresh_plane, gate.kubeconfig, tmp_path, faults)
+    print(f"6 pauses of etcd, {load.started} workloads, none lost or twice")
+
+
+async def test_a_partition_loses_nothing_and_is_caught_up_with(nodes, tmp_path):
+    """The network forgets all connections, and tells neither end."""
+    wire = Wire(nodes, tmp_path)
+    await wire.mend()
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def hear(report: WorkloadReport) -> None:
+        if report.id == "steady" and report.phase is Phase.FAILED:
+            loop.call_soon_threadsafe(told.set)
+
+    async def faults(load: Load) -> None:
+        load.backend.listen(hear)
+        share = Share(ClusterId("c1"), NodeId("n0"), ("GPU-n0-3",))
+        await load.backend.start(Order("steady", SPEC, (share,), {}, 90))
+        await load.more(WORKERS)
+        wire.lose()
+        (pod,) = [x for x in await load.all("Pod") if is_of(x, "steady")]
+        await asyncio.to_thread(nodes.delete, "Pod", pod["metadata"]["name"])
+        await asyncio.sleep(3)  # How long it lasts is what is tried.
+        wire.find()
+        found_at = time.monotonic()
+        async with asyncio.timeout(SEEN_SECONDS_MAX):
+            await told.wait()
+        print(f"told {time.monotonic() - found_at:.0f} s after the partition")
+        await load.stopped("steady")
+        await load.more(2 * WORKERS)
+
+    load = await under_load(nodes, wire.kubeconfig, tmp_path, faults)
+    print(f"1 partition, {load.started} workloads, none lost or twice")
+    await wire.cut()

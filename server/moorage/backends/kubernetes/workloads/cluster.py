@@ -7,15 +7,22 @@ change something, and then waits for the watch to show that it did.
 
 import asyncio
 import contextlib
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from moorage.backends.base import BackendError
 from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.errors import KubernetesError, NoAnswerError, RefusedError
+from moorage.backends.kubernetes.errors import (
+    ConfigurationError,
+    KubernetesError,
+    NoAnswerError,
+    RefusedError,
+)
 from moorage.backends.kubernetes.inventory import RESOURCE_API
 from moorage.backends.kubernetes.objects import ApiResourceSlice
 from moorage.backends.kubernetes.records import SERVER_LABEL, SliceRecord, slice_record
@@ -39,14 +46,26 @@ RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
 """Pauses before a change is tried again that the API server did not answer; the last repeats."""
 END_SECONDS_MAX: Final = 20.0
 """How long an order to end something is repeated while the API server does not take it."""
+_UNAUTHORIZED: Final = 401
+"""A login may have expired just now; what gives out new ones gets a while."""
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _FORBIDDEN: Final = 403
 _TOO_MANY: Final = 429
 _TROUBLE_FROM: Final = 500
+_UNWATCHED: Final = ("/services/", "/podgroups/")
+"""Nothing of these runs, and Kubernetes deletes them with the pod that owns them."""
 
 _SLICE: Final = msgspec.json.Decoder(ApiResourceSlice)
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _News:
+    """What a start or a stop waits for: anything of a workload, and when it last came."""
+
+    event: asyncio.Event = field(default_factory=asyncio.Event)
+    heard_at: float = field(default_factory=time.monotonic)
 
 
 class ClusterWorkloads:
@@ -99,7 +118,7 @@ class ClusterWorkloads:
         self._on_node = defaultdict[str, set[str]](set)
         self._published = defaultdict[str, dict[str, SliceRecord]](dict)
         self._objects = defaultdict[str, set[str]](set)
-        self._news = defaultdict[str, asyncio.Event](asyncio.Event)
+        self._news = defaultdict[str, _News](_News)
         self._tasks = [asyncio.create_task(each.run()) for each in self._watchers]
 
     async def close(self) -> None:
@@ -179,40 +198,66 @@ class ClusterWorkloads:
 
     async def news(self, workload: str, seconds: float) -> None:
         """Wait until anything of a workload changed, for so long at most."""
-        event = self._news[workload]
+        event = self._news[workload].event
         event.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await event.wait()
 
+    def silence(self, workload: str) -> float:
+        """Return for how many seconds nothing was heard of a workload that is waited for."""
+        return time.monotonic() - self._news[workload].heard_at
+
     # What is done ------------------------------------------------------------------------------
 
-    async def make(self, workload: str, objects: StartObjects, trouble: list[str]) -> None:
+    async def make(
+        self, workload: str, objects: StartObjects, there: bool, trouble: list[str]
+    ) -> None:
         """Make what a start needs; what is there already is left as it is.
 
         Args:
             workload: Its name.
             objects: What to make.
+            there: Its pods are there, so only what they own may be missing.
             trouble: Gets what the API server says while it does not answer.
 
         Raises:
             BackendError: It was refused.
 
         """
-        space = objects.namespace
-        claims = manifests.CLAIMS.format(space)
-        made = [(claims, each) for each in objects.claims]
-        await self._all_made(workload, made, trouble)
-        made = [(objects.pods_path, each) for each in objects.pods]
-        answers = await self._all_made(workload, made, trouble)
-        if objects.service is not None:
-            owner = answers[0] or await self._found(objects, trouble)
+        first = None
+        if not there:
+            claims = manifests.CLAIMS.format(objects.namespace)
+            made = [(claims, each) for each in objects.claims]
+            await self._all_made(workload, made, trouble)
+            made = [(objects.pods_path, each) for each in objects.pods]
+            first, *_ = await self._all_made(workload, made, trouble)
+        if objects.owned:
+            owner = first or await self._found(objects, trouble)
             keys = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
             own = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **keys}
-            service = objects.service
-            service["metadata"]["ownerReferences"] = [own]
-            path = manifests.SERVICES.format(space)
-            await self._all_made(workload, [(path, service)], trouble)
+            for _, each in objects.owned:
+                each["metadata"]["ownerReferences"] = [own]
+            await self._all_made(workload, objects.owned, trouble)
+
+    async def group_api(self, trouble: list[str]) -> str:
+        """Return the version of the API that has PodGroups; empty where none has."""
+        known = await self._said(manifests.SCHEDULING, trouble)
+        for version in (str(each["groupVersion"]) for each in known.get("versions", ())):
+            has = await self._said(f"/apis/{version}", trouble)
+            if any(each["name"] == "podgroups" for each in has.get("resources", ())):
+                return version
+        return ""
+
+    async def _said(self, path: str, trouble: list[str]) -> Document:
+        """Return what a path says; nothing where it is not there, or not to be read."""
+        try:
+            said: Document = await self._patiently(
+                lambda: self.connection.call("GET", path), trouble
+            )
+        except RefusedError:
+            return {}
+        return said
 
     async def _found(self, objects: StartObjects, trouble: list[str]) -> Any:
         """Return the first pod of a start, which was there already."""
@@ -220,7 +265,7 @@ class ClusterWorkloads:
         try:
             return await self._patiently(lambda: self.connection.call("GET", path), trouble)
         except RefusedError as error:
-            raise BackendError(f"the pod of a Service is gone: {error}") from error
+            raise BackendError(f"the first pod is gone again: {error}") from error
 
     async def _all_made(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
@@ -265,10 +310,10 @@ class ClusterWorkloads:
         while True:
             try:
                 return await call()
-            except NoAnswerError as error:
+            except (NoAnswerError, ConfigurationError) as error:
                 trouble.append(str(error))
             except RefusedError as error:
-                if error.status != _TOO_MANY and error.status < _TROUBLE_FROM:
+                if error.status not in {_UNAUTHORIZED, _TOO_MANY} and error.status < _TROUBLE_FROM:
                     raise
                 trouble.append(str(error))
             pause = next(pauses, pause)
@@ -287,7 +332,7 @@ class ClusterWorkloads:
         paths = set(self._paths(workload))
         if not paths:
             return False
-        self._objects[workload] |= {each for each in paths if "/services/" not in each}
+        self._objects[workload] |= _watched(paths)
         trouble: list[str] = []
         try:
             async with asyncio.timeout(END_SECONDS_MAX):
@@ -319,7 +364,7 @@ class ClusterWorkloads:
                 raise
             self._gone(workload, path)
             return
-        if "/services/" in path:  # Not watched, and nothing of it runs.
+        if not _watched([path]):
             self._gone(workload, path)
 
     def left(self, workload: str) -> list[str]:
@@ -327,7 +372,7 @@ class ClusterWorkloads:
 
         What the watch still shows counts: a start that came next would take it for its own.
         """
-        return sorted({each for each in self._paths(workload) if "/services/" not in each})
+        return sorted(_watched(self._paths(workload)))
 
     async def look_for(self, workload: str) -> None:
         """Ask for what was ordered to end and of which nothing is heard."""
@@ -337,7 +382,7 @@ class ClusterWorkloads:
             except RefusedError as error:
                 if error.status == _NOT_FOUND:
                     self._gone(workload, path)
-            except NoAnswerError:
+            except KubernetesError:
                 return
 
     async def jobs(self, namespace: str) -> set[str]:
@@ -366,7 +411,8 @@ class ClusterWorkloads:
 
     def _told(self, workload: str) -> None:
         if workload in self._news:
-            self._news[workload].set()
+            self._news[workload].heard_at = time.monotonic()
+            self._news[workload].event.set()
         self._changed(workload)
 
     def _gone(self, workload: str, path: str) -> None:
@@ -376,7 +422,7 @@ class ClusterWorkloads:
             if not unseen:
                 del self._objects[workload]
         if workload in self._news:
-            self._news[workload].set()
+            self._news[workload].event.set()
 
     def forget(self, workload: str) -> None:
         """Keep nothing for a workload of which nothing is left."""
@@ -425,3 +471,7 @@ class ClusterWorkloads:
             self._published[old.node].pop(key, None)
         if new is not None:
             self._published[new.node][key] = new
+
+
+def _watched(paths: Iterable[str]) -> set[str]:
+    return {path for path in paths if not any(each in path for each in _UNWATCHED)}

@@ -41,6 +41,8 @@ PODS: Final = "/api/v1/namespaces/{}/pods"
 SERVICES: Final = "/api/v1/namespaces/{}/services"
 CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
 JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"
+SCHEDULING: Final = "/apis/scheduling.k8s.io"
+"""The group of the API that has PodGroups, where a cluster has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class StartObjects:
         namespace: Where they lie.
         claims: ResourceClaims, to be made first.
         pods: Pods, or Jobs that make them.
-        service: Made last, and owned by the first pod.
+        owned: By the first pod, and made last: where to make each, and what.
         jobs: Whether `pods` are Jobs.
 
     """
@@ -61,7 +63,7 @@ class StartObjects:
     namespace: str
     claims: tuple[Document, ...]
     pods: tuple[Document, ...]
-    service: Document | None
+    owned: tuple[tuple[str, Document], ...]
     jobs: bool
 
     @property
@@ -97,6 +99,7 @@ def start_objects(
     server: str,
     namespace: str,
     published: Mapping[str, Mapping[str, Document]],
+    group_api: str = "",
 ) -> StartObjects:
     """Return what an order needs.
 
@@ -106,6 +109,7 @@ def start_objects(
         server: Value of the label that says whose it is.
         namespace: Where.
         published: Node → id → device that a DRA driver publishes there.
+        group_api: The version of the API that has PodGroups; empty where none has.
 
     Raises:
         BackendError: The devices of its lease cannot be asked for.
@@ -132,9 +136,17 @@ def start_objects(
             claims.append(_claim(meta, devices))
         made = _pod(order, pod, share, rank, counted=not devices)
         _own(made, meta, share, own if devices else "", pod)
+        if group_api and len(shares) > 1:
+            made["spec"]["schedulingGroup"] = {"podGroupName": name}
         pods.append(_job(made, meta) if pod.job else made)
-    service = _service(name, namespace, labels, notes, pod.port) if pod.port else None
-    return StartObjects(name, namespace, tuple(claims), tuple(pods), service, pod.job)
+    owned = list[tuple[str, Document]]()
+    meta = {"name": name, "namespace": namespace, "labels": labels}
+    if group_api and len(shares) > 1:
+        path = f"/apis/{group_api}/namespaces/{namespace}/podgroups"
+        owned.append((path, _group(meta, notes, group_api, len(shares))))
+    if pod.port:
+        owned.append((SERVICES.format(namespace), _service(meta, notes, pod.port)))
+    return StartObjects(name, namespace, tuple(claims), tuple(pods), tuple(owned), pod.job)
 
 
 def _devices(
@@ -290,19 +302,22 @@ def _job(pod: Document, meta: Document) -> Document:
     }
 
 
-def _service(
-    name: str, namespace: str, labels: Document, notes: Document, port: int | None
-) -> Document:
+def _service(meta: Document, notes: Document, port: int) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {
-            "name": name,
-            "namespace": namespace,
-            "labels": labels,
-            "annotations": {WORKLOAD: notes[WORKLOAD]},
-        },
-        "spec": {"selector": {START: name}, "ports": [{"port": port, "targetPort": port}]},
+        "metadata": {**meta, "annotations": {WORKLOAD: notes[WORKLOAD]}},
+        "spec": {"selector": {START: meta["name"]}, "ports": [{"port": port, "targetPort": port}]},
+    }
+
+
+def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
+    """Return what has the scheduler place all pods of a gang, or none."""
+    return {
+        "apiVersion": api,
+        "kind": "PodGroup",
+        "metadata": {**meta, "annotations": {WORKLOAD: notes[WORKLOAD]}},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": size}}},
     }
 
 

@@ -27,7 +27,11 @@ from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.kubernetes.workloads.cluster import ClusterWorkloads
 from moorage.backends.kubernetes.workloads.commands import execute
-from moorage.backends.kubernetes.workloads.manifests import start_objects, tenant_namespace
+from moorage.backends.kubernetes.workloads.manifests import (
+    START,
+    start_objects,
+    tenant_namespace,
+)
 from moorage.backends.kubernetes.workloads.output import PodOutput
 from moorage.backends.kubernetes.workloads.states import PodState, Trouble
 from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_order
@@ -227,13 +231,27 @@ class WorkloadRuns:
                 return await self._started(cluster, order, pod, trouble)
         except BaseException as error:
             gave_up = isinstance(error, asyncio.CancelledError)
+            last = self._last_sign(cluster.workloads, order, trouble)
             await finished(self._undone(order.id, UNDO_SECONDS_MAX if gave_up else None))
             if isinstance(error, TimeoutError):
-                last = self.told.pop(order.id, None)
-                said = (trouble[-1:] and trouble[-1]) or (last.detail if last else "")
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
-                raise TimeoutError(f"{reason}{': ' if said else ''}{said}") from None
+                raise TimeoutError(f"{reason}: {last}") from None
             raise
+
+    def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
+        """Return what was last heard of a start that took too long, and where to look on."""
+        if said := cluster.trouble() or (trouble[-1] if trouble else ""):
+            return said
+        seen = cluster.view(order.id)
+        if seen is None:
+            return f"cluster {cluster.cluster_id} has shown none of its pods"
+        nodes = [str(share.node_id) for share in order.placement]
+        lacks = cluster.missing(order.id, nodes)
+        said = f"{seen.report.detail}{': ' if lacks else ''}{lacks}"
+        pod = cluster.pods(order.id)[0]
+        command = f"kubectl -n {pod.namespace} describe pod -l {START}={pod.start}"
+        silence = f"nothing new was heard in the last {cluster.silence(order.id):.0f} s"
+        return f"{said}; {silence}: see `{command}`"
 
     async def _started(
         self, cluster: _Cluster, order: Order, pod: PodOrder, trouble: list[str]
@@ -245,12 +263,15 @@ class WorkloadRuns:
                     WorkloadReport(name, Phase.STARTING, detail=f"asked of {known.cluster_id}")
                 )
             await self._patiently_listed(known, trouble)
-            if not _is_whole(known.pods(name)):
-                nodes = {str(share.node_id) for share in order.placement}
+            there, gang = _is_whole(known.pods(name)), len(order.placement) > 1
+            if not there or pod.port or gang:
+                nodes = set() if there else {str(share.node_id) for share in order.placement}
                 namespace = pod.namespace or tenant_namespace(self._namespace, order.tenant)
                 published = {node: known.published(node) for node in nodes}
-                objects = start_objects(order, pod, known.server, namespace, published)
-                await known.make(name, objects, trouble)
+                group_api = await known.group_api(trouble) if gang else ""
+                objects = start_objects(order, pod, known.server, namespace, published, group_api)
+                await known.make(name, objects, there, trouble)
+            trouble.clear()  # It answers.
         report = await self._ready(cluster, order)
         if report.phase is Phase.READY:
             self._running.add(name)

@@ -205,8 +205,9 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
     meta, status = pod.metadata, pod.status
     notes, labels = meta.annotations or {}, meta.labels or {}
     workload = notes.get(manifests.WORKLOAD)
-    if not workload:
-        return None
+    size, attempt = notes.get(manifests.SIZE, "1"), notes.get(manifests.ATTEMPT, "1")
+    if not workload or not (size.isdecimal() and attempt.isdecimal()):
+        return None  # Another client may copy the label, and say anything.
     said = {each.type: each for each in status.conditions or ()}
     scheduled, ready = said.get("PodScheduled", _Condition()), said.get("Ready", _Condition())
     taken = said.get("DisruptionTarget", _Condition())
@@ -220,8 +221,8 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
         namespace=meta.namespace,
         uid=meta.uid,
         job=owners[0] if owners else "",
-        size=int(notes.get(manifests.SIZE, "1")),
-        attempt=int(notes.get(manifests.ATTEMPT, "1")),
+        size=int(size),
+        attempt=int(attempt),
         endpoint=notes.get(manifests.ENDPOINT, ""),
         probed=manifests.PROBED in notes,
         node=pod.spec.node_name,
@@ -295,7 +296,10 @@ def view(
         said = f"{len(pods)} of its {pods[0].size} pods are there"
         return WorkloadView(WorkloadReport(workload, Phase.STARTING, detail=said), Trouble.SILENCE)
     order = [Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY, Phase.SUCCEEDED]
-    return min(each, key=lambda seen: order.index(seen.report.phase))
+    # Of a gang, one pod says what it lacks; of the others the scheduler says that it is not whole.
+    whys = [2 if not pod.unschedulable else "minCount" in pod.unschedulable for pod in pods]
+    ranks = [(order.index(x.report.phase), why) for x, why in zip(each, whys, strict=True)]
+    return each[ranks.index(min(ranks))]
 
 
 def _view(pod: PodState, nodes: Mapping[str, str], listed: bool) -> WorkloadView:
@@ -350,7 +354,7 @@ def _stuck(title: str, reason: str, message: str) -> str:
 
 def _advice(pod: PodState) -> str:
     said = pod.unschedulable
-    if "unschedulable" in said or "untolerated taint" in said:
+    if "were unschedulable" in said or "untolerated taint" in said:
         return "its node is cordoned or tainted"
     if "claim" in said or "device" in said:
         return "another claim has its devices: see `kubectl get resourceclaims -A`"
