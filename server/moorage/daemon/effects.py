@@ -67,6 +67,7 @@ class EffectCarrier:
         if isinstance(event, Proposed | ConsultFailed):
             self._consultations.decided(event, turn)
         self._measures.stepped(event, turn)
+        self._watchers.stepped(event)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""

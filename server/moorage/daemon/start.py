@@ -42,11 +42,13 @@ from moorage.daemon.requests.executor import PolicyExecutor
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.requests.map_news import MapNews
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.requests.router import Router
+from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.tasks import Tasks
@@ -84,6 +86,8 @@ class Core:
     tokens: Tokens
     logins: ConsoleLogins | None
     gateway: Gateway
+    map_news: MapNews
+    shape_news: ShapeNews
     watchers: Watchers
     measures: Measures
 
@@ -148,6 +152,8 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     port = await core.gateway.start(requests.router, config.host, config.port, http_port)
     stack.push_async_callback(core.gateway.close)
     web.name_websocket_port(port)
+    core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
+    core.tasks.spawn(core.shape_news.run())
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core)
     _follow_ray(config, stores, core, runners)
@@ -192,8 +198,12 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     tokens = Tokens(config.tokens, config.operators)
     logins = ConsoleLogins(tokens.tenant) if config.console else None
     gateway = Gateway(settings, tokens.tenant, logins)
-    watchers = Watchers(gateway.push, stores.allocator.state.lease)
-    return Core(Inbox(), tasks, tokens, logins, gateway, watchers, Measures())
+    state = stores.allocator.state
+    telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
+    map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
+    watchers = Watchers(gateway.push, state.lease, map_news, shape_news)
+    measures = Measures()
+    return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)
 
 
 async def _open_runners(

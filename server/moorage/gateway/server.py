@@ -203,6 +203,11 @@ class Gateway:
         if found is not None:
             found.push(frame)
 
+    def reads_on(self, session: SessionId) -> bool:
+        """Return whether a session has none of its news unread."""
+        found = self._sessions.get(session)
+        return found is not None and found.reads_on
+
     def remote(self, session: SessionId) -> str:
         """Return the address that a session comes from; "" where it is gone."""
         found = self._sessions.get(session)

@@ -249,6 +249,11 @@ class Session:
             self._parked.add(number)
             self._settle()
 
+    @property
+    def reads_on(self) -> bool:
+        """Whether the client has taken, or will at once, all news that were pushed."""
+        return not (self._events or self._missed or self.connection.paused)
+
     def push(self, news: bytes) -> None:
         """Send news. A client that leaves too many unread misses some, and is told how many.
 

@@ -41,6 +41,8 @@ class Misfit(IntEnum):
     MEMORY_BUSY = 11
 
 
+COPIES_MAX: Final = 1_000_000
+"""How often a demand for nothing fits on a node."""
 NEVER: Final = Misfit.MEMORY
 """Misfits up to this one do not depend on what is running."""
 
@@ -141,6 +143,30 @@ class Fleet(NodeInventory):
             fits &= self._enough(self.fitting_gpus(demand, rows), demand, rows)
         return fits
 
+    def copies(self, demand: Demand, rows: Any = slice(None)) -> Ints:
+        """Return how often one node's part of `demand` fits on each node now: int64 `[rows]`.
+
+        More than none exactly where `feasible` says so. A demand for nothing fits `COPIES_MAX`
+        times.
+        """
+        cpu, memory = self.cpu_free[rows], self.memory_free[rows]
+        copies = np.where(cpu >= demand.cpu_milli, COPIES_MAX, 0)
+        if demand.cpu_milli:
+            copies = np.minimum(copies, np.maximum(cpu, 0) // demand.cpu_milli)
+        if demand.memory_mib:
+            copies = np.minimum(copies, memory // demand.memory_mib)
+        if demand.gpus:
+            able = self.eligible_gpus(demand)[rows]
+            parts = np.where(able, self.gpu_free[rows] // demand.gpu_milli, 0)
+            groups = self._groups(demand)
+            if groups is None:
+                return np.minimum(copies, rounds(parts, demand.gpus))
+            here = groups[rows]
+            numbers = range(int(groups.max(initial=-1)) + 1)
+            in_groups = (rounds(np.where(here == each, parts, 0), demand.gpus) for each in numbers)
+            return np.minimum(copies, sum(in_groups, np.zeros_like(copies)))
+        return copies
+
     def misfits(self, demand: Demand, rows: Any = slice(None)) -> npt.NDArray[np.int8]:
         """Return the first failing constraint per node, as `Misfit` values: int8 `[rows]`.
 
@@ -227,6 +253,23 @@ class Fleet(NodeInventory):
         for group in range(int(groups.max(initial=-1)) + 1):
             enough |= _devices(usable & (groups[rows] == group)) >= demand.gpus
         return enough
+
+
+def rounds(parts: Ints, size: int) -> Ints:
+    """Return how many groups of `size` different places can be served, row by row.
+
+    Args:
+        parts: How many groups each place could be in: int64 `[rows, places]`.
+        size: Places of a group.
+
+    """
+    low = np.zeros(len(parts), np.int64)
+    high = parts.sum(1) // size
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        enough = np.minimum(parts, middle[:, None]).sum(1) >= size * middle
+        low, high = np.where(enough, middle, low), np.where(enough, high, middle - 1)
+    return low
 
 
 def _devices(mask: Bools) -> npt.NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from moorage.daemon.requests.answers import refuse
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
 from moorage.daemon.requests.router import Router
+from moorage.daemon.requests.tokens import LOCAL_TENANT
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
@@ -199,6 +200,13 @@ class AllocationServices:
         verdict = msgspec.json.decode(reply, type=_Verdict)
         code = verdict.error.code if verdict.error else None
         return (200 if verdict.success or code is None else twin_status(code)), reply
+
+
+async def settle(router: Router, calls: HttpCalls) -> None:
+    """Return once all that the core has decided until now is durable: answers leave in order."""
+    to, future = calls.open()
+    router.request_nowait(to, LOCAL_TENANT, wire.Status(request="settled"))
+    await future
 
 
 class _Error(msgspec.Struct):

@@ -13,6 +13,7 @@ import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from moorage.backends.base import Phase, WorkloadReport
+from moorage.core.events import Asked, Event
 from moorage.core.explain import lease_row, outcome_row
 from moorage.core.facts import (
     ClusterRemoved,
@@ -32,14 +33,18 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.daemon.observability.counters import gauges
+from moorage.daemon.requests.map_news import TOPIC as MAP
+from moorage.daemon.requests.map_news import MapNews
+from moorage.daemon.requests.shape_news import TOPIC as SHAPES
+from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.replies import event
+from moorage.protocol.replies import event as news_of
 from moorage.sandbox.host.sandbox import OpenCircuit
 
-TOPICS: Final = ("policies", "leases", "fleet")
+TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
 """`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
-`fleet`: clusters that come and go."""
+`fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`."""
 
 log = structlog.get_logger("moored")
 
@@ -52,6 +57,8 @@ class Watchers:
     Args:
         push: Sends news to a session, or counts it as missed there.
         lease: Finds a lease that holds, or one of the last that ended.
+        map_news: Tells the news of the map.
+        shape_news: Tells those of shapes.
 
     """
 
@@ -59,9 +66,13 @@ class Watchers:
         self,
         push: Callable[[SessionId, bytes], None],
         lease: Callable[[RequestId], Lease | None],
+        map_news: MapNews,
+        shape_news: ShapeNews,
     ) -> None:
         self._push = push
         self._lease = lease
+        self._map = map_news
+        self._shapes = shape_news
         self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
         self._counts: Counter[str] = Counter()
 
@@ -84,12 +95,23 @@ class Watchers:
                 )
         for topic in topics:
             self._watching[topic][session] = tenant
+        if MAP in topics:
+            self._map.add(session, tenant)
+        if SHAPES in topics:
+            self._shapes.add(session, tenant)
         return [topic for topic in TOPICS if session in self._watching[topic]]
 
     def lost(self, session: SessionId) -> None:
         """Forget a session."""
         for watching in self._watching.values():
             watching.pop(session, None)
+        self._map.lost(session)
+        self._shapes.lost(session)
+
+    def stepped(self, event: Event) -> None:
+        """Take note of what is asked for. On the hot path."""
+        if isinstance(event, Asked) and event.ask.demand is not None:
+            self._shapes.asked.note(event.ask.tenant, event.ask.demand)
 
     def tell(
         self, topic: str, name: str, data: dict[str, Any], tenant: Tenant | None = None
@@ -107,13 +129,14 @@ class Watchers:
         watching = self._watching[topic]
         if not watching:
             return
-        frame = event(name, data, topic)
+        frame = news_of(name, data, topic)
         for session, each in tuple(watching.items()):
             if tenant is None or each == tenant:
                 self._push(session, frame)
 
-    def durable(self, facts: Iterable[Fact]) -> None:
+    def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""
+        self._map.durable(facts)
         leases, fleet = self._watching["leases"], self._watching["fleet"]
         if not leases and not fleet:
             return

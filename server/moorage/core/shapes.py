@@ -1,0 +1,163 @@
+"""How often the most asked demands fit: now, and if what is free were gathered on few nodes.
+
+The daemon keeps one `ShapeCounts` for each shape that the console shows. A count is that of
+`Fleet.copies`, and only nodes that changed are counted again.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from moorage.model import GPU_MILLI, Demand, Tenant
+from moorage.policy import Fleet
+from moorage.policy.fleet import rounds
+from moorage.policy.inventory import Ints
+
+SHAPES_MAX: Final = 6
+"""Shapes shown at one time."""
+ASKED_MAX: Final = 4_096
+"""Demands counted, by tenant; beyond it those asked least are forgotten."""
+HALVED_AT: Final = 100_000
+"""Requests after which all counts are halved: what was asked of late counts more."""
+PLACES_MAX: Final = 100
+"""Nodes told of one shape."""
+USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
+"""Shown where fewer shapes were asked for."""
+
+
+class AskedShapes:
+    """Which demands are asked for, by tenant, and how often of late."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[Tenant, Demand], int] = {}
+        self._total = 0
+
+    def note(self, tenant: Tenant, demand: Demand) -> None:
+        """Count a request. On the hot path."""
+        key = (tenant, demand)
+        self._asked[key] = self._asked.get(key, 0) + 1
+        self._total += 1
+        if self._total >= HALVED_AT or len(self._asked) > ASKED_MAX:
+            halved = {name: count // 2 for name, count in self._asked.items() if count > 1}
+            kept = sorted(halved, key=halved.__getitem__, reverse=True)[: ASKED_MAX // 2]
+            self._asked = {name: halved[name] for name in kept}
+            self._total = sum(self._asked.values())
+
+    def most(self, viewer: Tenant | None) -> list[tuple[Demand, int]]:
+        """Return the shapes to show, the most asked first, and the usual ones behind.
+
+        Args:
+            viewer: Whose requests count; None: those of all.
+
+        """
+        counts: dict[Demand, int] = {}
+        for (tenant, demand), count in self._asked.items():
+            if demand.gpus and (viewer is None or tenant == viewer):
+                counts[demand] = counts.get(demand, 0) + count
+        most = sorted(counts.items(), key=lambda each: each[1], reverse=True)[:SHAPES_MAX]
+        known = {demand for demand, _ in most}
+        usual = ((demand, 0) for demand in USUAL if demand not in known)
+        return [*most, *usual][:SHAPES_MAX]
+
+
+class ShapeCounts:
+    """One shape on all nodes.
+
+    Args:
+        demand: The shape.
+        fleet: Where it is to fit; read, never changed.
+
+    """
+
+    def __init__(self, demand: Demand, fleet: Fleet) -> None:
+        self._demand = demand
+        self._fleet = fleet
+        self._layout = -1
+        self._version = -1
+        self._copies: Ints = np.zeros(0, np.int64)
+        self._classes: Ints = self._copies
+        self._sizes: Ints = self._copies
+        self._empty: Ints = self._copies
+        self._told: dict[str, Any] = {}
+
+    def told(self) -> dict[str, Any]:
+        """Return how often it fits, would fit, and what is left over; counted where it changed."""
+        fleet = self._fleet
+        same = self._layout == fleet.layout
+        changed = fleet.changed_since(self._version) if same else None
+        if changed is None:
+            self._copies = fleet.copies(self._demand)
+            self._sort_nodes()
+        elif changed:
+            rows = np.array(changed, np.int64)
+            self._copies[rows] = fleet.copies(self._demand, rows)
+        if changed is None or changed:
+            self._told = self._totals()
+        self._layout, self._version = fleet.layout, fleet.version
+        return self._told
+
+    def _totals(self) -> dict[str, Any]:
+        demand, fleet = self._demand, self._fleet
+        fits = self._gangs(self._copies)
+        eligible = np.where(fleet.eligible_gpus(demand), fleet.gpu_free, 0).sum(1)
+        gathered = int(self._gathered(eligible).sum()) // demand.nodes
+        used = fits * demand.nodes * demand.gpus * demand.gpu_milli
+        places = np.flatnonzero(self._copies)[:PLACES_MAX].tolist()
+        return {
+            "fits": fits,
+            "defragmented": max(fits, gathered),
+            "stranded": (int(eligible.sum()) - used) // GPU_MILLI,
+            "where": [[*fleet.node_ids[row], int(self._copies[row])] for row in places],
+        }
+
+    def _sort_nodes(self) -> None:
+        """Sort nodes by what they have when empty: what is free is gathered among equal ones."""
+        fleet, demand = self._fleet, self._demand
+        empty = fleet.imagined()
+        open_nodes = fleet.closed == 0
+        empty.cpu_free[:] = np.where(open_nodes, fleet.cpu_total, -1)
+        empty.memory_free[:] = np.where(open_nodes, fleet.memory_total, 0)
+        empty.gpu_free[:] = np.where(open_nodes[:, None], fleet.gpu_total, 0)
+        devices = (fleet.eligible_gpus(demand) & open_nodes[:, None]).sum(1)
+        rows = np.stack([devices, empty.copies(demand), fleet.cpu_total, fleet.memory_total], 1)
+        kinds, classes = np.unique(rows, axis=0, return_inverse=True)
+        self._classes = classes.reshape(-1)
+        self._sizes, self._empty = kinds[:, 0], kinds[:, 1]
+
+    def _gathered(self, eligible: Ints) -> Ints:
+        """Return how often it would fit among the nodes of each class: int64 `[classes]`.
+
+        Whole nodes are made free first, and what is left over lies on one more.
+        """
+        demand, fleet = self._demand, self._fleet
+
+        def summed(column: Ints) -> Ints:
+            sums = np.bincount(self._classes, column, len(self._sizes))
+            return sums.astype(np.int64)
+
+        free, now = summed(eligible), summed(self._copies)
+        whole, rest = np.divmod(free, np.maximum(self._sizes * GPU_MILLI, 1))
+        devices, over = np.divmod(rest, GPU_MILLI)
+        parts = devices * (GPU_MILLI // demand.gpu_milli) + over // demand.gpu_milli
+        enough = devices + (over >= demand.gpu_milli) >= demand.gpus
+        more = np.where(enough, np.minimum(parts // demand.gpus, self._empty), 0)
+        gathered = whole * self._empty + more
+        if demand.cpu_milli:
+            gathered = np.minimum(
+                gathered, summed(np.maximum(fleet.cpu_free, 0)) // demand.cpu_milli
+            )
+        if demand.memory_mib:
+            gathered = np.minimum(gathered, summed(fleet.memory_free) // demand.memory_mib)
+        return np.maximum(gathered, now)
+
+    def _gangs(self, copies: Ints) -> int:
+        """Return how many gangs fit, each on different nodes, in one rack where that is asked."""
+        demand = self._demand
+        if demand.nodes == 1:
+            return int(copies.sum())
+        if demand.topology != "rack":
+            return int(rounds(copies[None], demand.nodes)[0])
+        racks: Sequence[int] = np.unique(self._fleet.rack[self._fleet.rack >= 0]).tolist()
+        inside = (copies[self._fleet.rack == rack] for rack in racks)
+        return sum(int(rounds(each[None], demand.nodes)[0]) for each in inside)

@@ -1,0 +1,293 @@
+"""The console's map over a real socket: whole, then what changed, and never more than is read."""
+
+import asyncio
+import base64
+import json
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+
+import pytest
+from served import Server, ask_message, cluster
+from websockets.sync.client import connect
+
+from moorage.benchmarks import load
+from moorage.benchmarks.daemon_process import daemon
+from moorage_policies import catalog
+
+COLUMNS = ("state", "milli", "tenant", "ends")
+FREE, HELD, CORDONED = 0, 1, 4
+TERMS = {"ttl_seconds": 600}
+WATCHERS = 50
+COST_MAX = 0.10
+
+
+class Map:
+    """What a page makes of the news."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.open = ExitStack()
+        connecting = connect(url, additional_headers=headers, compression=None, max_size=None)
+        self.socket = self.open.enter_context(connecting)
+        self.number = -1
+        self.told: dict = {}
+        self.messages: list[str] = []
+        self.watch()
+
+    def watch(self, *topics: str) -> None:
+        self.socket.send(json.dumps({"op": "watch", "topics": topics or ["map"]}))
+
+    def take(self) -> dict:
+        """Take the next message; a gap is a failure here, since nothing may be lost."""
+        message = json.loads(self.socket.recv(30))
+        self.messages.append(message.get("event", "reply"))
+        data = message["data"]
+        if message.get("event") == "snapshot":
+            self.told = json.loads(zlib.decompress(base64.b64decode(data["packed"])))
+            self.number = data["number"]
+        elif message.get("event") == "delta":
+            assert data["number"] == self.number + 1
+            self.number += 1
+            self.told["tenants"] += data.get("tenants", [])
+            for name in COLUMNS:
+                for slot, value in zip(data["slots"], data[name], strict=True):
+                    self.told[name][slot] = value
+        return message
+
+    def until(self, condition) -> None:
+        while not (self.told and condition(self.told)):
+            self.take()
+
+    def held(self) -> list[int]:
+        return [n for n, state in enumerate(self.told["state"]) if state == HELD]
+
+
+def holds(count: int):
+    return lambda told: told["state"].count(HELD) == count
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with daemon() as running:
+        server = Server(running)
+        server.register(
+            cluster("east", nodes=3, gpus=4), cluster("west", nodes=2, gpus=8, model="H")
+        )
+        server.publish(catalog.document("first_fit"))
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def shown(server: Server) -> Iterator[Map]:
+    shown = Map(server.running.ws)
+    shown.until(lambda told: told)
+    yield shown
+    shown.open.close()
+
+
+def lease(server: Server, **resources) -> dict:
+    return server.ask(resources={"gpus": 1, **resources}, lease=TERMS)["lease"]
+
+
+def release(server: Server, held: dict) -> None:
+    (answer,) = server.say({"op": "release", "lease": held["id"], "token": held["token"]})
+    assert answer["success"]
+
+
+def test_the_snapshot_names_all_slots(shown):
+    told = shown.told
+    assert (told["clusters"], told["cluster_nodes"]) == (["east", "west"], [3, 2])
+    assert told["devices"] == [4, 4, 4, 8, 8]
+    assert told["nodes"] == ["east-0", "east-1", "east-2", "west-0", "west-1"]
+    assert [told["models"][code] for code in told["model"]] == ["A100"] * 12 + ["H"] * 16
+    assert told["states"] == ["free", "held", "warm", "failing", "cordoned", "stale"]
+    assert told["state"] == [FREE] * 28
+    assert (told["rack"], told["racks"], told["link"]) == ([], [], [])
+
+
+def test_what_is_granted_and_released_is_told_in_numbered_deltas(server, shown):
+    first = lease(server, gpus=2, gpu_milli=500)
+    shown.until(holds(2))
+    slots = shown.held()
+    assert [shown.told["milli"][slot] for slot in slots] == [500, 500]
+    assert {shown.told["ends"][slot] for slot in slots} == {int(first["expires_at"])}
+    assert [shown.told["tenants"][shown.told["tenant"][slot]] for slot in slots] == ["local"] * 2
+    release(server, first)
+    shown.until(holds(0))
+    assert shown.messages.count("snapshot") == 1
+    assert shown.messages.count("delta") >= 2
+
+
+def test_who_asks_again_is_sent_all_of_it_again(server, shown):
+    held = lease(server)
+    shown.until(holds(1))
+    shown.told = {}
+    shown.watch()
+    while shown.take().get("event") != "snapshot":
+        pass
+    assert shown.told["state"].count(HELD) == 1
+    release(server, held)
+    shown.until(holds(0))
+
+
+def test_cordons_and_new_clusters_come_as_a_new_snapshot(server, shown):
+    server.say({"op": "cordon", "cluster": "east", "node": "east-1"})
+    shown.until(lambda told: told["state"].count(CORDONED) == 4)
+    server.say({"op": "uncordon", "cluster": "east", "node": "east-1"})
+    shown.until(lambda told: told["state"].count(CORDONED) == 0)
+    server.register(cluster("new", nodes=1, gpus=2))
+    shown.until(lambda told: len(told["state"]) == 30)
+    server.http.delete("/clusters/new").raise_for_status()
+    shown.until(lambda told: len(told["state"]) == 28)
+
+
+def test_shapes_fit_less_often_once_something_is_held(server):
+    page = Map(server.running.ws)
+    page.watch("shapes")
+
+    def fits() -> dict:
+        while (message := page.take()).get("topic") != "shapes":
+            pass
+        shapes = message["data"]["shapes"]
+        usual = [shape for shape in shapes if not shape["resources"]["models"]]
+        return {
+            each["resources"]["gpus"]: each
+            for each in usual
+            if each["resources"]["gpu_milli"] == 1000
+        }
+
+    before = fits()
+    assert before[8]["fits"] == 2
+    held = [lease(server, models=["H"]), *(lease(server) for _ in range(2))]
+    while (now := fits())[1]["fits"] != before[1]["fits"] - 3:
+        pass
+    assert now[1]["asked"] > before[1]["asked"]
+    assert (now[8]["fits"], now[8]["defragmented"]) == (1, 1)
+    assert now[8]["where"] == [["west", "west-1", 1]]
+    for each in held:
+        release(server, each)
+    page.open.close()
+
+
+def test_tenants_see_their_own_and_operators_all(tmp_path):
+    file = tmp_path / "moored.toml"
+    file.write_text('operators = ["op"]\n[tokens]\nann = "a"\nbob = "b"\nop = "o"\n')
+    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = "Bearer o"
+        server.register(cluster("east", nodes=1, gpus=4))
+        server.publish(catalog.document("first_fit"))
+        maps = {name: Map(running.ws, name) for name in "abo"}
+        for name in "ab":
+            with server.socket({"Authorization": f"Bearer {name}"}) as socket:
+                asked = ask_message(resources={"gpus": 1}, lease=TERMS)
+                socket.send(json.dumps(asked))
+                assert json.loads(socket.recv(30))["success"]
+        for each in maps.values():
+            each.until(holds(2))
+        seen = {
+            name: [each.told["tenants"][number] for number in each.told["tenant"]]
+            for name, each in maps.items()
+        }
+        assert seen["a"] == ["yours", "busy", "", ""]
+        assert seen["b"] == ["busy", "yours", "", ""]
+        assert seen["o"] == ["ann", "bob", "", ""]
+        assert [bool(at) for at in maps["a"].told["ends"]] == [True, False, False, False]
+        for each in maps.values():
+            each.open.close()
+        server.close()
+
+
+def memory_mib(pid: int) -> float:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+@pytest.mark.heavy
+def test_who_does_not_read_is_sent_nothing_more_and_all_of_it_later(tmp_path):
+    """Names that do not compress make each snapshot some 200 kB, so buffers fill at once."""
+    wide = cluster("wide", nodes=3_000, gpus=1)
+    for number, node in enumerate(wide["nodes"]["nodeData"]):
+        node["id"] = base64.b16encode(zlib.crc32(b"%d" % number).to_bytes(4) * 7).decode() + str(
+            number
+        )
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.register(wide)
+        server.publish(catalog.document("first_fit"))
+        slow, quick = Map(running.ws), Map(running.ws)
+        quick.until(lambda told: told)
+        before = memory_mib(running.pid)
+        asking = threading.Thread(target=lambda: [slow.watch() for _ in range(3_000)], daemon=True)
+        asking.start()
+        for _ in range(40):
+            held = lease(server)
+            quick.until(holds(1))
+            release(server, held)
+            quick.until(holds(0))
+        assert memory_mib(running.pid) - before < 64
+        last = lease(server)
+        quick.until(holds(1))
+        slow.until(lambda _: slow.number >= quick.number)
+        assert slow.held() == quick.held()
+        release(server, last)
+        slow.until(holds(0))
+        for each in (slow, quick):
+            each.open.close()
+        server.close()
+
+
+WATCHING = """
+import asyncio, json, sys
+async def watch():
+    async with connect(sys.argv[1], compression=None, max_size=None) as socket:
+        await socket.send('{"op": "watch", "topics": ["map", "shapes"]}')
+        await socket.recv()
+        print("watching", flush=True)
+        async for message in socket:
+            pass
+async def main():
+    await asyncio.gather(*(watch() for _ in range(int(sys.argv[2]))))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.quiet
+@pytest.mark.heavy
+async def test_fifty_open_maps_cost_little(tmp_path):
+    """Rounds with and without alternate in one run; what is compared are their medians."""
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.register(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
+        server.publish(catalog.document("first_fit"))
+        one = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 1})
+        asked = [json.dumps(one)] * 1_500
+        await load.drive(running.ws, asked, connections=4, window=8)
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(5):
+            for watched in (False, True):
+                pages = None
+                if watched:
+                    command = [sys.executable, "-c", WATCHING, running.ws, str(WATCHERS)]
+                    pages = await asyncio.create_subprocess_exec(
+                        *command, stdout=asyncio.subprocess.PIPE
+                    )
+                    for _ in range(WATCHERS):
+                        await pages.stdout.readline()
+                await asyncio.sleep(1.5)  # The leases of the round before are over.
+                done = await load.drive(running.ws, asked, connections=4, window=8)
+                assert all(b'"success":true' in reply for reply in done.replies)
+                rates[watched].append(done.per_second)
+                if pages is not None:
+                    pages.terminate()
+                    await pages.wait()
+        cost = 1 - median(rates[True]) / median(rates[False])
+        print(f"{WATCHERS} maps cost {cost:.1%} of {median(rates[False]):.0f} grants/s: {rates}")
+        assert cost <= COST_MAX
+        server.close()

@@ -1,0 +1,115 @@
+"""The picture that the console has of the fleet, beside many stories of the core."""
+
+import random
+
+import pytest
+from simulated.world import run
+
+from moorage.core.fleet_map import COLUMNS, FREE, HELD, FleetMap
+from moorage.core.state import State, apply
+
+EVENTS = 300
+AHEAD = 7
+
+
+def made(state: State) -> FleetMap:
+    shown = FleetMap(state)
+    for lease in state.leases.values():
+        shown.put(lease)
+    shown.take_changed()
+    return shown
+
+
+def rows(shown: FleetMap, viewer=None) -> list[tuple]:
+    """Return what each slot shows, with the names of tenants instead of their numbers."""
+    told = shown.snapshot(viewer)
+    columns = [told[name].tolist() for name in COLUMNS]
+    columns[2] = [told["tenants"][number] for number in columns[2]]
+    return list(zip(*columns, strict=True))
+
+
+def is_true(shown: FleetMap, state: State) -> None:
+    """Hold the picture against the state, by the fleet's own columns."""
+    fleet = state.fleet
+    told = iter(rows(shown))
+    for row, devices in enumerate(fleet.gpu_ids):
+        for column, _ in enumerate(devices):
+            kind, milli, tenant, ends = next(told)
+            if not fleet.closed[row]:
+                assert milli == fleet.gpu_total[row, column] - fleet.gpu_free[row, column]
+            assert (tenant == "") == (milli == 0) == (ends == 0)
+            assert (kind == FREE) == (milli == 0 and not fleet.closed[row])
+    assert next(told, None) is None
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_map_follows_the_facts(seed):
+    chance, state = random.Random(seed), State()
+    shown, seen, known = made(state), rows(made(state)), 1
+    for fact in run(seed, EVENTS).ledger:
+        apply(state, fact)
+        shown.apply(fact)
+        if shown.is_outdated:
+            shown = made(state)
+            seen, known = rows(shown), len(shown.tenants)
+            continue
+        changed = shown.take_changed()
+        before, seen = seen, rows(shown)
+        assert {n for n, (a, b) in enumerate(zip(before, seen, strict=True)) if a != b} <= {
+            *changed
+        }
+        delta = shown.delta(changed, None)
+        assert delta.get("tenants", []) == shown.tenants[known:]
+        known = len(shown.tenants)
+        if chance.random() < 0.1:
+            is_true(shown, state)
+            fresh = made(state)
+            assert seen == rows(fresh)
+            for viewer in {lease.tenant for lease in state.leases.values()}:
+                assert rows(shown, viewer) == rows(fresh, viewer)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
+    facts, state = run(seed, EVENTS).ledger, State()
+    for number, fact in enumerate(facts):
+        apply(state, fact)
+        if number % AHEAD == 0 and number > AHEAD:
+            shown = made(state)
+            for again in facts[number - AHEAD : number + 1]:
+                shown.apply(again)
+            shown.take_changed()
+            assert rows(shown) == rows(made(state))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tenant_learns_of_others_only_what_is_busy(seed):
+    world, state = run(seed, EVENTS), State()
+    for fact in world.ledger:
+        apply(state, fact)
+        if len(state.leases) > 3:
+            break
+    shown = made(state)
+    for viewer in world.tenants:
+        delta = shown.delta(list(range(len(shown))), viewer)
+        mine = rows(shown, viewer)
+        assert list(zip(*(delta[name] for name in COLUMNS), strict=True)) == [
+            (kind, milli, ("", "yours", "busy").index(tenant), ends)
+            for kind, milli, tenant, ends in mine
+        ]
+        owned = {
+            (share.cluster_id, share.node_id, gpu)
+            for lease in state.leases.values()
+            for share in lease.placement
+            for gpu in share.gpus
+            if lease.tenant == viewer
+        }
+        places = [
+            (*place, gpu)
+            for place, gpus in zip(state.fleet.node_ids, state.fleet.gpu_ids, strict=True)
+            for gpu in gpus
+        ]
+        for place, (kind, _, tenant, ends) in zip(places, mine, strict=True):
+            assert (tenant == "yours") == (place in owned)
+            if tenant == "busy":
+                assert (kind, ends) == (HELD, 0)
