@@ -3,6 +3,8 @@
 import io
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -24,10 +26,29 @@ app = typer.Typer(
     name="moored",
     help="Decides which cluster, node and GPUs run a workload, and holds the answer as a lease.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moored {version('moorage')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shared(
+    version: Annotated[  # Its callback ends the program.
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take what stands before a command."""
+
+
 app.command(epilog=settings_help(), short_help="Run the daemon.")(serve)
 app.command(short_help="Play the main job with everything embedded.")(demo)
 app.command(short_help="Drive a trace through a real daemon.")(replay)

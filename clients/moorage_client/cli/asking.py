@@ -10,6 +10,7 @@ import typer
 from moorage.model import LeaseTerms
 from moorage.protocol.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
 from moorage_client.answers import Answer, Lease
+from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
@@ -19,6 +20,23 @@ _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
 _POLICY: Final = "For the policy"
 
+LeaseArgument = Annotated[
+    str, typer.Argument(help="Id of the lease", autocompletion=completing.leases)
+]
+_PolicyArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The policy: name:version-tag, or an alias", autocompletion=completing.policies
+    ),
+]
+_ClusterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Candidate cluster",
+        rich_help_panel=_RESOURCES,
+        autocompletion=completing.clusters,
+    ),
+]
 _HoldSeconds = Annotated[
     float | None,
     typer.Option(
@@ -60,7 +78,7 @@ def json_object(text: str | None, option: str) -> Any:
 
 def ask(
     session: CommandSession,
-    policy: Annotated[str, typer.Argument(help="The policy: name:version-tag, or an alias")],
+    policy: _PolicyArgument,
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs on each node", rich_help_panel=_RESOURCES)
     ] = None,
@@ -87,9 +105,7 @@ def ask(
     topology: Annotated[
         str | None, typer.Option(help="nvlink, numa or rack", rich_help_panel=_RESOURCES)
     ] = None,
-    cluster: Annotated[
-        list[str] | None, typer.Option(help="Candidate cluster", rich_help_panel=_RESOURCES)
-    ] = None,
+    cluster: _ClusterOption = None,
     inputs: Annotated[
         str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
     ] = None,
@@ -161,7 +177,7 @@ def ask(
 
 def renew(
     session: CommandSession,
-    lease: Annotated[str, typer.Argument(help="Id of the lease")],
+    lease: LeaseArgument,
     ttl: Annotated[
         float | None,
         typer.Option(min=1, max=TTL_SECONDS_MAX, help="Seconds from now (else the lease's own)"),
@@ -189,7 +205,7 @@ def renew(
 
 def release(
     session: CommandSession,
-    lease: Annotated[str, typer.Argument(help="Id of the lease")],
+    lease: LeaseArgument,
     lease_token: Annotated[
         str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
     ] = None,
@@ -223,7 +239,10 @@ def flush(
 
 
 def cancel(
-    session: CommandSession, request: Annotated[str, typer.Argument(help="Id of the request")]
+    session: CommandSession,
+    request: Annotated[
+        str, typer.Argument(help="Id of the request", autocompletion=completing.requests)
+    ],
 ) -> None:
     """Give up a place in the queue."""
     ended = session.run(lambda client: client.cancel(request))

@@ -10,6 +10,7 @@ import typer
 
 from moorage.model import Code
 from moorage_client.answers import read_as
+from moorage_client.cli import completing
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import ClusterStored
@@ -191,7 +192,10 @@ def _report(session: CommandSession, rows: list[dict[str, Any]]) -> None:
 
 
 PLACE: Final = typer.Argument(
-    metavar="CLUSTER[/NODE]", help="A node, or a whole cluster", show_default=False
+    metavar="CLUSTER[/NODE]",
+    help="A node, or a whole cluster",
+    show_default=False,
+    autocompletion=completing.clusters,
 )
 REASON: Final = typer.Option(help="Said to everyone who asks why nothing is placed there")
 
@@ -242,7 +246,12 @@ def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
 
 def delete(
     session: CommandSession,
-    cluster: Annotated[str, typer.Argument(help="Id of the cluster", show_default=False)],
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            help="Id of the cluster", show_default=False, autocompletion=completing.clusters
+        ),
+    ],
 ) -> None:
     """Take a cluster out of the inventory. Leases on it stand until they end."""
     with session.services() as services:

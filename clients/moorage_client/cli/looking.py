@@ -9,136 +9,184 @@ from typing import Annotated, Any
 import typer
 
 from moorage.protocol.replies import WorkloadObject
-from moorage_client.answers import Lease, read_as
-from moorage_client.cli.output import ends_in, fields, note, print_json, say, table, to_line, where
+from moorage_client.answers import Lease, read_as, read_lease
+from moorage_client.cli import completing
+from moorage_client.cli.live import WatchFlag, shown
+from moorage_client.cli.output import ends_in, fields, local_time, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import ClusterRow, NodeRow, ShownWaiter
+
+SubjectArgument = Annotated[
+    str, typer.Argument(help="Id of a lease or request", autocompletion=completing.subjects)
+]
 
 
 def leases(
     session: CommandSession,
     state: Annotated[str, typer.Option(help="Only those in this state, e.g. active or ended")] = "",
-    cluster: Annotated[str, typer.Option(help="Only those on this cluster")] = "",
+    cluster: Annotated[
+        str, typer.Option(help="Only those on this cluster", autocompletion=completing.clusters)
+    ] = "",
+    watch: WatchFlag = False,
 ) -> None:
     """List your leases."""
     filters = {name: v for name, v in (("state", state), ("cluster", cluster)) if v}
 
-    async def work(client: Any) -> list[Lease]:
-        found: list[Lease] = await client.leases(**filters).all()
-        return found
+    async def work(client: Any) -> list[dict[str, Any]]:
+        return [lease.document() for lease in await client.leases(**filters).all()]
 
-    found = session.run(work)
-    if session.json:
-        print_json([lease.document() for lease in found])
-        return
-    table(
-        ("lease", "state", "where", "ends in>", "fencing>", "policy"),
-        (
-            (
-                lease.id,
-                lease.state,
-                where(lease.placement),
-                ends_in(lease.expires_at),
-                lease.fencing,
-                lease.policy_rule_uri,
-            )
-            for lease in found
-        ),
+    def cells(lease: Lease) -> list[Any]:
+        shown: list[Any] = [
+            lease.id,
+            lease.state,
+            where(lease.placement),
+            ends_in(lease.expires_at),
+        ]
+        shown += [lease.fencing, lease.policy_rule_uri]
+        return [*shown, local_time(lease.granted_at), _phase(lease)] if session.wide else shown
+
+    shown(
+        session,
+        work,
+        [
+            *("lease", "state", "where", "ends in>", "fencing>", "policy"),
+            *(("granted", "workload") if session.wide else ()),
+        ],
+        lambda rows: [cells(read_lease(row)) for row in rows],
         empty="No leases. Ask for one: moorage ask POLICY --gpus 1 --lease",
+        watch=watch,
     )
 
 
-def status(
-    session: CommandSession,
-    subject: Annotated[str, typer.Argument(help="Id of a lease or request")],
-) -> None:
+def _phase(lease: Lease) -> str:
+    workload = lease.workload
+    return "" if workload is None else f"{workload.backend} {workload.phase}"
+
+
+def status(session: CommandSession, subject: SubjectArgument) -> None:
     """Show a lease, or a request that waits."""
     _about(session, session.run(lambda client: client.status(subject)))
 
 
-def why(
-    session: CommandSession,
-    subject: Annotated[str, typer.Argument(help="Id of a lease or request")],
-) -> None:
+def why(session: CommandSession, subject: SubjectArgument) -> None:
     """Show why a request was answered as it was, or why a lease ended."""
     _about(session, session.run(lambda client: client.why(subject)))
 
 
-def queue(session: CommandSession) -> None:
+def queue(session: CommandSession, watch: WatchFlag = False) -> None:
     """List your waiting requests, in the order in which they are served."""
-    waiting = session.run(lambda client: client.queue().all())
-    pairs = zip(read_as(list[ShownWaiter], waiting), waiting, strict=True)
-    order = sorted(pairs, key=lambda pair: pair[0].position)
-    if session.json:
-        print_json([document for _, document in order])
-        return
-    table(
-        ("position>", "request", "policy", "priority>", "gives up in>", "resources"),
-        (
-            (
-                waiter.position,
-                waiter.request,
-                waiter.policy_rule_uri,
-                waiter.priority,
-                ends_in(waiter.deadline),
-                _wants(waiter.resources),
-            )
-            for waiter, _ in order
-        ),
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        waiting = await client.queue().all()
+        pairs = zip(read_as(list[ShownWaiter], waiting), waiting, strict=True)
+        return [document for _, document in sorted(pairs, key=lambda pair: pair[0].position)]
+
+    def cells(waiter: ShownWaiter) -> list[Any]:
+        shown: list[Any] = [
+            waiter.position,
+            waiter.request,
+            waiter.policy_rule_uri,
+            waiter.priority,
+        ]
+        shown += [ends_in(waiter.deadline), _wants(waiter.resources)]
+        return [*shown, local_time(waiter.since)] if session.wide else shown
+
+    shown(
+        session,
+        work,
+        [
+            *("position>", "request", "policy", "priority>", "gives up in>", "resources"),
+            *(("since",) if session.wide else ()),
+        ],
+        lambda rows: [cells(each) for each in read_as(list[ShownWaiter], rows)],
         empty="Nothing of yours waits.",
+        watch=watch,
     )
 
 
 def fleet(
     session: CommandSession,
-    cluster: Annotated[str, typer.Argument(help="Id of a cluster, to list its nodes")] = "",
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            help="Id of a cluster, to list its nodes", autocompletion=completing.clusters
+        ),
+    ] = "",
+    watch: WatchFlag = False,
 ) -> None:
     """List the clusters with what is free in them, or the nodes of one cluster."""
-    rows = session.run(lambda client: client.fleet(cluster or None).all())
-    if session.json:
-        print_json(rows)
-    elif cluster:
-        nodes = read_as(list[NodeRow], rows)
-        table(
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = await client.fleet(cluster or None).all()
+        return rows
+
+    if cluster:
+        shown(
+            session,
+            work,
             ("node", "models", "GPUs free", "cpu milli free>", "memory MiB free>"),
-            (
-                (
-                    node.node_id,
-                    ", ".join(node.models),
-                    _free(node.gpus),
-                    node.cpu_milli_free,
-                    node.memory_mib_free,
-                )
-                for node in nodes
-            ),
+            _node_cells,
             empty=f"Cluster {cluster} has no nodes.",
+            watch=watch,
+            notes=_node_notes,
         )
-        for node in nodes:
-            if node.duplicate_of:
-                note(f"{node.node_id} is the same machine as {node.duplicate_of}: it counts there.")
-            if node.unavailable:
-                note(f"{node.node_id} takes nothing new: {node.unavailable}")
     else:
-        clusters = read_as(list[ClusterRow], rows)
-        table(
+        shown(
+            session,
+            work,
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>"),
-            (
-                (
-                    row.cluster_id,
-                    row.nodes,
-                    row.gpus,
-                    _thousandths(row.gpu_milli_free, row.gpu_milli_total),
-                    _thousandths(row.cpu_milli_free, row.cpu_milli_total),
-                    f"{row.memory_mib_free}/{row.memory_mib_total}",
-                )
-                for row in clusters
-            ),
+            _cluster_cells,
             empty="No clusters. Import some: moorage fleet import SOURCE",
+            watch=watch,
+            notes=_cluster_notes,
         )
-        for row in clusters:
-            if row.nodes_unavailable:
-                few = f"{row.nodes_unavailable} of {row.nodes} nodes take nothing new"
-                note(f"{row.cluster_id}: {few}; why: moorage fleet {row.cluster_id}")
+
+
+def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    return [
+        [
+            node.node_id,
+            ", ".join(node.models),
+            _free(node.gpus),
+            node.cpu_milli_free,
+            node.memory_mib_free,
+        ]
+        for node in read_as(list[NodeRow], rows)
+    ]
+
+
+def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
+    said: list[str] = []
+    for node in read_as(list[NodeRow], rows):
+        if node.duplicate_of:
+            same = f"{node.node_id} is the same machine as {node.duplicate_of}"
+            said.append(f"{same}: it counts there.")
+        if node.unavailable:
+            said.append(f"{node.node_id} takes nothing new: {node.unavailable}")
+    return said
+
+
+def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    return [
+        [
+            row.cluster_id,
+            row.nodes,
+            row.gpus,
+            _thousandths(row.gpu_milli_free, row.gpu_milli_total),
+            _thousandths(row.cpu_milli_free, row.cpu_milli_total),
+            f"{row.memory_mib_free}/{row.memory_mib_total}",
+        ]
+        for row in read_as(list[ClusterRow], rows)
+    ]
+
+
+def _cluster_notes(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{row.cluster_id}: {row.nodes_unavailable} of {row.nodes} nodes take nothing new;"
+        f" why: moorage fleet {row.cluster_id}"
+        for row in read_as(list[ClusterRow], rows)
+        if row.nodes_unavailable
+    ]
 
 
 def watch(

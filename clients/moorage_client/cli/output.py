@@ -11,7 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from moorage.model import Code, Placement
@@ -40,14 +42,47 @@ _PIPE_COLUMNS: Final = 160
 """Width of tables that go to a pipe, where the reader's width is unknown."""
 
 
+class OutputFormat(StrEnum):
+    """What `-o` chooses."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+as_yaml: ContextVar[bool] = ContextVar("as_yaml", default=False)
+"""Whether documents are printed as YAML: `-o yaml` of the command that runs."""
+
+_STATES: Final = {
+    "granted": "green",
+    "active": "green",
+    "starting": "cyan",
+    "queued": "cyan",
+    "warm": "yellow",
+    "ending": "yellow",
+    "failing": "red",
+    "ended": "dim",
+}
+"""Colours of states; there are none in files, in pipes, and with NO_COLOR."""
+
+
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout.
+    """Print one JSON document on stdout; or one of YAML, where `-o yaml` wants that.
 
     Raises:
         UnreadableError: It is nested too deep.
 
     """
-    sys.stdout.write(_json(document, indent=2) + "\n")
+    if not as_yaml.get():
+        sys.stdout.write(_json(document, indent=2) + "\n")
+        return
+    import yaml  # noqa: PLC0415  # Slow to import, and seldom needed.
+
+    try:
+        yaml.safe_dump(document, sys.stdout, sort_keys=False, allow_unicode=True)
+    except RecursionError as error:
+        raise UnreadableError("an answer is nested too deep to be shown") from error
 
 
 def to_line(document: Any) -> str:
@@ -123,8 +158,16 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
         empty: What to say instead of an empty table.
 
     """
+    shown = made_table(columns, rows)
+    if shown.rows:
+        sys.stdout.write(rendered(shown))
+    else:
+        note(empty)
+
+
+def made_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Any:
+    """Return a table of rich; arguments as for `table`."""
     from rich import box  # noqa: PLC0415  # Slow to import; --json never needs it.
-    from rich.console import Console  # noqa: PLC0415  # As above.
     from rich.table import Table  # noqa: PLC0415  # As above.
     from rich.text import Text  # noqa: PLC0415  # As above.
 
@@ -133,16 +176,26 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
         right = column.endswith(">")
         shown.add_column(column.rstrip(">"), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(plain(str(cell))) for cell in row))
-    if not shown.rows:
-        note(empty)
-        return
+        cells = (plain(str(cell)) for cell in row)
+        shown.add_row(*(Text(cell, _STATES.get(cell, "")) for cell in cells))
+    return shown
+
+
+def console() -> Any:
+    """Return rich's console on stdout, as wide as the reader is thought to be."""
+    from rich.console import Console  # noqa: PLC0415  # As above.
+
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if known else _PIPE_COLUMNS, highlight=False)
-    # Rendered first: rich would end the process with 1 where the reader is gone.
-    with console.capture() as rendered:
-        console.print(shown)
-    sys.stdout.write(rendered.get())
+    return Console(width=None if known else _PIPE_COLUMNS, highlight=False)
+
+
+def rendered(shown: Any) -> str:
+    """Return something of rich as text: rich ends the process where the reader is gone."""
+    ours = console()
+    with ours.capture() as captured:
+        ours.print(shown)
+    text: str = captured.get()
+    return text
 
 
 def fields(document: Mapping[str, Any]) -> None:

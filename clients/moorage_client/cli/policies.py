@@ -12,6 +12,7 @@ import typer
 
 from moorage.model import Code
 from moorage_client.answers import read_as
+from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
@@ -104,7 +105,9 @@ def list_policies(session: CommandSession) -> None:
 
 def show(
     session: CommandSession,
-    uri: Annotated[str, typer.Argument(help="URI of the policy")],
+    uri: Annotated[
+        str, typer.Argument(help="URI of the policy", autocompletion=completing.policies)
+    ],
     history: Annotated[bool, typer.Option("--history", help="Who changed it, and when")] = False,
 ) -> None:
     """Show the document of a policy, its code included; or its history."""
@@ -146,7 +149,10 @@ def _changed(services: Any, uri: str) -> dict[str, Any]:
 
 def delete(
     session: CommandSession,
-    uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
+    uri: Annotated[
+        str,
+        typer.Argument(help="The version, name:version-tag", autocompletion=completing.policies),
+    ],
     *,
     force: Annotated[
         bool, typer.Option("--force", help="Also what an alias would fall back to")

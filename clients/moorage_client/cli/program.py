@@ -2,14 +2,26 @@
 
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
 
 import typer
 
 from moorage_client.answers import UnreadableError
-from moorage_client.cli import asking, fleet, looking, offline, policies, pool, publishing, running
+from moorage_client.cli import (
+    asking,
+    fleet,
+    gpus,
+    looking,
+    offline,
+    policies,
+    pool,
+    publishing,
+    running,
+)
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
+    as_yaml,
     explain_failure,
     failure,
     failure_document,
@@ -17,7 +29,16 @@ from moorage_client.cli.output import (
     print_json,
     say,
 )
-from moorage_client.cli.session import CommandSession, HttpUrl, Json, Timeout, Token, Url, command
+from moorage_client.cli.session import (
+    CommandSession,
+    HttpUrl,
+    Json,
+    OutputOption,
+    Timeout,
+    Token,
+    Url,
+    command,
+)
 from moorage_client.errors import MoorageError, ProtocolViolated
 
 _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {said}" for code, said in MEANINGS.items()) + "."
@@ -32,6 +53,14 @@ app = typer.Typer(
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version as installed_version  # noqa: PLC0415  # Slow to import.
+
+        say(f"moorage {installed_version('moorage')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _shared(
     context: typer.Context,
@@ -40,8 +69,19 @@ def _shared(
     token: Token = None,
     json: Json = False,
     timeout: Timeout = None,
+    output: OutputOption = None,
+    version: Annotated[  # noqa: ARG001  # Its callback ends the program.
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            callback=_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
 ) -> None:
-    context.obj = CommandSession(url, http_url, token, json, timeout)
+    context.obj = CommandSession(url, http_url, token, json, timeout, output)
 
 
 policy = typer.Typer(help="Register policies and look at them.", no_args_is_help=True)
@@ -67,6 +107,7 @@ command(app, "logs")(running.logs)
 command(app, "status")(looking.status)
 command(app, "why")(looking.why)
 command(app, "queue")(looking.queue)
+command(app, "gpus")(gpus.gpus)
 command(app, "watch")(looking.watch)
 command(machines, fleet.DEFAULT)(looking.fleet)
 command(machines, "import")(fleet.import_fleet)
@@ -109,8 +150,9 @@ command(app, "version")(version)
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; print its result or its failure; return the exit code."""
-    # The parser may fail before it has understood --json; scripts rely on it even then.
-    as_json = "--json" in arguments
+    # The parser may fail before it has understood them; scripts rely on them even then.
+    as_json = "--json" in arguments or _output(arguments) in {"json", "yaml"}
+    as_yaml.set(_output(arguments) == "yaml")
     try:
         code = app(list(arguments), prog_name="moorage", standalone_mode=False)
     except typer.TyperException as error:
@@ -130,6 +172,20 @@ def run(arguments: Sequence[str]) -> int:
     if code == Exit.INTERRUPTED:
         _fail(as_json, failure("interrupted", "interrupted"))
     return code if isinstance(code, int) else Exit.OK
+
+
+def _output(arguments: Sequence[str]) -> str:
+    """Return what `-o` says, wherever it stands before another command's own options."""
+    options = list(arguments)
+    options = options[: options.index("--")] if "--" in options else options
+    for option, following in pairwise([*options, ""]):
+        if option in {"-o", "--output"}:
+            return following
+        if option.startswith("--output="):
+            return option.removeprefix("--output=")
+        if option.startswith("-o"):
+            return option.removeprefix("-o")
+    return ""
 
 
 def _failed(as_json: bool, error: MoorageError) -> int:

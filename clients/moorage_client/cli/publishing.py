@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage_client.answers import read_as
-from moorage_client.cli import shapes
+from moorage_client.cli import completing, shapes
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import CommandSession
@@ -15,7 +15,11 @@ SAMPLES_SHOWN: Final = 10
 """Latest differences that a person is shown; --json has all that the server kept."""
 
 AliasArgument = Annotated[
-    str, typer.Argument(help="The alias, as name:word; a bare policy name means its name:stable")
+    str,
+    typer.Argument(
+        help="The alias, as name:word; a bare policy name means its name:stable",
+        autocompletion=completing.policies,
+    ),
 ]
 
 
@@ -28,7 +32,10 @@ class By(StrEnum):
 
 def activate(
     session: CommandSession,
-    uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
+    uri: Annotated[
+        str,
+        typer.Argument(help="The version, name:version-tag", autocompletion=completing.policies),
+    ],
     alias: Annotated[
         str, typer.Option(help="The alias that shall mean it: a word, or name:word")
     ] = "stable",
@@ -47,7 +54,12 @@ def roll_back(session: CommandSession, alias: AliasArgument) -> None:
 
 def aliases(
     session: CommandSession,
-    alias: Annotated[str, typer.Argument(help="An alias, to see who changed it and when")] = "",
+    alias: Annotated[
+        str,
+        typer.Argument(
+            help="An alias, to see who changed it and when", autocompletion=completing.policies
+        ),
+    ] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete it; the versions stay")] = False,
 ) -> None:
     """List the aliases, or the history of one."""
@@ -70,7 +82,12 @@ def aliases(
 def canary(
     session: CommandSession,
     alias: AliasArgument,
-    uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
+    uri: Annotated[
+        str,
+        typer.Argument(
+            help="The candidate; leave it out with the others", autocompletion=completing.policies
+        ),
+    ] = "",
     percent: Annotated[
         float, typer.Option(help="Its share of the requests: more than 0, at most 100")
     ] = 10.0,
@@ -96,7 +113,12 @@ def canary(
 def shadow(
     session: CommandSession,
     alias: AliasArgument,
-    uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
+    uri: Annotated[
+        str,
+        typer.Argument(
+            help="The candidate; leave it out with the others", autocompletion=completing.policies
+        ),
+    ] = "",
     report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
 ) -> None:
@@ -113,7 +135,12 @@ def shadow(
 
 def manage(
     session: CommandSession,
-    policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="A version, an alias, or a bare name", autocompletion=completing.policies
+        ),
+    ],
     action: Annotated[str, typer.Argument(help="The action, as the policy knows it")],
     data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
 ) -> None:
@@ -124,7 +151,12 @@ def manage(
 
 def logs(
     session: CommandSession,
-    policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="A version, an alias, or a bare name", autocompletion=completing.policies
+        ),
+    ],
 ) -> None:
     """Print what a policy printed and logged lately, at your requests."""
     with session.services() as services:

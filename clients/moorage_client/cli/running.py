@@ -14,7 +14,7 @@ import typer
 
 from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import keep, token_of
+from moorage_client.cli.asking import LeaseArgument, keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import Attempt, ShownExecution, ShownOutput
@@ -162,7 +162,7 @@ async def _ended(client: Any, lease: str, reader: "_Reader") -> None:
 
 def execute(
     session: CommandSession,
-    lease: Annotated[str, typer.Argument(help="Id of the lease")],
+    lease: LeaseArgument,
     command: _Command,
     limit: Annotated[
         float, typer.Option(min=0.001, max=3600, help="Seconds that it may take")
@@ -203,7 +203,7 @@ def execute(
 
 def logs(
     session: CommandSession,
-    lease: Annotated[str, typer.Argument(help="Id of the lease")],
+    lease: LeaseArgument,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the workload ends")
     ] = False,

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from moorage_client.cli.exits import ReaderGone
+from moorage_client.cli.output import OutputFormat, as_yaml
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class CommandSession:
         token: Who we are.
         json: Print exactly one JSON document on stdout.
         timeout: Seconds until an answer must be here, beyond `--wait`.
+        output: How results are printed, where `json` does not say it.
 
     """
 
@@ -37,6 +39,12 @@ class CommandSession:
     token: str | None = None
     json: bool = False
     timeout: float | None = None
+    output: OutputFormat | None = None
+
+    @property
+    def wide(self) -> bool:
+        """Whether tables have their columns of details."""
+        return self.output is OutputFormat.WIDE
 
     def run(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
         """Connect, do `work` with the client, and return its result."""
@@ -94,6 +102,16 @@ Timeout = Annotated[
         metavar="SECONDS",
     ),
 ]
+OutputOption = Annotated[
+    OutputFormat | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="How results are printed: table, wide (with details), json or yaml",
+        rich_help_panel=PANEL,
+        metavar="FORMAT",
+    ),
+]
 
 
 def _shared(
@@ -102,8 +120,9 @@ def _shared(
     token: Token = None,
     json: Json = False,
     timeout: Timeout = None,
+    output: OutputOption = None,
 ) -> CommandSession:
-    return CommandSession(url, http_url, token, json, timeout)
+    return CommandSession(url, http_url, token, json, timeout, output)
 
 
 _SHARED = inspect.signature(_shared).parameters
@@ -129,8 +148,12 @@ def command(
             given = {name: options.pop(name) for name in _SHARED}
             named = {name: value for name, value in given.items() if value not in (None, False)}
             before: CommandSession = context.find_object(CommandSession) or CommandSession()
+            session = replace(before, **named)
+            as_yaml.set(session.output is OutputFormat.YAML)
+            if session.output in {OutputFormat.JSON, OutputFormat.YAML}:
+                session = replace(session, json=True)
             try:
-                function(replace(before, **named), **options)
+                function(session, **options)
             except BrokenPipeError as error:
                 raise ReaderGone from error  # The parser would turn this one into its own exit.
 

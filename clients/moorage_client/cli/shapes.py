@@ -27,6 +27,7 @@ class ShownWaiter(Struct):
     policy_rule_uri: str = ""
     priority: int = 0
     deadline: float = 0.0
+    since: float = 0.0
     resources: dict[str, Name | list[Name]] | None = None
 
 

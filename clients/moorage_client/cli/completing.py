@@ -1,0 +1,105 @@
+"""What the shell completes beside names of commands and options: ids, URIs and clusters.
+
+A completion asks the server and waits a moment for it. Where it gets no answer it completes
+nothing, and says nothing: the user is in the middle of a line.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+SECONDS_MAX: Final = 1.5
+"""How long a user who pressed Tab waits at most."""
+SHOWN_MAX: Final = 200
+
+Names = list[tuple[str, str]]
+"""Each with a word about it."""
+
+
+def leases(context: typer.Context, incomplete: str) -> Names:
+    """Complete the id of a lease that has not ended."""
+
+    async def names(client: Any) -> Names:
+        found = await client.leases().all()
+        return [(lease.id, lease.state) for lease in found if lease.state != "ended"]
+
+    return _completed(incomplete, lambda: _with_client(context, names))
+
+
+def subjects(context: typer.Context, incomplete: str) -> Names:
+    """Complete the id of a lease or of a request that waits."""
+    return [*leases(context, incomplete), *requests(context, incomplete)]
+
+
+def requests(context: typer.Context, incomplete: str) -> Names:
+    """Complete the id of a request that waits."""
+
+    async def names(client: Any) -> Names:
+        return [(row["request"], "waits") for row in await client.queue().all()]
+
+    return _completed(incomplete, lambda: _with_client(context, names))
+
+
+def clusters(context: typer.Context, incomplete: str) -> Names:
+    """Complete the id of a cluster."""
+
+    async def names(client: Any) -> Names:
+        rows = await client.fleet().all()
+        return [(row["cluster_id"], f"{row['nodes']} nodes") for row in rows]
+
+    return _completed(incomplete, lambda: _with_client(context, names))
+
+
+def policies(context: typer.Context, incomplete: str) -> Names:
+    """Complete the URI of a policy, or an alias."""
+    return _completed(incomplete, lambda: _policies(context))
+
+
+async def _policies(context: typer.Context) -> Names:
+    from moorage_client.services import Services  # noqa: PLC0415  # Slow to import.
+
+    given = _given(context)
+    with Services(given.get("http_url"), given.get("token"), timeout=SECONDS_MAX) as services:
+        aliases = [(each["alias"], "alias") for each in services.aliases()]
+        found = services.policies()
+    return [*aliases, *((each["policy_rule_uri"], each["description"] or "") for each in found)]
+
+
+async def _with_client(
+    context: typer.Context, names: Callable[[Any], Coroutine[Any, Any, Names]]
+) -> Names:
+    from moorage_client.client import Client  # noqa: PLC0415  # Slow to import.
+
+    given = _given(context)
+    async with Client(given.get("url"), given.get("token"), timeout=SECONDS_MAX) as client:
+        return await names(client)
+
+
+def _completed(incomplete: str, work: Callable[[], Coroutine[Any, Any, Names]]) -> Names:
+    async def bounded() -> Names:
+        async with asyncio.timeout(SECONDS_MAX):
+            return await work()
+
+    found: Names = []
+    with (
+        contextlib.suppress(Exception),  # See above: a completion never fails.
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stderr(nowhere),
+    ):
+        found = asyncio.run(bounded())
+    return sorted(each for each in found if each[0].startswith(incomplete))[:SHOWN_MAX]
+
+
+def _given(context: typer.Context) -> dict[str, Any]:
+    """Return the shared options as they stand so far, before and after the command's name."""
+    given: dict[str, Any] = {}
+    each: Any = context
+    while each is not None:
+        given = {**{k: v for k, v in each.params.items() if v is not None}, **given}
+        each = each.parent
+    return given

@@ -1,0 +1,117 @@
+"""`moorage gpus`: how many GPUs are free, per model, and how many requests of which size fit."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage_client.answers import read_as
+from moorage_client.cli.completing import clusters as complete_clusters
+from moorage_client.cli.live import WatchFlag, shown
+from moorage_client.cli.session import CommandSession
+from moorage_client.cli.shapes import ClusterRow, NodeRow
+
+SIZES: Final = (1, 2, 4, 8)
+"""GPUs of one node that requests usually ask for."""
+AT_ONCE: Final = 8
+"""Clusters that are asked about at a time."""
+WHOLE: Final = 1000
+
+
+@dataclass
+class _Model:
+    """The GPUs of one model.
+
+    Attributes:
+        total: Whole GPUs.
+        free: Those of which nothing is held.
+        part_milli: What is free of the others, in thousandths.
+        fits: How many requests for so many whole GPUs of one node fit, by `SIZES`.
+        clusters: Where they are.
+
+    """
+
+    total: int = 0
+    free: int = 0
+    part_milli: int = 0
+    fits: list[int] = field(default_factory=lambda: [0] * len(SIZES))
+    clusters: dict[str, None] = field(default_factory=dict[str, None])
+
+    def add(self, cluster: str, node: NodeRow) -> None:
+        """Count a node."""
+        self.total += len(node.gpus)
+        self.clusters[cluster] = None
+        if node.unavailable:
+            return
+        free = sum(milli == WHOLE for milli in node.gpus.values())
+        self.free += free
+        self.part_milli += sum(milli for milli in node.gpus.values() if milli < WHOLE)
+        self.fits = [count + free // size for count, size in zip(self.fits, SIZES, strict=True)]
+
+
+def gpus(
+    session: CommandSession,
+    model: Annotated[str, typer.Argument(help="Only models whose name has this in it")] = "",
+    cluster: Annotated[
+        str, typer.Option(help="Only of this cluster", autocompletion=complete_clusters)
+    ] = "",
+    watch: WatchFlag = False,
+) -> None:
+    """Show how many GPUs are free, per model, and how many requests of which size fit now.
+
+    A request that wants several GPUs wants them on one node. Nodes that take nothing new count as
+    full.
+    """
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        named = [cluster] if cluster else await _clusters(client)
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def nodes(name: str) -> tuple[str, list[NodeRow]]:
+            async with limit:
+                return name, read_as(list[NodeRow], await client.fleet(name).all())
+
+        return _rows(await asyncio.gather(*map(nodes, named)), model)
+
+    columns = ["model", "free>", "total>", *(f"of {size}>" for size in SIZES), "parts>"]
+    shown(
+        session,
+        work,
+        [*columns, *(["clusters"] if session.wide else [])],
+        lambda rows: [_cells(row, wide=session.wide) for row in rows],
+        empty=f"No GPUs{f' whose model has {model!r} in its name' if model else ''}.",
+        watch=watch,
+    )
+
+
+async def _clusters(client: Any) -> list[str]:
+    rows = read_as(list[ClusterRow], await client.fleet().all())
+    return [row.cluster_id for row in rows if row.gpus]
+
+
+def _rows(found: Iterable[tuple[str, Sequence[NodeRow]]], wanted: str) -> list[dict[str, Any]]:
+    models: dict[str, _Model] = {}
+    for cluster, nodes in found:
+        for node in nodes:
+            name = " or ".join(node.models) or "unknown"
+            if node.gpus and not node.duplicate_of and wanted.lower() in name.lower():
+                models.setdefault(name, _Model()).add(cluster, node)
+    return [
+        {
+            "model": name,
+            "free": each.free,
+            "total": each.total,
+            "fits": {str(size): count for size, count in zip(SIZES, each.fits, strict=True)},
+            "part_milli_free": each.part_milli,
+            "clusters": list(each.clusters),
+        }
+        for name, each in sorted(models.items())
+    ]
+
+
+def _cells(row: dict[str, Any], *, wide: bool) -> list[Any]:
+    cells = [row["model"], row["free"], row["total"], *row["fits"].values()]
+    cells.append(f"{row['part_milli_free'] / WHOLE:g}")
+    return [*cells, ", ".join(row["clusters"])] if wide else cells

@@ -1,0 +1,195 @@
+"""Listings that are shown once, or with `--watch` again whenever they change.
+
+On a terminal the table is drawn in its place; elsewhere each state follows the one before it, as a
+table with its time or as one line of JSON.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage.model import Code
+from moorage_client.cli.output import (
+    console,
+    local_time,
+    made_table,
+    note,
+    plain,
+    print_json,
+    rendered,
+    table,
+    to_line,
+)
+from moorage_client.cli.session import CommandSession
+from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout
+
+REFRESH_SECONDS: Final = 2.0
+"""Between two looks where no news came: what ends in so long is another text by then."""
+PAUSE_SECONDS: Final = 0.25
+"""Between two looks at least: news come in bursts."""
+RETRY_SECONDS: Final = 1.0
+"""Before a server that went away is asked again."""
+
+WatchFlag = Annotated[
+    bool,
+    typer.Option("--watch", "-w", help="Show it again whenever it changes, until interrupted"),
+]
+
+
+def shown(
+    session: CommandSession,
+    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    columns: Sequence[str],
+    cells: Callable[[list[dict[str, Any]]], Sequence[Sequence[Any]]],
+    *,
+    empty: str,
+    watch: bool,
+    notes: Callable[[list[dict[str, Any]]], Sequence[str]] = lambda _: (),
+) -> None:
+    """Show a listing.
+
+    Args:
+        session: Where, and how.
+        fetch: Returns the rows, which are documents, from a client.
+        columns: As for `table`.
+        cells: Returns what the columns show of rows.
+        empty: What to say where there are no rows.
+        watch: Whether to go on.
+        notes: Returns what is said below the table.
+
+    """
+    view = _View(columns, cells, notes, empty)
+    if watch:
+        _watched(session, fetch, view)
+        return
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        return await fetch(client)
+
+    rows = session.run(work)
+    if session.json:
+        print_json(rows)
+        return
+    table(columns, cells(rows), empty=empty)
+    for line in notes(rows):
+        note(line)
+
+
+@dataclass
+class _View:
+    columns: Sequence[str]
+    cells: Callable[[list[dict[str, Any]]], Sequence[Sequence[Any]]]
+    notes: Callable[[list[dict[str, Any]]], Sequence[str]]
+    empty: str
+    last: Any = field(default=None)
+    """What was shown last."""
+
+
+def _watched(
+    session: CommandSession,
+    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    view: _View,
+) -> None:
+    terminal = sys.stdout.isatty() and not session.json
+    show = _Drawn(view) if terminal else _Printed(view, as_json=session.json)
+    began = False
+    try:
+        while True:
+            try:
+                session.run(lambda client: _follow(client, fetch, show.rows))
+            except (ConnectionFailed, Timeout) as error:
+                began = began or show.began
+                if not began:
+                    raise
+                show.stale(str(error))
+            except RequestRefused as refused:
+                if refused.code is not Code.SHUTTING_DOWN:
+                    raise
+                show.stale(str(refused))
+            time.sleep(RETRY_SECONDS)  # A server that comes back says so to no client.
+    finally:
+        show.end()
+
+
+async def _follow(
+    client: Any,
+    fetch: Callable[[Any], Awaitable[list[dict[str, Any]]]],
+    show: Callable[[list[dict[str, Any]]], None],
+) -> None:
+    news = await client.begin_watch("leases", "fleet")
+    try:
+        while True:
+            show(await fetch(client))
+            await asyncio.sleep(PAUSE_SECONDS)
+            await news.next(REFRESH_SECONDS)
+    finally:
+        await news.close()
+
+
+class _Drawn:
+    """Draws on a terminal, in place."""
+
+    def __init__(self, view: _View) -> None:
+        from rich.live import Live  # noqa: PLC0415  # Slow to import.
+
+        self._view = view
+        self._live = Live(console=console(), auto_refresh=False, vertical_overflow="ellipsis")
+        self._live.start()
+        self.began = False
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        """Draw these rows."""
+        self.began = True
+        self._view.last = rows
+        self._draw(f"as of {local_time(time.time())}")
+
+    def stale(self, why: str) -> None:
+        """Say that what is drawn is old."""
+        self._draw(f"reconnecting: {why}")
+
+    def end(self) -> None:
+        """Leave the last state on the terminal."""
+        self._live.stop()
+
+    def _draw(self, below: str) -> None:
+        from rich.console import Group  # noqa: PLC0415  # As above.
+        from rich.text import Text  # noqa: PLC0415  # As above.
+
+        view, rows = self._view, self._view.last or []
+        body: Any = made_table(view.columns, view.cells(rows)) if rows else Text(view.empty)
+        lines = [Text(plain(line), "dim") for line in (*view.notes(rows), below)]
+        self._live.update(Group(body, *lines), refresh=True)
+
+
+class _Printed:
+    """Prints each state that differs from the one before."""
+
+    def __init__(self, view: _View, *, as_json: bool) -> None:
+        self._view = view
+        self._as_json = as_json
+        self.began = False
+
+    def rows(self, rows: list[dict[str, Any]]) -> None:
+        """Print these rows, if they are other ones."""
+        view, self.began = self._view, True
+        if rows == view.last:
+            return
+        view.last = rows
+        if self._as_json:
+            sys.stdout.write(to_line(rows) + "\n")
+        else:
+            body = rendered(made_table(view.columns, view.cells(rows))) if rows else view.empty
+            sys.stdout.write(f"{local_time(time.time())}\n{body}\n")
+        sys.stdout.flush()  # The reader wants it now.
+
+    def stale(self, why: str) -> None:
+        """Say that what was printed is old."""
+        note(f"reconnecting: {why}")
+
+    def end(self) -> None:
+        """Do nothing: all is printed."""

@@ -1,0 +1,213 @@
+"""The command line at a real daemon: formats, live tables, free GPUs, completion."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from served import FIRST_FIT, Server, cluster, until
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_policies import catalog
+
+BIN = Path(sys.executable).parent
+HELD = {"gpus": 2, "models": ["A100"]}
+
+
+def environment(server, **more):
+    urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    return {**kept, **urls, "COLUMNS": "200", **more}
+
+
+def run(server, *arguments, code=0, **more):
+    done = subprocess.run(
+        [BIN / "moorage", *arguments],
+        env=environment(server, **more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def hold(server, **resources):
+    reply = server.ask(FIRST_FIT, resources=resources, lease={"ttl_seconds": 60})
+    assert reply["success"], reply
+    server.leases = [*getattr(server, "leases", []), reply["lease"]]
+    return reply["lease"]["id"]
+
+
+@pytest.mark.parametrize("program", ["moorage", "moored"])
+def test_a_program_says_its_version(program):
+    output = subprocess.run(
+        [BIN / program, "--version"], capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
+
+
+def test_gpus_tells_what_fits_by_model_and_size(server):
+    hold(server, **HELD)
+    hold(server, gpus=1, gpu_milli=400, models=["H100"])
+    rows = {row["model"]: row for row in json.loads(run(server, "gpus", "-o", "json"))}
+    assert rows["A100"] == {
+        "model": "A100",
+        "free": 6,
+        "total": 8,
+        "fits": {"1": 6, "2": 3, "4": 1, "8": 0},
+        "part_milli_free": 0,
+        "clusters": ["east"],
+    }
+    assert (rows["H100"]["free"], rows["H100"]["part_milli_free"]) == (7, 600)
+    table = run(server, "gpus", "h1", "-o", "wide").split()
+    assert table[-9:] == ["H100", "7", "8", "7", "3", "1", "0", "0.6", "west"]
+    assert "A100" not in table
+
+
+def test_nodes_that_take_nothing_new_have_no_free_gpus(server):
+    try:
+        run(server, "fleet", "cordon", "east/east-0")
+        (row,) = json.loads(run(server, "gpus", "A100", "--json"))
+        assert (row["free"], row["total"]) == (4, 8)
+        assert json.loads(run(server, "gpus", "--cluster", "west", "--json"))[0]["free"] == 8
+    finally:
+        run(server, "fleet", "uncordon", "east/east-0")
+
+
+def test_results_come_as_tables_wide_ones_json_and_yaml(server):
+    lease = hold(server, **HELD)
+    (shown,) = json.loads(run(server, "leases", "-o", "json"))
+    assert yaml.safe_load(run(server, "-o", "yaml", "leases")) == [shown]
+    assert shown["id"] == lease
+    assert "granted" not in run(server, "leases").splitlines()[1]
+    assert "granted" in run(server, "leases", "--output=wide").splitlines()[1]
+    refused = yaml.safe_load(run(server, "status", "nosuch", "-o", "yaml", code=5))
+    assert refused["error"]["code"] == "unknown_lease"
+    assert yaml.safe_load(run(server, "nosuch", "-oyaml", code=2))["error"]["code"] == "usage"
+    run(server, "leases", "-o", "xml", code=2)
+
+
+def test_what_belongs_to_another_command_is_not_ours(server):
+    assert run(server, "run", "--nosuch", "--", "cat", "-o", "json", code=2) == ""  # No JSON.
+
+
+def watching(server, *arguments):
+    return subprocess.Popen(
+        [BIN / "moorage", *arguments],
+        env=environment(server, PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A background job ignores Ctrl-C, and so would this one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509  # No threads here.
+    )
+
+
+def test_a_watched_listing_follows_what_happens(server):
+    with watching(server, "leases", "--watch", "--json") as seen:
+        assert json.loads(seen.stdout.readline()) == []
+        lease = hold(server, **HELD)
+        (row,) = json.loads(seen.stdout.readline())
+        assert (row["id"], row["state"]) == (lease, "granted")
+        seen.send_signal(signal.SIGINT)
+        assert "Traceback" not in seen.communicate(timeout=10)[1]
+        assert seen.returncode == 130
+
+
+@pytest.mark.heavy
+def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(catalog.document("first_fit"))
+        seen = watching(server, "leases", "--watch")
+        assert re.match(r"\d{4}-", seen.stdout.readline())
+        hold(server, **HELD)
+        until(lambda: "east/east-0 gpus 0,1" in seen.stdout.readline())
+        server.close()
+    with (
+        seen,
+        daemon(tmp_path, options=["--port", running.ws.rsplit(":", 1)[1].strip("/")]) as again,
+    ):
+        assert again.ws == running.ws
+        server = Server(again)
+        server.ask(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        server.close()
+        until(lambda: "gpus 2" in seen.stdout.readline())
+        seen.send_signal(signal.SIGINT)
+        assert "reconnecting" in seen.communicate(timeout=10)[1]
+
+
+def on_a_terminal(server, *arguments, **more):
+    """Return what a command draws on a terminal within two seconds, and its exit code."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(  # noqa: S606  # A shell is not wanted.
+            BIN / "moorage", ["moorage", *arguments], environment(server, TERM="xterm", **more)
+        )
+    drawn, until_at = b"", time.monotonic() + 2
+    while time.monotonic() < until_at:
+        if select.select([terminal], [], [], 0.1)[0]:
+            drawn += os.read(terminal, 65_536)
+    os.write(terminal, b"\x03")
+    while True:
+        try:
+            drawn += os.read(terminal, 65_536)
+        except OSError:  # The other end is closed.
+            break
+    return drawn.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.heavy
+def test_a_terminal_has_colours_unless_it_wants_none(server):
+    hold(server, **HELD)
+    drawn, code = on_a_terminal(server, "leases", "--watch")
+    assert code == 130
+    assert "\x1b[32mgranted" in drawn
+    assert "as of 20" in drawn
+    drawn, _ = on_a_terminal(server, "leases", "--watch", NO_COLOR="1")
+    assert "granted" in drawn
+    assert "\x1b[32m" not in drawn
+    assert "\x1b[" not in run(server, "leases")
+
+
+def completed(server, program, line, **more):
+    """Return what bash would offer for the word at the end of a line."""
+    asked = {
+        f"_{program.upper()}_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"{program} {line}",
+        "COMP_CWORD": str(len(line.split(" "))),
+    }
+    done = subprocess.run(
+        [BIN / program],
+        env=environment(server, **asked, **more),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_ids_uris_and_clusters_are_completed(server):
+    lease = hold(server, **HELD)
+    assert completed(server, "moorage", "release ") == [lease]
+    assert completed(server, "moorage", f"why {lease[:4]}") == [lease]
+    assert completed(server, "moorage", "ask fir") == [FIRST_FIT]
+    assert completed(server, "moorage", "fleet cordon we") == ["west"]
+    assert completed(server, "moored", "doc") == ["doctor"]
+
+
+def test_a_completion_without_a_server_is_silent(server):
+    assert completed(server, "moorage", "release ", MOORAGE_URL="ws://127.0.0.1:1") == []
