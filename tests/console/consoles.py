@@ -1,5 +1,7 @@
 """Pages of the console, and daemons that are seeded by API; the tests here share it."""
 
+import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from websockets.sync.client import connect
 
 from moorage.benchmarks.daemon_process import Running, daemon
 from moorage_policies import catalog
@@ -84,6 +87,27 @@ class Seeded:
         }
         assert self.http.post("/clusters", json=document).status_code == 201
 
+    @contextmanager
+    def waiter(self, gpus: int) -> Iterator[str]:
+        """A request that waits, from a client of its own."""
+        message = {
+            "adhoc": True,
+            "id": "waits",
+            "policy_rule_uri": POLICY,
+            "inputs": {},
+            "resources": {"gpus": gpus},
+            "lease": {"ttl_seconds": 3600, "wait_seconds": 3600},
+        }
+        with connect(self.running.ws) as socket:
+            socket.send(json.dumps(message))
+            while True:
+                socket.send(json.dumps({"op": "queue", "id": "queue"}))
+                rows = json.loads(socket.recv(timeout=10))["data"]["waiting"]
+                if rows:
+                    yield rows[-1]["request"]
+                    return
+                time.sleep(0.05)
+
     def ask(self, gpus: int = 1, **fields: Any) -> dict[str, Any]:
         message = {
             "policy_rule_uri": POLICY,
@@ -98,8 +122,10 @@ class Seeded:
 
 
 @contextmanager
-def seeded(data: Path | None = None, **environment: str) -> Iterator[Seeded]:
-    with daemon(data, environment=environment) as running:
+def seeded(
+    data: Path | None = None, *, options: tuple[str, ...] = (), **environment: str
+) -> Iterator[Seeded]:
+    with daemon(data, options=options, environment=environment) as running:
         token = environment.get("MOORAGE_TOKENS", "").partition(":")[2]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=running.http, timeout=30, headers=headers) as http:

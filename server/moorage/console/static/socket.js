@@ -48,11 +48,6 @@ function heard() {
 	if (now - last_heard > 500) heardAt.value = last_heard = now;
 }
 
-/** Close the connection as if the network had; the next one follows. */
-export function drop() {
-	socket?.close();
-}
-
 function lost() {
 	socket = null;
 	link.value = "lost";

@@ -1,0 +1,93 @@
+"""What a page does when its server goes, stalls or asks who it is; and what its policy forbids."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consoles import opened, refused, seeded
+
+pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to lose it.
+
+
+def free_port() -> str:
+    with socket.socket() as each:
+        each.bind(("127.0.0.1", 0))
+        return str(each.getsockname()[1])
+
+
+def test_a_dropped_socket_is_told_and_made_again(page: Any, served: Any) -> None:
+    sockets: list[Any] = []
+
+    def pass_on(route: Any) -> None:
+        route.connect_to_server()
+        sockets.append(route)
+
+    page.route_web_socket("**", pass_on)
+    page.goto(f"{served.console}/leases")
+    page.get_by_role("table", name="Leases").wait_for()
+    page.get_by_text("live", exact=True).wait_for()
+    page.route_web_socket("**", lambda route: route.close())
+    sockets[0].close()
+    stale = page.get_by_text("reconnecting")
+    stale.wait_for()
+    assert "as of" in stale.inner_text()
+    assert page.get_by_role("table", name="Leases").is_visible()
+    page.route_web_socket("**", pass_on)
+    page.get_by_text("live", exact=True).wait_for()
+
+
+def test_a_restart_under_an_open_page(page: Any, tmp_path: Path) -> None:
+    options = ("--port", free_port(), "--http-port", free_port())
+    with seeded(tmp_path / "data", options=options) as it:
+        it.fleet("east", 4)
+        lease = it.ask(2)["lease"]["id"]
+        page.goto(f"{it.console}/leases")
+        page.get_by_role("link", name=lease).wait_for()
+    page.get_by_text("reconnecting").wait_for()
+    assert page.get_by_role("link", name=lease).is_visible()
+    with seeded(tmp_path / "data", options=options) as it:
+        page.get_by_text("live", exact=True).wait_for()
+        added = it.ask(1)["lease"]["id"]
+        page.get_by_role("button", name="1 new").click()
+        page.get_by_role("link", name=added).wait_for()
+        assert page.get_by_role("link", name=lease).is_visible()
+
+
+def test_a_login_and_what_a_tenant_sees(chromium: Any) -> None:
+    with seeded(MOORAGE_TOKENS="ann:a-key") as it, opened(chromium) as page:
+        urls: list[str] = []
+        page.on("request", lambda request: urls.append(request.url))
+        it.fleet("east", 2)
+        lease = it.ask(1)["lease"]["id"]
+        page.goto(f"{it.console}/leases/{lease}")
+        page.get_by_role("heading", name="Log in to Moorage").wait_for()
+        page.get_by_label("Token").fill("no-key")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").wait_for()
+        page.get_by_label("Token").fill("a-key")
+        page.keyboard.press("Enter")
+        page.get_by_role("complementary", name=f"Lease {lease}").wait_for()
+        assert not any("a-key" in url for url in urls)
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_role("heading", name="Log in to Moorage").wait_for()
+
+
+def test_the_policy_of_the_page_forbids_scripts_of_others(chromium: Any, served: Any) -> None:
+    """Else no test here that sees no violation would prove anything."""
+    context = chromium.new_context()
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda said: wrong.append(said.text) if refused(said) else None)
+    page.goto(served.console)
+    page.get_by_role("heading", level=1).wait_for()
+    assert wrong == []
+    page.evaluate(
+        "() => document.body.append(Object.assign(document.createElement('script'),"
+        " {textContent: 'window.stranger = 1'}))"
+    )
+    page.evaluate("() => new Promise(done => setTimeout(done, 100))")
+    assert page.evaluate("window.stranger") is None
+    assert len(wrong) == 1
+    context.close()
