@@ -133,3 +133,13 @@ def seeded(
             if http.get("/policy").json()["data"] == []:
                 assert http.post("/policy", json=catalog.document("first_fit")).json()["success"]
             yield it
+
+
+def counted(page: Any) -> dict[str, int]:
+    """Return the legend: how many slots are free, held and so on."""
+    items = page.get_by_role("list", name="What the colours mean").get_by_role("listitem")
+    found = {}
+    for text in items.all_inner_texts():
+        *name, count = text.replace(",", "").split()
+        found[name[-1]] = int(count)
+    return found

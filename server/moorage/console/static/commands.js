@@ -96,7 +96,7 @@ const focus = (selector) => /** @type {HTMLElement | null} */ (document.querySel
 
 /** Go to the next or former row of the list. @param {number} by */
 function step(by) {
-	const rows = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("main a.row, main [role=treegrid] [role=row]")]);
+	const rows = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("main a.row, main [role=treegrid] [role=row][tabindex]")]);
 	if (!rows.length) return;
 	const at = rows.indexOf(/** @type {HTMLElement} */ (document.activeElement));
 	const next = at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by));

@@ -3,7 +3,7 @@
 import { STATES } from "./model.js";
 
 const LABEL = 16; // Height of a cluster's name.
-export const CELLS = [18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
+export const CELLS = [24, 18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
 const SQUARES = 4; // From this size on squares with gaps; below, pixels.
 
 /** @typedef {import("./model.js").Fleet} Fleet */
@@ -128,6 +128,7 @@ export class Painter {
 			const before = performance.now();
 			this.draw();
 			this.times.push(performance.now() - before);
+			if (this.times.length === 1) performance.mark("fleet drawn");
 			if (this.times.length > 600) this.times.shift();
 		});
 		if (whole) this.dirty = null;
