@@ -1,0 +1,51 @@
+"""Prepare, train twice, compare; each under a lease of its own: python graph_of_tasks.py [URL]."""
+
+import sys
+
+from moorage_client.workflow import (
+    DAG,
+    LeasedPool,
+    ResourceAwareExecutor,
+    ResourceRequirements,
+    current_node,
+)
+
+
+def prepare() -> str:
+    """Needs no GPU."""
+    return "data"
+
+
+def train() -> str:
+    """Would pass `current_node().environment` to a process of its own."""
+    (share,) = current_node().placement
+    return f"{share.node_id} GPU {' '.join(share.gpus)}"
+
+
+graph = DAG.builder()
+for name in ("prepare", "small", "large", "compare"):
+    graph.add_node(name)
+for before, after in (
+    ("prepare", "small"),
+    ("prepare", "large"),
+    ("small", "compare"),
+    ("large", "compare"),
+):
+    graph.add_edge(before, after)
+
+needs = {
+    "prepare": ResourceRequirements.cpu(1),
+    "small": ResourceRequirements.gpu(1),
+    "large": ResourceRequirements.gpu(2),
+    "compare": ResourceRequirements.cpu(1),
+}
+url = sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:8765"
+dag = graph.build()
+with LeasedPool("first_fit:1.0-stable", url=url) as pool:
+    executor = ResourceAwareExecutor(dag, pool, needs)
+    result = executor.execute(
+        {"prepare": prepare, "small": train, "large": train, "compare": lambda: "compared"}
+    )
+for name in ("prepare", "small", "large", "compare"):
+    print(f"{name}: {result[name].result}")
+sys.exit(0 if result.succeeded else 1)

@@ -1,0 +1,40 @@
+// Lease a GPU from Node, use it, give it back: node node_client.mjs [ws://127.0.0.1:8765]
+// Node 22 or newer; on Node 20 add --experimental-websocket.
+
+const socket = new WebSocket(process.argv[2] ?? "ws://127.0.0.1:8765");
+const waiting = new Map();
+
+socket.onmessage = ({ data }) => {
+  const reply = JSON.parse(data);
+  waiting.get(reply.id)?.(reply);
+  waiting.delete(reply.id);
+};
+
+function ask(message) {
+  const id = crypto.randomUUID();
+  return new Promise((resolve) => {
+    waiting.set(id, resolve);
+    socket.send(JSON.stringify({ ...message, id }));
+  });
+}
+
+await new Promise((resolve, reject) => {
+  socket.onopen = resolve;
+  socket.onerror = () => reject(new Error("no server answers"));
+});
+const reply = await ask({
+  adhoc: true,
+  policy_rule_uri: "first_fit:1.0-stable",
+  inputs: {},
+  resources: { gpus: 1 },
+  lease: { ttl_seconds: 60 },
+});
+if (reply.success) {
+  const { id: lease, token, placement } = reply.lease;
+  console.log("yours:", placement[0].cluster_id, placement[0].node_id, "GPU", ...placement[0].gpus);
+  await ask({ op: "release", lease, token });
+} else {
+  console.error(`not now: ${reply.error.reason}`);
+  process.exitCode = 1;
+}
+socket.close();
