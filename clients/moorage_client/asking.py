@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from moorage.model import Demand, LeaseTerms, Provision
 
@@ -40,6 +40,10 @@ class Request(TypedDict, total=False):
     dry_run: bool
 
 
+_NEWER: Final = ("project",)
+"""Terms of a lease that the first servers did not know."""
+
+
 def request_message(
     policy_rule_uri: str, lease: LeaseTerms | Document | None, **request: Unpack[Request]
 ) -> dict[str, Any]:
@@ -56,11 +60,19 @@ def request_message(
     for name, value in given.items():
         if isinstance(value, Provision):
             message[name] = _provision_object(value)
-        elif isinstance(value, Demand | LeaseTerms):
+        elif isinstance(value, Demand):
             message[name] = asdict(value)
+        elif isinstance(value, LeaseTerms):
+            message[name] = _terms_object(value)
         elif value is not None and value is not False:
             message[name] = value
     return message
+
+
+def _terms_object(terms: LeaseTerms) -> dict[str, Any]:
+    """Return the terms as the wire has them; what servers of old do not know only where given."""
+    wanted = asdict(terms)
+    return {name: wanted[name] for name in wanted if name not in _NEWER or wanted[name]}
 
 
 def _provision_object(provision: Provision) -> dict[str, Any]:

@@ -113,7 +113,7 @@ export interface ClusterPage {
 }
 
 /** Why the answer is no: the machine-readable part of every failure reply. */
-export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
+export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
 
 /** Place nothing new there. */
 export interface Cordon {
@@ -351,6 +351,8 @@ export interface LeaseRequest {
   preemptible?: boolean;
   /** a string of 1 to 128 characters */
   idempotency_key?: string;
+  /** a string of 1 to 128 characters */
+  project?: string;
 }
 
 /**
@@ -531,6 +533,67 @@ export interface QueuedWaiter {
   position: number;
 }
 
+/** So much of each resource; nothing is said of those that are left out. */
+export interface QuotaAmounts {
+  gpu_milli?: number | null;
+  cpu_milli?: number | null;
+  memory_mib?: number | null;
+}
+
+/** What tenants and projects may hold, and what they hold of it. */
+export interface QuotaListing {
+  op: "quotas";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** an object whose values are strings, numbers or booleans */
+  filters?: { [name: string]: string | number | number | boolean };
+  /** a string of at most 256 characters */
+  cluster?: string;
+  /** a string of at most 256 characters */
+  after?: string;
+  /** a string of at most 256 characters */
+  next?: string;
+  /** a whole number between 1 and 1000 */
+  limit?: number;
+}
+
+/** The reply to `QuotaListing`, where it succeeds. */
+export interface QuotaListingReply {
+  success: true;
+  data: QuotaPage;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
+/** One page of quotas. */
+export interface QuotaPage {
+  quotas: QuotaState[];
+  /** `after` of the next page; null: this is the last. */
+  next: string | null;
+}
+
+/** What a tenant or project may hold and holds; `*` is each tenant without a quota. */
+export interface QuotaState {
+  tenant: string;
+  project: string | null;
+  weight: number;
+  quota: QuotaTerms | null;
+  share: number | null;
+  resources?: { [name: string]: ResourceUse };
+}
+
+/** A quota, as it was set. */
+export interface QuotaTerms {
+  nominal: QuotaAmounts;
+  borrow: QuotaAmounts;
+  lend: QuotaAmounts;
+  notice_seconds: number;
+}
+
 /** Why a request or lease is as it is; further fields depend on what became of it. */
 export interface Reasons {
   request: string;
@@ -565,6 +628,28 @@ export interface ReleaseReply {
   policy_rule_uri?: string;
 }
 
+/** Let a tenant, or one of its projects, hold what everyone may. */
+export interface RemoveQuota {
+  op: "remove_quota";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 256 characters */
+  tenant: string;
+  project?: string | null;
+}
+
+/** The reply to `RemoveQuota`, where it succeeds. */
+export interface RemoveQuotaReply {
+  success: true;
+  data: QuotaState;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** Let a lease last longer: `ttl_seconds` from now, by default as long as it asked for. */
 export interface Renew {
   op: "renew";
@@ -587,6 +672,15 @@ export interface RenewReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+}
+
+/** What is held of one resource; null: no limit. */
+export interface ResourceUse {
+  used: number;
+  quota: number | null;
+  borrowed: number;
+  borrow_max: number | null;
+  room: number | null;
 }
 
 /** `resources` of a request: what must fit. Units as in `model.Demand`. */
@@ -622,6 +716,35 @@ export interface Resume {
 export interface ResumeReply {
   success: true;
   data: Json;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
+/** Let a tenant, or one of its projects, hold so much. What is left out is as it is at first. */
+export interface SetQuota {
+  op: "set_quota";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 256 characters */
+  tenant: string;
+  project?: string | null;
+  /** a number between 0.001 and 1000000 */
+  weight?: number;
+  nominal?: QuotaAmounts;
+  borrow?: QuotaAmounts;
+  lend?: QuotaAmounts;
+  /** a number of seconds between 0 and 604800 */
+  notice_seconds?: number;
+}
+
+/** The reply to `SetQuota`, where it succeeds. */
+export interface SetQuotaReply {
+  success: true;
+  data: QuotaState;
   id?: string | number | null;
   request?: string;
   lease?: LeaseAnswer;
@@ -805,6 +928,9 @@ export interface Operations {
   cordon: { message: Cordon; reply: CordonReply };
   drain: { message: Drain; reply: DrainReply };
   uncordon: { message: Uncordon; reply: UncordonReply };
+  set_quota: { message: SetQuota; reply: SetQuotaReply };
+  remove_quota: { message: RemoveQuota; reply: RemoveQuotaReply };
+  quotas: { message: QuotaListing; reply: QuotaListingReply };
   status: { message: Status; reply: StatusReply };
   why: { message: Why; reply: WhyReply };
   cancel: { message: Cancel; reply: CancelReply };

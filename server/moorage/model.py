@@ -167,6 +167,39 @@ Placement = tuple[Share, ...]
 """Where a lease is held: one share per node, more than one for a gang."""
 
 
+RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
+"""What quotas and shares are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """So much of each resource; None where nothing is said of it."""
+
+    gpu_milli: int | None = None
+    cpu_milli: int | None = None
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a tenant, or one of its projects, may hold, and how much it counts.
+
+    Args:
+        weight: Who has twice the weight may hold twice as much before others go first.
+        nominal: Its own; None: no limit.
+        borrow: How much more it may hold of what others leave unused; None: nothing.
+        lend: How much of its own others may hold while it does not; None: all of it.
+        notice_seconds: How long those who borrow may stay when it wants its own back.
+
+    """
+
+    weight: float = 1.0
+    nominal: Amounts = Amounts()
+    borrow: Amounts = Amounts()
+    lend: Amounts = Amounts()
+    notice_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
     """The `lease` of a request: how long it holds, and how long it may wait for it.
@@ -178,6 +211,7 @@ class LeaseTerms:
         preemptible: The lease may be ended early for a request of higher priority.
         idempotency_key: Repeating a request of the same tenant with this key returns the
             lease of the first one instead of a second lease. Empty: none.
+        project: Which project of its tenant it counts for; empty: none.
 
     """
 
@@ -186,6 +220,7 @@ class LeaseTerms:
     priority: int = 0
     preemptible: bool = False
     idempotency_key: str = ""
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +324,11 @@ class Ask:
     def priority(self) -> int:
         """Its priority in the queue."""
         return self.terms.priority if self.terms else 0
+
+    @property
+    def project(self) -> str:
+        """Which project of its tenant it counts for; empty: none."""
+        return self.terms.project if self.terms else ""
 
 
 LeaseState = Literal[
@@ -402,6 +442,7 @@ class Code(StrEnum):
     NOT_FOUND = "not_found"
     # The fleet: never, not now, not in time.
     NEVER_FITS = "never_fits"
+    QUOTA_EXCEEDED = "quota_exceeded"
     NO_CAPACITY = "no_capacity"
     WAIT_TIMEOUT = "wait_timeout"
     CONFLICT = "conflict"

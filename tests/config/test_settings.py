@@ -1,6 +1,7 @@
 """One configuration out of flags, environment, file and defaults, and the errors on the way."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from moorage.config.settings import (
     ConfigError,
     settings,
 )
+from moorage.model import Amounts, Quota
 from moorage.protocol.origins import is_loopback
 
 HOME = {"HOME": "/home/ann"}
@@ -62,7 +64,13 @@ def test_the_environment_can_name_the_file_and_a_flag_names_another(tmp_path: Pa
 
 def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
     """Each one, as text and as a TOML value, ends up as what it says it is."""
+    quota = Quota(2.0, Amounts(gpu_milli=1500), Amounts(), Amounts(cpu_milli=7), 9.0)
+    said = "ann/one weight=2 gpus=1.5 lend_cpu_milli=7 notice_seconds=9, * gpus=0"
+    quotas = ("ann", "one", quota), ("*", None, Quota(nominal=Amounts(gpu_milli=0)))
     written: dict[str, tuple[str, str, Any]] = {
+        "operators": ("ann,bob", '["ann", "bob"]', ("ann", "bob")),
+        "quotas": (said, json.dumps(said.split(", ")), quotas),
+        "usage_half_life_seconds": ("60", "60", 60.0),
         "host": ("::1", '"::1"', "::1"),
         "port": ("1", "1", 1),
         "http_host": ("localhost", '"localhost"', "localhost"),
@@ -71,7 +79,6 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
         "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
         "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
-        "operators": ("ann,bob", '["ann", "bob"]', ("ann", "bob")),
         "console": ("false", "false", False),
         "sandbox": ("unsafe", '"unsafe"', "unsafe"),
         "isolation": ("per_eval", '"per_eval"', "per_eval"),

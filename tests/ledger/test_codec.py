@@ -23,14 +23,17 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Refusal,
     Renewed,
     Requeued,
     Resumed,
     Started,
     Uncordoned,
+    UsageCarried,
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
@@ -48,6 +51,7 @@ from moorage.model import (
     Outcome,
     PolicyRef,
     Provision,
+    Quota,
     RequestId,
     Tenant,
 )
@@ -109,6 +113,9 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     ClusterRemoved: st.builds(ClusterRemoved),
     Cordoned: st.builds(Cordoned, at=times, until=times),
     Uncordoned: st.builds(Uncordoned, at=times),
+    QuotaSet: st.builds(QuotaSet, at=times, quota=st.none() | st.builds(Quota, weight=times)),
+    HalfLifeSet: st.builds(HalfLifeSet, seconds=times, at=times),
+    UsageCarried: st.builds(UsageCarried, share=times),
     Queued: st.builds(Queued, ask=asks, at=times, deadline=times),
     Dequeued: st.builds(Dequeued, at=times, refusal=refusals),
     Granted: st.builds(Granted, lease=leases),
@@ -176,8 +183,14 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
     ]
     assert {subject_of(fact) for fact in about_request} == {"r-1"}
     assert {subject_of(fact) for fact in about_cluster} == {"c-1"}
-    assert subject_of(Counted(7)) == ""
-    assert len(about_request) + len(about_cluster) + 1 == len(KINDS)
+    about_tenant: list[Fact] = [
+        QuotaSet(Tenant("t-1"), None, Quota(), 1.0, Tenant("t")),
+        UsageCarried(Tenant("t-1"), "", 0.5, 7),
+    ]
+    assert {subject_of(fact) for fact in about_tenant} == {"t-1"}
+    assert subject_of(Counted(7)) == subject_of(HalfLifeSet(60.0, 1.0)) == ""
+    known = len(about_request) + len(about_cluster) + len(about_tenant)
+    assert known + 2 == len(KINDS)
 
 
 nested: list[Any] = []

@@ -136,6 +136,9 @@ def ask(
         str | None,
         typer.Option(help="Idempotency key: same key, same lease", rich_help_panel=_LEASE),
     ] = None,
+    project: Annotated[
+        str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)
+    ] = "",
     provision: Annotated[
         str | None, typer.Option(help="What to start: JSON, @file", rich_help_panel=_LEASE)
     ] = None,
@@ -143,7 +146,7 @@ def ask(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
-    terms = _terms(lease, ttl, wait, priority, preemptible, key, provision)
+    terms = _terms(lease, ttl, wait, priority, preemptible, key, project, provision)
     resources = {
         "gpus": gpus,
         "gpu_milli": gpu_milli,
@@ -259,6 +262,7 @@ def _terms(
     priority: int | None,
     preemptible: bool,
     key: str | None,
+    project: str,
     provision: str | None,
 ) -> LeaseTerms | None:
     wanted = {
@@ -266,6 +270,7 @@ def _terms(
         "--priority": priority is not None,
         "--preemptible": preemptible,
         "--key": key is not None,
+        "--project": bool(project),
         "--provision": provision is not None,
     }
     if not lease and ttl is None:
@@ -279,6 +284,7 @@ def _terms(
         priority=priority or 0,
         preemptible=preemptible,
         idempotency_key=key or "",
+        project=project,
     )
 
 

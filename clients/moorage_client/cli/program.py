@@ -17,6 +17,7 @@ from moorage_client.cli import (
     policies,
     pool,
     publishing,
+    quotas,
     running,
 )
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
@@ -92,6 +93,9 @@ machines = typer.Typer(
 )
 app.add_typer(machines, name="fleet")
 
+quota = typer.Typer(help="Say what tenants and projects may hold.", no_args_is_help=True)
+app.add_typer(quota, name="quota")
+
 shared = typer.Typer(help="Share this machine's slots among processes.", no_args_is_help=True)
 app.add_typer(shared, name="pool")
 
@@ -128,6 +132,9 @@ command(policy, "manage")(publishing.manage)
 command(policy, "logs")(publishing.logs)
 command(policy, "test")(offline.try_policy)
 command(policy, "backtest")(offline.backtest)
+command(quota, "list")(quotas.list_quotas)
+command(quota, "set")(quotas.set_quota)
+command(quota, "remove")(quotas.remove_quota)
 command(shared, "serve")(pool.serve)
 command(shared, "show")(pool.show)
 command(shared, "checkout")(pool.checkout)

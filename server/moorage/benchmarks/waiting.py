@@ -230,7 +230,7 @@ class _Running:
 
     def holds(self, tenant: str) -> int:
         """Return the GPU milli that a tenant holds."""
-        return self._allocator.state.usage.of(Tenant(tenant))
+        return self._allocator.state.accounts.amounts((Tenant(tenant), None))[0]
 
     def rank(self, number: int) -> tuple[int, int]:
         """Return whose turn it is among jobs of one tenant: less comes first."""

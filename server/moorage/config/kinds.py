@@ -10,8 +10,10 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
+from moorage.protocol.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
 from moorage.protocol.origins import read_origin
 
 __all__ = [
@@ -27,10 +29,12 @@ __all__ = [
     "NAMESPACE",
     "ORIGINS",
     "PORT",
+    "QUOTAS",
     "RAY",
     "SWITCH",
     "TOKENS",
     "URL",
+    "QuotaSetting",
     "SettingKind",
     "choice",
     "choices",
@@ -66,6 +70,14 @@ class SettingKind:
 
     expected: str
     read: Callable[[Any], Any]
+
+
+class QuotaSetting(NamedTuple):
+    """A quota that the configuration sets."""
+
+    tenant: Tenant
+    project: str | None
+    quota: Quota
 
 
 def plain(value: Any) -> str:
@@ -267,6 +279,41 @@ def _read_tokens(value: Any) -> dict[str, str]:
     return tenants
 
 
+_QUOTA_AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
+
+
+def _read_quotas(value: Any) -> tuple[QuotaSetting, ...]:
+    """Return quotas, of `TENANT key=value …`."""
+    found: list[QuotaSetting] = []
+    for line in _split(value):
+        name, *words = line.split()
+        tenant, slash, project = name.partition("/")
+        if not tenant or (slash and tenant == "*"):
+            raise ValueError
+        amounts: dict[str, dict[str, int]] = {"": {}, "borrow_": {}, "lend_": {}}
+        plain_words: dict[str, float] = {"weight": 1.0, "notice_seconds": 0.0}
+        for word in words:
+            key, _, text = word.partition("=")
+            if key in plain_words:
+                plain_words[key] = float(text)
+                continue
+            kind = next(each for each in ("borrow_", "lend_", "") if key.startswith(each))
+            resource = _QUOTA_AMOUNTS.get(key.removeprefix(kind))
+            number = float(text) * (GPU_MILLI if key.endswith("gpus") else 1)
+            if resource is None or not 0 <= number <= CPU_MILLI_MAX:
+                raise ValueError
+            amounts[kind][resource] = round(number)
+        weight, notice = plain_words.values()
+        if not 0 < weight <= CPU_MILLI_MAX or not 0 <= notice <= WAIT_SECONDS_MAX:
+            raise ValueError
+        own, borrow, lend = (Amounts(**each) for each in amounts.values())
+        quota = Quota(weight, own, borrow, lend, notice)
+        found.append(QuotaSetting(Tenant(tenant), project if slash else None, quota))
+    if len({(each.tenant, each.project) for each in found}) < len(found):
+        raise ValueError
+    return tuple(found)
+
+
 def _read_namespace(value: Any) -> str:
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value.replace("{tenant}", "t")):
         raise ValueError
@@ -304,6 +351,12 @@ TOKENS: Final = SettingKind(
     '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
     "each token for one tenant, without spaces or commas",
     _read_tokens,
+)
+QUOTAS: Final = SettingKind(
+    "`TENANT key=value …` or `TENANT/PROJECT key=value …`, separated by commas (in the file a "
+    "list); keys are `weight`, `notice_seconds`, and `gpus`, `cpu_milli`, `memory_mib`, also with "
+    "`borrow_` or `lend_` before them",
+    _read_quotas,
 )
 PORT: Final = whole(0, 65535)
 NAME: Final = SettingKind(f"a text of 1 to {NAME_CHARS_MAX} characters", _read_name)

@@ -36,6 +36,7 @@ from moorage.config.kinds import (
     seconds,
     whole,
 )
+from moorage.config.shares import ShareSettings
 from moorage.config.sources import (
     CONFIG_FILE,
     EXECUTION_NAMES,
@@ -85,7 +86,7 @@ LogFormat = Literal["json", "console"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(ShareSettings):
     """All settings of one daemon. Units are the last word of a name."""
 
     host: Annotated[
@@ -138,10 +139,6 @@ class Config:
         Setting(
             ORIGINS, "Other sites whose pages may ask, besides the daemon's own.", default="none"
         ),
-    ] = ()
-    operators: Annotated[
-        tuple[str, ...],
-        Setting(NAMES, "Tenants whose console shows what all tenants hold.", default="none"),
     ] = ()
     console: Annotated[
         bool, Setting(SWITCH, "Serve the web console at `/console` of the HTTP services.")

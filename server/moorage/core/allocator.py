@@ -20,8 +20,10 @@ from moorage.core.events import (
     CordonAsked,
     Event,
     FlushAsked,
+    HalfLifeConfigured,
     Inquired,
     Proposed,
+    QuotaAsked,
     ReleaseAsked,
     RenewAsked,
     Restarted,
@@ -38,6 +40,7 @@ from moorage.core.feasibility import Feasibility
 from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
+from moorage.core.quotas import Quotas
 from moorage.core.requests import Requests
 from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
@@ -65,7 +68,10 @@ class Allocator:
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
         self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
         self._cordons = Cordons(self._turn, self._leases, self._warm)
-        self._asks = Requests(self._turn, self.feasibility, self.requests, self._leases, self._warm)
+        self._quotas = Quotas(self._turn)
+        self._asks = Requests(
+            self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas
+        )
         self._waking = Backfill(self.state, self.feasibility, self.requests, self._warm, self._asks)
         self._freed = -1  # After a restart, all duplicates are looked at once.
 
@@ -149,6 +155,10 @@ class Allocator:
                 self._warm.flush(to, tenant, cluster)
             case CordonAsked():
                 self._cordons.asked(event)
+            case QuotaAsked():
+                self._quotas.asked(event)
+            case HalfLifeConfigured(seconds):
+                self._quotas.half_life(seconds)
             case ClusterSeen(cluster):
                 self._seen(cluster)
             case ClusterGone(cluster_id):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from moorage.core.effects import Address
 from moorage.core.facts import Refusal
-from moorage.model import Ask, Cluster, ClusterId, NodeId, RequestId, SessionId, Tenant
+from moorage.model import Ask, Cluster, ClusterId, NodeId, Quota, RequestId, SessionId, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Inquired:
     """
 
     to: Address
-    question: Literal["status", "why", "queue", "leases", "fleet"]
+    question: Literal["status", "why", "queue", "leases", "fleet", "quotas"]
     tenant: Tenant
     subject: str = ""
     filters: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -196,6 +196,31 @@ class CordonAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaAsked:
+    """An operator says what a tenant, or one of its projects, may hold.
+
+    Args:
+        to: None: the configuration says so, and waits for no answer.
+        who: Which tenant asked.
+        tenant: As in `QuotaSet`, as are the next two.
+
+    """
+
+    to: Address | None
+    who: Tenant
+    tenant: Tenant
+    project: str | None
+    quota: Quota | None
+
+
+@dataclass(frozen=True, slots=True)
+class HalfLifeConfigured:
+    """The configuration says for how long what was held counts."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSeen:
     """The registry has this cluster, as it is now."""
 
@@ -237,6 +262,8 @@ Event = (
     | WorkloadKept
     | FlushAsked
     | CordonAsked
+    | QuotaAsked
+    | HalfLifeConfigured
     | ClusterSeen
     | ClusterGone
     | Restarted

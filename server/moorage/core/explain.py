@@ -11,7 +11,7 @@ from typing import Any, Final, assert_never, get_args
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core import refusals
+from moorage.core import quotas, refusals
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
@@ -56,6 +56,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
         "retry_at",
     ),
     "queue": ("cluster", "request", "tenant", "policy_rule_uri", "priority", "since", "deadline"),
+    "quotas": ("tenant", "project", "weight"),
     "fleet": (
         "cluster",
         "cluster_id",
@@ -71,7 +72,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
 STATES: Final = get_args(LeaseState)
 
 
-def answer(
+def answer(  # noqa: C901  # One case per question.
     inquiry: Inquired, state: State, queue: WaitingQueue, decisions: Mapping[str, dict[str, Any]]
 ) -> Response | None:
     """Answer a question.
@@ -112,6 +113,10 @@ def answer(
                 if where is None or _may_go_to(waiter, where)
             ]
             return _page(inquiry, "waiting", sorted(rows, key=_seniority), _seniority)
+        case "quotas":
+            listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
+            rows = [quotas.row(state.accounts, account) for account in listed]
+            return _page(inquiry, "quotas", rows, lambda row: (row["tenant"], row["project"] or ""))
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))

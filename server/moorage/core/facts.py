@@ -17,6 +17,7 @@ from moorage.model import (
     Lease,
     NodeId,
     Outcome,
+    Quota,
     RequestId,
     Tenant,
 )
@@ -90,6 +91,49 @@ class Uncordoned:
     node: NodeId
     at: float
     who: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSet:
+    """A tenant, or one of its projects, may hold so much from now on.
+
+    Args:
+        tenant: `*`: each tenant that has no quota of its own.
+        project: None: the tenant as a whole; empty: what names no project.
+        quota: None: no quota of its own any more.
+        who: Which tenant said so.
+
+    """
+
+    tenant: Tenant
+    project: str | None
+    quota: Quota | None
+    at: float
+    who: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class HalfLifeSet:
+    """What was held counts half as much after so many seconds; 0: not at all."""
+
+    seconds: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCarried:
+    """What an account has held, as a checkpoint found it. Only checkpoints hold this fact.
+
+    Args:
+        share: See `core.accounts.Past`.
+        step: As of when, in steps of the half-life.
+
+    """
+
+    tenant: Tenant
+    project: str | None
+    share: float
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +268,9 @@ Fact = (
     | ClusterRemoved
     | Cordoned
     | Uncordoned
+    | QuotaSet
+    | HalfLifeSet
+    | UsageCarried
     | Queued
     | Dequeued
     | Granted

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
+from moorage.core.accounts import Accounts
 from moorage.core.state import RELEASED, State
-from moorage.core.usage import TenantUsage
 from moorage.model import DEVICE, GPU_MILLI
 from moorage.policy import Fleet
 
@@ -68,8 +68,15 @@ def check(state: State) -> None:
 
 
 def _check_usage(state: State) -> None:
-    usage = TenantUsage()
+    accounts = Accounts()
+    for account, quota in state.accounts.quotas.items():
+        accounts.set_quota(account, quota)
     for lease in state.leases.values():
         if lease.state != "warm":
-            usage.add(lease, 1)
-    assert state.usage.by_tenant() == usage.by_tenant(), "usage drifted from the lease rows"
+            accounts.add(lease, 1, None)
+    assert state.accounts.held() == accounts.held(), "usage drifted from the lease rows"
+    rooms, again = (
+        {each: known.row(each) for each in state.accounts.held()}
+        for known in (state.accounts, accounts)
+    )
+    assert rooms == again, "what quotas leave drifted from the lease rows"

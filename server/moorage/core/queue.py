@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+from moorage.core.accounts import accounts_of, demanded
 from moorage.core.facts import Refusal
+from moorage.core.growth import GrownPlace
 from moorage.core.ranking import UNJUDGED, Rank, Ranking, WaiterClass
 from moorage.core.state import State, Waiter
-from moorage.core.usage import GrownPlace
-from moorage.model import Ask, ClusterId, Demand, Nodes, PolicyRef, RequestId
+from moorage.model import Ask, ClusterId, Code, Demand, Nodes, PolicyRef, RequestId, Tenant
 
 CONSULTED_MAX: Final = 8
 """Waiters of one policy that are consulted about at the same time, and of lower priority none."""
@@ -41,6 +42,7 @@ class WaiterLine:
         declined: What their policy answered, where it wants nothing of what is free; they are
             passed over until capacity grows where they fit.
         withheld: Nodes that it was not offered, since they were kept for the head of the queue.
+        over_quota_at: `Accounts.falls` when what it proposed was beyond their quota; 0: it was not.
 
     """
 
@@ -51,6 +53,7 @@ class WaiterLine:
     refused_at: int = UNJUDGED
     declined: Refusal | None = None
     withheld: Nodes = ()
+    over_quota_at: int = 0
 
     @property
     def of(self) -> WaiterClass:
@@ -173,6 +176,8 @@ class WaitingQueue:
         patient = waiter.lease is not None or (terms is not None and terms.wait_seconds > 0)
         waiters = WaiterClass(
             tenant=ask.tenant,
+            project=ask.project,
+            needs=demanded(ask),
             policy=ask.policy,
             demand=ask.demand,
             candidates=ask.candidates,
@@ -260,11 +265,17 @@ class WaitingQueue:
         self._leave(line)
         its.declined[line] = self._declined[line] = None
         line.declined, line.withheld = refusal, withheld
+        over = refusal.code is Code.QUOTA_EXCEEDED
+        line.over_quota_at = self._state.accounts.falls if over else 0
 
     def last_declined(self, ask: Ask) -> Refusal | None:
         """Return what the policy of a waiter answered, if that is why it waits."""
         line = self._line_of.get(ask.id)
         return line.declined if line is not None else None
+
+    def is_over_quota(self, ask: Ask) -> bool:
+        """Return whether the line of a waiter is passed over, since its quota has no room."""
+        return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     # Whose turn it is ------------------------------------------------------------------------
 
@@ -279,8 +290,9 @@ class WaitingQueue:
 
     def rethink(self) -> None:
         """Ask those again who declined without nodes that are not kept from them any more."""
-        for line in [each for each in self._declined if each.withheld]:
-            if not set(line.withheld) <= set(self.reserved_for(line)):
+        for line in [each for each in self._declined if each.withheld or each.over_quota_at]:
+            room = line.over_quota_at not in {0, self._state.accounts.falls}
+            if room or not set(line.withheld) <= set(self.reserved_for(line)):
                 self._ask_again(line)
 
     def _ask_again(self, line: WaiterLine) -> None:
@@ -290,11 +302,11 @@ class WaitingQueue:
 
     def first(self) -> WaiterLine | None:
         """Return the line that heads the queue: nodes are to be kept for it."""
-        if self._first_as_of != self._state.usage.version:
+        if self._first_as_of != self._state.accounts.version:
             row = self._ranking.head()
             ready = [] if row is None else self._classes[self._ranking.waiters(row)].ready
             self._first = ready[0][2] if ready else None
-            self._first_as_of = self._state.usage.version
+            self._first_as_of = self._state.accounts.version
         return self._first
 
     def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
@@ -320,7 +332,7 @@ class WaitingQueue:
         own = self._line_of.get(ask.id)
         if own is not None:
             return self.reserved_for(own)
-        newest = -ask.priority, self._state.usage.of(ask.tenant), math.inf, 0
+        newest = -ask.priority, *self._shares(ask.tenant, ask.project), math.inf, 0
         return self.reservation if self._rank(self.head) < newest else ()
 
     def servable(
@@ -379,8 +391,12 @@ class WaitingQueue:
             yield line
 
     def _rank(self, line: WaiterLine) -> Rank:
-        held = self._state.usage.of(line.of.tenant)
-        return -line.of.priority, held, line.since, line.number
+        shares = self._shares(line.of.tenant, line.of.project)
+        return -line.of.priority, *shares, line.since, line.number
+
+    def _shares(self, tenant: Tenant, project: str) -> tuple[float, float]:
+        whole, part = accounts_of(tenant, project)
+        return self._state.accounts.share(whole), self._state.accounts.share(part)
 
     # Listings --------------------------------------------------------------------------------
 

@@ -11,16 +11,17 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from moorage.core.accounts import Amounts, accounts_of
+from moorage.core.growth import PLACES_MAX, GrownPlace
 from moorage.core.state import State
-from moorage.core.usage import PLACES_MAX, GrownPlace
-from moorage.model import GPU_MILLI, ClusterId, Demand, Nodes, PolicyRef, Tenant
+from moorage.model import GPU_MILLI, RESOURCES, ClusterId, Demand, Nodes, PolicyRef, Tenant
 from moorage.policy import Fleet
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Rank = tuple[int, int, float, int]
-"""Priority, negated; what the tenant holds, in GPU milli; since when; which came first then. Less
-comes first."""
+Rank = tuple[int, float, float, float, int]
+"""Priority, negated; the share of the tenant; that of its project; since when; which came first
+then. Less comes first."""
 
 UNJUDGED: Final = -1
 """In the place of the count of changes at which a demand was found not to fit."""
@@ -31,6 +32,8 @@ class WaiterClass(NamedTuple):
 
     Args:
         tenant: Whose they are.
+        project: Which of the tenant's projects they count for.
+        needs: What each of them would add to what these hold.
         policy: Who proposes for them.
         demand: What each of them needs, if they say so.
         candidates: Where they may go; None for everywhere.
@@ -40,6 +43,8 @@ class WaiterClass(NamedTuple):
     """
 
     tenant: Tenant
+    project: str
+    needs: Amounts
     policy: PolicyRef
     demand: Demand | None
     candidates: tuple[ClusterId, ...] | None
@@ -119,6 +124,11 @@ class Ranking:
         self._classes = _Table[WaiterClass](
             priority=np.int64,
             tenant=np.int64,
+            project=np.int64,
+            gpu_milli=np.int64,
+            cpu_milli=np.int64,
+            memory_mib=np.int64,
+            over=np.bool_,  # Beyond the quota of their tenant or project when last looked at.
             policy=np.int64,
             shape=np.int64,
             reserves=np.bool_,
@@ -137,6 +147,7 @@ class Ranking:
         self._policies = _Table[PolicyRef]()
         self._by_row: dict[int, WaiterClass] = {}
         self._grown: dict[GrownPlace, None] | None = {}
+        self._quotas_as_of = UNJUDGED
 
     def add(self, waiters: WaiterClass) -> int:
         """Return the row of a class that is new here."""
@@ -150,10 +161,15 @@ class Ranking:
             memory=demand.memory_mib,
             kind=kind,
         )
+        accounts = accounts_of(waiters.tenant, waiters.project)
+        tenant, project = map(self._state.accounts.number, accounts)
         row = self._classes.add(
             waiters,
             priority=waiters.priority,
-            tenant=self._state.usage.number(waiters.tenant),
+            tenant=tenant,
+            project=project,
+            **dict(zip(RESOURCES, waiters.needs, strict=True)),
+            over=False,
             policy=self._policies.add(waiters.policy),
             shape=number,
             reserves=waiters.reserves,
@@ -249,6 +265,7 @@ class Ranking:
             reserved: Nodes kept for the head of the queue, from all that reserve as it does.
 
         """
+        self._look_at_quotas()
         if not self._grown and self._grown is not None and not self._classes["fresh"].any():
             return np.zeros(0, np.int64), False
         shape = self._classes["shape"]
@@ -258,6 +275,11 @@ class Ranking:
             grown = np.where(self._classes["reserves"], left, grown)
         live = np.isfinite(self._classes["since"]) & (grown | self._classes["fresh"])
         live &= self._classes["refused_at"] != changes
+        if self._state.accounts.quotas:
+            rows = np.flatnonzero(live)
+            rows = rows[self._over(rows)]
+            self._classes["over"][rows], self._classes["fresh"][rows] = True, False
+            live[rows] = False
         if not capped:
             return np.flatnonzero(live), False
         waits = np.zeros(len(live), np.bool_)
@@ -265,6 +287,27 @@ class Ranking:
             its = self._classes["policy"] == self._policies.numbers.get(policy, -1)
             waits |= its & (self._classes["priority"] <= priority)
         return np.flatnonzero(live & ~waits), bool((live & waits).any())
+
+    def is_over(self, row: int) -> bool:
+        """Return whether what a class needs is beyond the quota of its tenant or project."""
+        return bool(self._over(np.array([row], np.int64))[0])
+
+    def _look_at_quotas(self) -> None:
+        """Have those looked at, wherever there is capacity, that are beyond their quota no more."""
+        falls = self._state.accounts.falls
+        if falls != self._quotas_as_of:
+            self._quotas_as_of = falls
+            over = np.flatnonzero(self._classes["over"])
+            free = over[~self._over(over)]
+            self._classes["over"][free], self._classes["fresh"][free] = False, True
+
+    def _over(self, rows: Rows) -> Bools:
+        over = np.zeros(len(rows), np.bool_)
+        if self._state.accounts.quotas and len(rows):
+            needs = [self._classes[name][rows] for name in RESOURCES]
+            for column in ("tenant", "project"):
+                over |= self._state.accounts.over(self._classes[column][rows], needs)
+        return over
 
     def _open(self, places: Collection[GrownPlace] | None) -> Bools:
         """Return which shapes may fit at some places (None: anywhere) now: bool `[shapes]`."""
@@ -294,12 +337,13 @@ class Ranking:
     def head(self) -> int | None:
         """Return the class whose first heads the queue: who goes first of those that reserve."""
         reserves = self._classes["reserves"] & np.isfinite(self._classes["since"])
-        first = self.first(np.flatnonzero(reserves), 1)
+        rows = np.flatnonzero(reserves)
+        first = self.first(rows[~self._over(rows)], 1)
         return first[0] if first else None
 
     def first(self, rows: Rows, many: int) -> list[int]:
         """Return the rows of the classes that come first, in order: `many`, or fewer."""
-        keys = (self._precedence, self._held, self._since, self._number)
+        keys = (self._precedence, self._held, self._held_by_project, self._since, self._number)
         chosen, tied = [rows[:0]], rows
         for key in keys:
             if len(tied) <= many:
@@ -318,8 +362,10 @@ class Ranking:
         return -self._classes["priority"][rows]
 
     def _held(self, rows: Rows) -> npt.NDArray[Any]:
-        held: npt.NDArray[Any] = self._state.usage.held[self._classes["tenant"][rows]]
-        return held
+        return self._state.accounts.shares(self._classes["tenant"][rows])
+
+    def _held_by_project(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._state.accounts.shares(self._classes["project"][rows])
 
     def _since(self, rows: Rows) -> npt.NDArray[Any]:
         return self._classes["since"][rows]

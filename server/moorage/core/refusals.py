@@ -67,6 +67,32 @@ def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
     return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
 
 
+def too_many_quotas(most: int) -> Refusal:
+    """The bound of quotas is reached."""
+    return Refusal(Code.BUSY, f"At most {most} quotas are set at one time; remove some first.")
+
+
+def over_quota(
+    account: tuple[str, str | None], resource: str, asked: int, figures: Mapping[str, int | None]
+) -> Refusal:
+    """Its tenant, or project, may not hold so much more; where it never may, waiting is no use."""
+    tenant, project = account
+    whose = f"Tenant “{tenant}”"
+    if project is not None:
+        whose = f"Project “{project}” of tenant “{tenant}”"
+    most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
+    never = asked > most
+    may = f"its quota is {figures['quota']}, and {figures['borrow_max']} more may be borrowed"
+    has = f"has {figures['used']} {resource} and asks for {asked} more"
+    left = "" if never else f"; {figures['room']} are left now"
+    details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
+    details |= dict(figures) | {"verdict": "not_you", "never": never}
+    reason = f"{whose} {has}, but {may}{left}."
+    return Refusal(
+        Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {resource} in all", details
+    )
+
+
 # Of what a policy answered -------------------------------------------------------------------
 
 

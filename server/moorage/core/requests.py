@@ -26,6 +26,7 @@ from moorage.core.idempotency import mismatch
 from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
+from moorage.core.quotas import Quotas
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import Stale, Unsound, verify
 from moorage.core.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
@@ -63,16 +64,18 @@ class Requests:
         requests: Those that are open.
         leases: Grants and ends leases.
         warm: Knows what is kept for the next request like its own.
+        quotas: Knows who may hold so much.
 
     """
 
-    def __init__(
+    def __init__(  # Each is a part of the core that a request meets.
         self,
         writer: TurnWriter,
         feasibility: Feasibility,
         requests: OpenRequests,
         leases: LeaseLifecycle,
         warm: WarmReuse,
+        quotas: Quotas,
     ) -> None:
         self._turn = writer
         self._state = writer.state
@@ -82,6 +85,7 @@ class Requests:
         self._queue = requests.queue
         self._leases = leases
         self._warm = warm
+        self._quotas = quotas
         self._number = 0
         self._turned_down = 0
 
@@ -101,6 +105,10 @@ class Requests:
         self._requests.listen(ask.id, to)
         pending = Pending(ask, self._turn.now)
         reserved = self._queue.reserved_before(ask)
+        over = self._quotas.refusal(ask)
+        if over is not None:
+            self._beyond_quota(pending, over, reserved)
+            return
         if self.take_over(pending, reserved):
             self._turn.wakes = True
             return
@@ -112,6 +120,13 @@ class Requests:
             self._answer(pending, refusal)
         else:
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+
+    def _beyond_quota(self, pending: Pending, over: Refusal, reserved: Nodes) -> None:
+        """Refuse what its quota will never allow; the rest may wait."""
+        if over.details["never"]:
+            self._refuse(pending, over, reserved)
+        else:
+            self._wait_or_refuse(pending, over, reserved, self._state.gains)
 
     def _turned_away(self, ask: Ask) -> Refusal | None:
         """Return why a request is not looked at, or None."""
@@ -286,6 +301,10 @@ class Requests:
         if ask.terms is None or ask.dry_run:
             self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
             return
+        over = self._quotas.refusal(ask, placement)
+        if over is not None:
+            self._beyond_quota(pending, over, pending.reserved)
+            return
         self._grant(pending, placement, value)
         self._turn.wakes = True
 
@@ -293,6 +312,8 @@ class Requests:
         """Grant an ask the warm lease that is like it, if there is one; its policy is not asked."""
         ask = pending.ask
         warm = self._warm.like(ask, reserved)
+        if warm is not None and self._quotas.refusal(ask, warm.placement) is not None:
+            return False
         if warm is not None:
             self._warm.take_over(warm, ask.id)
             self._grant(pending, warm.placement, None, warm)
@@ -353,7 +374,7 @@ class Requests:
         self._pending.settle(ask)
         if ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             self._queue.does_not_fit(ask, gains, reserved)
-        else:
+        elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
             self._queue.declined(ask, refusal, gains, reserved)
         self._turn.wakes = True  # What is kept for this line may have moved, or grown.
 
@@ -375,6 +396,7 @@ class Requests:
         waiter, details = self._state.waiting[request], dict[str, Any]()
         ask = waiter.ask
         last = self._queue.last_declined(ask)
+        last = last or self._quotas.refusal(ask)
         if last is None and ask.demand is not None:
             last = self._feasibility.refusal(ask.demand, ask.candidates)
         if last is not None:

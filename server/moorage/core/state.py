@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
+from moorage.core.accounts import Accounts, Past, capacity_of
 from moorage.core.facts import (
     Carried,
     ClusterRemoved,
@@ -22,17 +23,20 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Renewed,
     Requeued,
     Resumed,
     Started,
     Uncordoned,
+    UsageCarried,
     Warmed,
 )
+from moorage.core.growth import Growth
 from moorage.core.identities import Identities, Place
-from moorage.core.usage import Growth, TenantUsage
 from moorage.model import (
     Ask,
     Cluster,
@@ -103,7 +107,7 @@ class State:
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
         growth: Where it did, since the queue last took note.
-        usage: What each tenant holds; what is warm is held by none.
+        accounts: What each tenant and project holds and may hold; what is warm is held by none.
 
     """
 
@@ -121,7 +125,7 @@ class State:
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
-    usage: TenantUsage = field(default_factory=TenantUsage, compare=False)
+    accounts: Accounts = field(default_factory=Accounts, compare=False)
     identities: Identities = field(default_factory=Identities, compare=False)
     deadlines: list[tuple[float, RequestId]] = field(
         default_factory=list[tuple[float, RequestId]], compare=False
@@ -225,9 +229,15 @@ class State:
         self.gains += 1
         self.growth.note_cluster(cluster_id)
 
-    def _hold(self, lease: Lease) -> None:
+    def _count(self, before: Cluster | None, after: Cluster | None) -> None:
+        """Count how much more there is than before: shares are parts of all there is."""
+        now, then = capacity_of(after), capacity_of(before)
+        gpus, cpu, memory = (new - old for new, old in zip(now, then, strict=True))
+        self.accounts.capacity_changed(gpus, cpu, memory)
+
+    def _hold(self, lease: Lease, at: float | None) -> None:
         if lease.state != "warm":
-            self.usage.add(lease, 1)
+            self.accounts.add(lease, 1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.take(share)
@@ -236,9 +246,9 @@ class State:
                     f"a GPU of {share.cluster_id}/{share.node_id} is promised twice"
                 )
 
-    def _free(self, lease: Lease) -> None:
+    def _free(self, lease: Lease, at: float) -> None:
         if lease.state != "warm":
-            self.usage.add(lease, -1)
+            self.accounts.add(lease, -1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
@@ -256,11 +266,12 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
     """Make `fact` true. The only function that changes a `State`."""
     match fact:
         case ClusterSet(cluster):
+            state._count(state.clusters.get(cluster.id), cluster)  # noqa: SLF001  # apply() is the one mutator of State.
             state.clusters[cluster.id] = cluster
             state.identities.put(cluster.id, cluster.nodes, state.leased_places)
-            state._inventory_changed(cluster.id)  # noqa: SLF001  # apply() is the one mutator of State.
+            state._inventory_changed(cluster.id)  # noqa: SLF001  # As above.
         case ClusterRemoved(cluster):
-            del state.clusters[cluster]
+            state._count(state.clusters.pop(cluster), None)  # noqa: SLF001  # As above.
             for place in [each for each in state.cordons if each[0] == cluster]:
                 del state.cordons[place]
             state.identities.put(cluster, (), state.leased_places)
@@ -272,6 +283,14 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Uncordoned(cluster, node):
             del state.cordons[cluster, node]
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
+        case QuotaSet(tenant, project, quota):
+            state.accounts.set_quota((tenant, project), quota)
+            state.gains += 1  # A "no" of old does not stand.
+            state.growth.note_everywhere()
+        case HalfLifeSet(seconds, at):
+            state.accounts.set_half_life(seconds, at)
+        case UsageCarried(tenant, project, share, step):
+            state.accounts.carry((tenant, project), Past(share, step))
         case Queued(ask, at, deadline):
             assert ask.id not in state.leases
             _own_key(state, ask)
@@ -292,16 +311,16 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             lease = state.leases[request]
             assert lease.state in {"starting", "active"}
             state.leases[request] = replace(lease, state="failing", outcome=outcome)
-        case Requeued(request, _, reason):
-            _requeue(state, request, reason)
+        case Requeued(request, at, reason):
+            _requeue(state, request, at, reason)
         case Paused(request, _, retry_at, faults):
             _pause(state, request, retry_at=retry_at, faults=faults)
         case Resumed(request):
             _pause(state, request, retry_at=0.0)
-        case Ending(request, _, reason):
-            _ending(state, request, reason)
-        case Warmed(request, _, expires_at):
-            _warm(state, request, expires_at)
+        case Ending(request, at, reason):
+            _ending(state, request, at, reason)
+        case Warmed(request, at, expires_at):
+            _warm(state, request, at, expires_at)
         case Ended(request, at, reason):
             _end(state, request, at, reason)
         case Carried(lease):
@@ -343,7 +362,7 @@ def _grant(state: State, lease: Lease) -> None:
         _own_key(state, lease)
     state.fencing = lease.fencing
     state.leases[lease.id] = lease
-    state._hold(lease)  # noqa: SLF001  # Called by apply().
+    state._hold(lease, lease.granted_at)  # noqa: SLF001  # Called by apply().
     state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
@@ -358,12 +377,12 @@ def _renew(state: State, request: RequestId, expires_at: float) -> None:
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 
-def _requeue(state: State, request: RequestId, reason: str) -> None:
+def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases.pop(request)
     assert lease.state == "failing"
     assert lease.ask is not None, "what may start again has kept its ask"
     assert lease.outcome is not None
-    state._free(lease)  # noqa: SLF001  # Called by apply().
+    state._free(lease, at)  # noqa: SLF001  # Called by apply().
     avoid = tuple(dict.fromkeys((*lease.ask.avoid, *lease.outcome.nodes)))
     ask = replace(lease.ask, avoid=avoid)
     lease = replace(
@@ -396,17 +415,17 @@ def _carry(state: State, lease: Lease) -> None:
         state.warm[lease.id] = None
     if lease.state == "ending" and lease.reason == RELEASED and lease.likeness:
         state.resetting[lease.id] = None
-    state._hold(lease)  # noqa: SLF001  # Called by apply().
+    state._hold(lease, None)  # noqa: SLF001  # Called by apply().
     if lease.state != "ending":  # Nothing is due of that: its backend has the word.
         state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
-def _ending(state: State, request: RequestId, reason: str) -> None:
+def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
     given_up = request in state.resetting  # It was to be kept, and now it shall end after all.
     assert lease.state != "ending" or given_up
     if state.leases[request].state == "warm":
-        state.usage.add(lease, 1)
+        state.accounts.add(lease, 1, at)
     state.leases[request] = replace(lease, state="ending", reason=reason)
     state.warm.pop(request, None)
     state.resetting.pop(request, None)
@@ -415,14 +434,14 @@ def _ending(state: State, request: RequestId, reason: str) -> None:
         state._gives_way(lease)  # noqa: SLF001  # Called by apply().
 
 
-def _warm(state: State, request: RequestId, expires_at: float) -> None:
+def _warm(state: State, request: RequestId, at: float, expires_at: float) -> None:
     lease = state.leases[request]
     assert lease.state == "ending"
     assert lease.provision is not None
     state.resetting.pop(request, None)
     state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
     state.warm[request] = None
-    state.usage.add(lease, -1)
+    state.accounts.add(lease, -1, at)
     state._gives_way(lease)  # noqa: SLF001  # Called by apply().
     state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
@@ -435,7 +454,7 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
         lease = state.leases.pop(request)
         state.warm.pop(request, None)
         state.resetting.pop(request, None)
-        state._free(lease)  # noqa: SLF001  # Called by apply().
+        state._free(lease, at)  # noqa: SLF001  # Called by apply().
     lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None, retry_at=0.0)
     state.ended[request] = lease
     while len(state.ended) > ENDED_MAX:
@@ -459,6 +478,11 @@ def condense(state: State) -> Iterator[Fact]:
     for cluster in state.clusters.values():
         yield ClusterSet(cluster)
     yield from state.cordons.values()
+    accounts = state.accounts
+    if accounts.half_life:
+        yield HalfLifeSet(accounts.half_life, 0.0)
+    for (tenant, project), quota in accounts.quotas.items():
+        yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))
     for lease in (*state.ended.values(), *state.leases.values()):
         yield Carried(lease)
     for waiter in state.waiting.values():
@@ -466,4 +490,6 @@ def condense(state: State) -> Iterator[Fact]:
             yield Queued(waiter.ask, waiter.at, waiter.deadline)
         else:
             yield Carried(waiter.lease)
+    for (tenant, project), past in accounts.past():
+        yield UsageCarried(tenant, project, *past)
     yield Counted(state.fencing)

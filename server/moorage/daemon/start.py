@@ -17,7 +17,7 @@ from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
-from moorage.core.events import Restarted
+from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
@@ -43,7 +43,7 @@ from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.requests.map_news import MapNews
-from moorage.daemon.requests.operations import Operations
+from moorage.daemon.requests.operations import OperationBounds, Operations
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
@@ -59,6 +59,7 @@ from moorage.daemon.workloads.ray_inventory import RayInventory
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import Tenant
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
 from moorage.web.server import WebServer
@@ -274,9 +275,8 @@ def _requests(
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
-    operations = Operations(
-        inbox, replies, core.watchers, management, access, config.lease_ttl_seconds_max
-    )
+    bounds = OperationBounds(config.lease_ttl_seconds_max, core.tokens.is_operator)
+    operations = Operations(inbox, replies, core.watchers, management, access, bounds)
     return RequestParts(
         finder,
         publishing,
@@ -309,6 +309,9 @@ async def _run_core(
         stores.catalog, runners.sandbox, allocator.state, inbox, core.watchers
     )
     registry.reconcile()
+    inbox.post(HalfLifeConfigured(config.usage_half_life_seconds))
+    for each in config.quotas:
+        inbox.post(QuotaAsked(None, Tenant("configuration"), *each))
     inbox.post(Restarted(config.restart_grace_seconds))
     tasks.spawn(registry.keep_fresh())
     tasks.spawn(pruning.prune_forever(stores.ledger, config))

@@ -32,13 +32,16 @@ from moorage.core.facts import (
     Ending,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Renewed,
     Requeued,
     Resumed,
     Started,
     Uncordoned,
+    UsageCarried,
     Warmed,
 )
 from moorage.lab import trace
@@ -254,6 +257,9 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
             case (
                 Cordoned()
                 | Uncordoned()
+                | QuotaSet()
+                | HalfLifeSet()
+                | UsageCarried()
                 | Dequeued()
                 | Granted()
                 | Renewed()

@@ -25,13 +25,16 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Renewed,
     Requeued,
     Resumed,
     Started,
     Uncordoned,
+    UsageCarried,
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
@@ -61,6 +64,9 @@ KINDS: Final = (
     FactKind("cluster_removed", 1, ClusterRemoved),
     FactKind("cordoned", 1, Cordoned),
     FactKind("uncordoned", 1, Uncordoned),
+    FactKind("quota_set", 1, QuotaSet),
+    FactKind("half_life_set", 1, HalfLifeSet),
+    FactKind("usage_carried", 1, UsageCarried),
     FactKind("queued", 1, Queued),
     FactKind("dequeued", 1, Dequeued),
     FactKind("granted", 1, Granted),
@@ -261,7 +267,7 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
     return LedgerEntry(row.seq, row.at, fact)
 
 
-def subject_of(fact: Fact) -> str:
+def subject_of(fact: Fact) -> str:  # noqa: C901  # One case per fact.
     """Return the id of the one lease, request or cluster that a fact is about; empty: of none."""
     match fact:
         case Granted(lease=lease) | Carried(lease=lease):
@@ -280,7 +286,9 @@ def subject_of(fact: Fact) -> str:
             return cluster_id
         case Cordoned() | Uncordoned():
             return fact.cluster
-        case Counted():
+        case QuotaSet() | UsageCarried():
+            return fact.tenant
+        case Counted() | HalfLifeSet():
             return ""
         case _:
             assert_never(fact)

@@ -23,13 +23,16 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Renewed,
     Requeued,
     Resumed,
     Started,
     Uncordoned,
+    UsageCarried,
     Warmed,
 )
 from moorage.durability import Found, log_damage, read_mark
@@ -232,6 +235,9 @@ def fencing_of(fact: Fact) -> int:
             | ClusterRemoved()
             | Cordoned()
             | Uncordoned()
+            | QuotaSet()
+            | HalfLifeSet()
+            | UsageCarried()
             | Queued()
             | Dequeued()
             | Renewed()

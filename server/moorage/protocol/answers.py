@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from moorage.model import Code, LeaseState
 from moorage.protocol import messages as m
+from moorage.protocol import parts
 from moorage.protocol.replies import ShareObject
 
 __all__ = ["ANSWERS", "FailureMessage", "LeaseAnswer", "NewsMessage"]
@@ -87,7 +88,7 @@ class WaiterAnswer(Struct):
     priority: int
     since: Seconds
     deadline: Seconds
-    resources: m.Resources | None
+    resources: parts.Resources | None
     lease: LeaseAnswer | UnsetType = UNSET
 
 
@@ -129,6 +130,43 @@ class OutOfService(Struct):
     node_id: str | None
     leases: list[str]
     unavailable: str | None
+
+
+class QuotaTerms(Struct):
+    """A quota, as it was set."""
+
+    nominal: parts.QuotaAmounts
+    borrow: parts.QuotaAmounts
+    lend: parts.QuotaAmounts
+    notice_seconds: float
+
+
+class ResourceUse(Struct):
+    """What is held of one resource; null: no limit."""
+
+    used: int
+    quota: int | None
+    borrowed: int
+    borrow_max: int | None
+    room: int | None
+
+
+class QuotaState(Struct):
+    """What a tenant or project may hold and holds; `*` is each tenant without a quota."""
+
+    tenant: str
+    project: str | None
+    weight: float
+    quota: QuotaTerms | None
+    share: float | None
+    resources: dict[str, ResourceUse] | UnsetType = UNSET
+
+
+class QuotaPage(Struct):
+    """One page of quotas."""
+
+    quotas: list[QuotaState]
+    next: Next
 
 
 class FlushedLeases(Struct):
@@ -250,6 +288,9 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Cordon: (OutOfService,),
     m.Drain: (OutOfService,),
     m.Uncordon: (OutOfService,),
+    m.SetQuota: (QuotaState,),
+    m.RemoveQuota: (QuotaState,),
+    m.QuotaListing: (QuotaPage,),
     m.Status: (*_PLACE, WaiterStatus),
     m.Why: (Reasons,),
     m.Cancel: (CancelledRequest,),

@@ -28,6 +28,7 @@ CODES: Final[dict[Code, str]] = {
     Code.ALREADY_EXISTS: "Something else is registered under this name.",
     Code.NOT_FOUND: "There is nothing under this name.",
     Code.NEVER_FITS: "No candidate could hold this even if it were empty.",
+    Code.QUOTA_EXCEEDED: "Its tenant or project holds too much; `used`, `quota`, `borrowed` tell.",
     Code.NO_CAPACITY: "It would fit, but not beside what is running now.",
     Code.WAIT_TIMEOUT: "It waited `wait_seconds` and there was no room for it in that time.",
     Code.CONFLICT: "What the policy proposed was taken meanwhile, as often as it was asked again.",

@@ -154,6 +154,19 @@ CpuMilli = Annotated[
         description=f"a whole number between 0 and {CPU_MILLI_MAX} (thousandths of a core)",
     ),
 ]
+GPU_MILLI_MAX: Final = 1_000_000_000
+QuotaMilli = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=GPU_MILLI_MAX,
+        description=f"a whole number between 0 and {GPU_MILLI_MAX} (thousandths of a GPU)",
+    ),
+]
+Weight = Annotated[
+    float,
+    Meta(ge=0.001, le=1_000_000, description="a number between 0.001 and 1000000"),
+]
 MemoryMib = Annotated[
     int,
     Meta(

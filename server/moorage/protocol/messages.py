@@ -28,42 +28,10 @@ from moorage.protocol.diagnosis import (
     unknown_op,
 )
 from moorage.protocol.errors import BadMessage
+from moorage.protocol.parts import LeaseRequest, ProvisionRequest, QuotaAmounts, Resources
 
 _NOTHING: Final = msgspec.Raw(b"")
 _ABSENT: Final = (_NOTHING, msgspec.Raw(b"null"))
-
-
-class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`resources` of a request: what must fit. Units as in `model.Demand`."""
-
-    gpus: f.Gpus = 0
-    gpu_milli: f.GpuMilli = model.GPU_MILLI
-    models: f.Models = ()
-    gpu_memory_mib: f.MemoryMib = 0
-    cpu_milli: f.CpuMilli = 0
-    memory_mib: f.MemoryMib = 0
-    nodes: f.Nodes = 1
-    topology: f.Topology = ""
-
-
-class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`."""
-
-    ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
-    wait_seconds: f.WaitSeconds = 0.0
-    priority: f.Priority = 0
-    preemptible: f.Flag = False
-    idempotency_key: f.OptionalIdentifier = ""
-
-
-class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`provision` of a request: which backend starts what, and what becomes of it if that fails."""
-
-    backend: f.Name
-    spec: f.Document = {}
-    on_failure: f.OnFailure = "end"
-    attempts_max: f.Attempts | None = None
-    keep_warm_seconds: f.KeepSeconds = 0.0
 
 
 class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,6 +106,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             priority=wanted.priority,
             preemptible=wanted.preemptible,
             idempotency_key=wanted.idempotency_key,
+            project=wanted.project,
         )
 
     def provisioning(self) -> model.Provision | None:
@@ -220,6 +189,35 @@ class Uncordon(_Place, frozen=True, kw_only=True, tag="uncordon"):
     """Place something there again."""
 
 
+class RemoveQuota(_Operation, frozen=True, kw_only=True, tag="remove_quota"):
+    """Let a tenant, or one of its projects, hold what everyone may."""
+
+    tenant: f.Name
+    project: f.OptionalIdentifier | None = None
+
+
+class SetQuota(_Operation, frozen=True, kw_only=True, tag="set_quota"):
+    """Let a tenant, or one of its projects, hold so much. What is left out is as it is at first."""
+
+    tenant: f.Name
+    project: f.OptionalIdentifier | None = None
+    weight: f.Weight = 1.0
+    nominal: QuotaAmounts = QuotaAmounts()
+    borrow: QuotaAmounts = QuotaAmounts()
+    lend: QuotaAmounts = QuotaAmounts()
+    notice_seconds: f.WaitSeconds = 0.0
+
+    def quota(self) -> model.Quota:
+        """Return it as the core knows it."""
+        return model.Quota(
+            self.weight,
+            self.nominal.amounts(),
+            self.borrow.amounts(),
+            self.lend.amounts(),
+            self.notice_seconds,
+        )
+
+
 class _Inquiry(_Operation, frozen=True, kw_only=True):
     """About one lease or one request; the two share their ids."""
 
@@ -284,6 +282,10 @@ class FleetListing(_Listing, frozen=True, kw_only=True, tag="fleet"):
     """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
 
 
+class QuotaListing(_Listing, frozen=True, kw_only=True, tag="quotas"):
+    """What tenants and projects may hold, and what they hold of it."""
+
+
 class Manage(_Operation, frozen=True, kw_only=True, tag="manage"):
     """Call `management` of a policy."""
 
@@ -346,6 +348,9 @@ Operation = (
     | Cordon
     | Drain
     | Uncordon
+    | SetQuota
+    | RemoveQuota
+    | QuotaListing
     | Status
     | Why
     | Cancel

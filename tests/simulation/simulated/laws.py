@@ -21,8 +21,10 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Renewed,
     Requeued,
     Resumed,
@@ -34,7 +36,7 @@ from moorage.core.leases import likeness
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.state import RELEASED
 from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
-from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Share
+from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Share
 
 
 class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
@@ -68,7 +70,55 @@ class Model:
     cpu: Counter[tuple[str, str]] = field(default_factory=Counter)
     memory: Counter[tuple[str, str]] = field(default_factory=Counter)
     cordons: dict[tuple[str, str], float] = field(default_factory=dict)
+    quotas: dict[tuple[str, str | None], Quota] = field(default_factory=dict)
     fencing: int = 0
+
+    def used(self, tenant: str, project: str | None) -> dict[str, int]:
+        """What an account holds, added up from its leases."""
+        mine = (
+            lease
+            for name, lease in self.leases.items()
+            if lease.tenant == tenant and project in {None, lease.terms.project}
+            if name not in self.warm
+        )
+        return holds(share for lease in mine for share in lease.placement)
+
+    def _quota(self, tenant: str, project: str | None) -> Quota:
+        own = self.quotas.get((tenant, project))
+        return own or (project is None and self.quotas.get(("*", None))) or Quota()
+
+    def beyond(self, tenant: str, project: str, wanted: dict[str, int]) -> bool:
+        """Whether a quota does not allow so much more: of the tenant, or of the project."""
+        return self._beyond(tenant, None, wanted) or self._beyond(tenant, project, wanted)
+
+    def _beyond(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
+        known = {
+            (x.tenant, None if project is None else x.terms.project) for x in self.leases.values()
+        }
+        known |= self.quotas.keys()
+        peers = [p for p in known if (p[1] is None) == (project is None) and p[0] != "*"]
+        if project is not None:
+            peers = [p for p in peers if p[0] == tenant]
+        quota, mine = self._quota(tenant, project), self.used(tenant, project)
+        for name, more in wanted.items():
+            nominal = getattr(quota.nominal, name)
+            borrows = max(mine[name] + more - nominal, 0) if nominal is not None else 0
+            if not more or not borrows:
+                continue
+            lent = 0
+            for peer in peers:
+                its, used = self._quota(*peer), self.used(*peer)[name]
+                own = getattr(its.nominal, name)
+                if own is None:
+                    continue
+                lend = getattr(its.lend, name)
+                lend = own if lend is None else lend
+                if peer in self.quotas and peer != (tenant, project):
+                    lent += min(lend, max(0, own - used))
+                lent -= max(0, used - own) if peer != (tenant, project) else 0
+            if borrows > min(getattr(quota.borrow, name) or 0, lent):
+                return True
+        return False
 
     def shut(self, cluster: str, node: str) -> bool:
         """Whether an operator took a node out of service."""
@@ -107,6 +157,13 @@ class Model:
             case Uncordoned(cluster_id, node):
                 law((cluster_id, node) in self.cordons, "it was out of service", fact)
                 del self.cordons[cluster_id, node]
+            case QuotaSet(tenant, project, None):
+                law((tenant, project) in self.quotas, "it had a quota", fact)
+                del self.quotas[tenant, project]
+            case QuotaSet(tenant, project, quota):
+                self.quotas[tenant, project] = quota
+            case HalfLifeSet():
+                pass
             case Queued(ask, at, deadline):
                 law(ask.id not in self.waiting, "no request stands in the queue twice", fact)
                 law(ask.id not in self.leases, "a holder does not queue", fact)
@@ -241,6 +298,8 @@ class Model:
         if key[1] and before is None:
             law(key not in self.keys, "a key never yields two leases", key, lease.id)
             self.keys[key] = lease.id
+        beyond = self.beyond(lease.tenant, lease.terms.project, holds(lease.placement))
+        law(not beyond, "no quota is exceeded beyond what is borrowed", lease)
         self.waiting.pop(lease.id, None)
         self.leases[lease.id] = lease
         self.expires[lease.id] = lease.expires_at
@@ -346,6 +405,26 @@ class Model:
         due = [self.expires[name] for name in self.leases if name not in self.ending]
         due += self.paused.values()
         return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
+
+
+def holds(shares: Iterable[Share]) -> dict[str, int]:
+    """What shares hold, by resource."""
+    total = Counter[str]()
+    for share in shares:
+        total["gpu_milli"] += len(share.gpus) * share.gpu_milli
+        total["cpu_milli"] += share.cpu_milli
+        total["memory_mib"] += share.memory_mib
+    return total
+
+
+def needs(demand: Demand) -> dict[str, int]:
+    """What a demand is at least, by resource."""
+    gpus, nodes = demand.gpus * demand.gpu_milli, demand.nodes
+    return {
+        "gpu_milli": nodes * gpus,
+        "cpu_milli": nodes * demand.cpu_milli,
+        "memory_mib": nodes * demand.memory_mib,
+    }
 
 
 def _serves(node: Node, share: Share, demand: Demand) -> bool:

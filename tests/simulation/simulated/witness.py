@@ -41,7 +41,7 @@ from moorage.core.state import State, apply, condense
 from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
 from moorage.model import Ask, Code, Lease
-from simulated.laws import Model, law
+from simulated.laws import Model, law, needs
 from simulated.policies import wanted
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Witness:
                 continue
             other = waiter.ask
             alike = (other.demand, other.candidates) == (ask.demand, ask.candidates)
-            if name == lease.id or not alike or other.terms is None:
+            if name == lease.id or not alike or other.terms is None or self._beyond(other):
                 continue
             if other.terms.priority > lease.terms.priority:
                 key = (other.tenant, other.policy, other.terms.priority)
@@ -276,6 +276,8 @@ class Witness:
                     counts = (first.demand.gpus, first.demand.nodes)
                     law(counts == (ask.demand.gpus, ask.demand.nodes), "as large", ask, first)
         elif isinstance(answer, Refusal) and self.asks[ask.id] is ask:
+            if answer.code is Code.QUOTA_EXCEEDED and ask.demand is not None and self.world.honest:
+                law(self._beyond(ask), "only a quota is a reason to say so", ask, answer)
             law(ask.id not in self.model.leases, "who was refused holds nothing", ask, answer)
             faulty = answer.code is Code.POLICY_UNSOUND
             law(
@@ -375,6 +377,8 @@ class Witness:
             shut = allocator.requests.queue.reserved_for(line)
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 need = line.demand or wanted(model.waiting[name].ask)
+                if self._beyond(model.waiting[name].ask):
+                    continue
                 fits = model.fits(need, line.candidates, shut)
                 law(not fits, "no request sleeps that could be served", name, line, shut)
                 idle = model.warm | model.resetting
@@ -382,6 +386,10 @@ class Witness:
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
                 law(not could or coming, "no request sleeps beside what could give way", name, shut)
+
+    def _beyond(self, ask: Ask) -> bool:
+        """Whether a quota does not allow an ask what it needs."""
+        return self.model.beyond(ask.tenant, ask.project, needs(ask.demand or wanted(ask)))
 
     def _waits(self, to: Address) -> bool:
         message = self.unanswered[to]
@@ -457,12 +465,20 @@ def replayed(facts: list[Fact]) -> State:
 
 def same_state(one: State, other: State) -> None:
     law(one == other, "replaying the ledger gives the live state")
+    law(_shares(one) == _shares(other), "shares are what the facts say")
     law(list(one.ended) == list(other.ended), "in the same order")
     law(list(one.waiting) == list(other.waiting), "in the same order")
     condensed = State()
     for fact in condense(one):
         apply(condensed, fact)
     law(condensed == one, "a checkpoint gives the live state")
+    law(_shares(condensed) == _shares(one), "a checkpoint gives the live state")
     law(list(condensed.ended) == list(one.ended), "in the same order")
     law(list(condensed.waiting) == list(one.waiting), "in the same order")
     law(list(condensed.leases) == list(one.leases), "in the same order")
+
+
+def _shares(state: State) -> Any:
+    accounts = state.accounts
+    shares = {each: accounts.share(each) for each, _ in accounts.past()}
+    return accounts.quotas, accounts.half_life, accounts.held(), dict(accounts.past()), shares

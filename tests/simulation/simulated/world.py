@@ -35,8 +35,10 @@ from moorage.core.events import (
     CordonAsked,
     Event,
     FlushAsked,
+    HalfLifeConfigured,
     Inquired,
     Proposed,
+    QuotaAsked,
     ReleaseAsked,
     RenewAsked,
     Restarted,
@@ -53,6 +55,7 @@ from moorage.core.requests import PASSING
 from moorage.core.state import condense
 from moorage.core.turn import Turn
 from moorage.model import (
+    Amounts,
     Ask,
     ClusterId,
     Code,
@@ -60,6 +63,7 @@ from moorage.model import (
     Lease,
     NodeId,
     PolicyRef,
+    Quota,
     RequestId,
     SessionId,
     Tenant,
@@ -92,6 +96,8 @@ class World:
         self.operator = Random(f"operator {seed}")
         """Not all worlds have one, and the others are what they would be without."""
         self.operated = self.operator.random() < 0.3
+        self.ruler = Random(f"quotas {seed}")
+        self.ruled = self.ruler.random() < 0.3
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -282,6 +288,9 @@ class World:
         ask = fleets.ask(
             self.rng, name, tenant, self.demands, self.policies, self.bare, self.provisioned
         )
+        if self.ruled and ask.terms is not None:
+            project = self.ruler.choice(["", "one", "two"])
+            ask = replace(ask, terms=replace(ask.terms, project=project))
         usual = self.usual.get(tenant)
         if usual is not None and ask.terms is not None and self.rng.random() < self.provisioned / 2:
             ask = replace(
@@ -337,6 +346,27 @@ class World:
         seconds = self.operator.choice([None, 5.0, 60.0])
         tenant = self.sessions[to.session]
         return CordonAsked(to, tenant, ClusterId(place[0]), NodeId(place[1]), mode, "", seconds)
+
+    def _rule(self, to: Address) -> Event:
+        draw = self.ruler.choice
+
+        def amounts(*gpus: int | None) -> Amounts:
+            return Amounts(
+                draw(gpus), draw([None, None, None, 4_000]), draw([None, None, None, 8_192])
+            )
+
+        tenant = draw([*self.tenants, "*"])
+        account = Tenant(tenant), None if tenant == "*" else draw([None, None, "one", "two"])
+        quota = Quota(
+            draw([0.5, 1.0, 2.0]),
+            amounts(None, 0, 1_000, 2_000, 4_000),
+            amounts(None, 1_000, 2_000),
+            amounts(None, 0, 1_000),
+        )
+        known = self.allocator.state.accounts.quotas
+        if known and self.ruler.random() < 0.3:
+            return QuotaAsked(to, self.sessions[to.session], *draw(list(known)), None)
+        return QuotaAsked(to, self.sessions[to.session], *account, quota)
 
     def _inquire(self, to: Address) -> Event:
         question = self.rng.choice(["status", "why", "queue", "leases", "fleet"])
@@ -406,6 +436,8 @@ class World:
         """Play `events` random events."""
         for cluster in self.inventory:
             self.step(ClusterSeen(cluster))
+        if self.ruled:
+            self.step(HalfLifeConfigured(self.ruler.choice([0.0, 10.0, 100.0])))
         choices: list[tuple[Callable[[], None], float]] = [
             (self.hear, self.hear_weight),
             (lambda: self.say(self._ask), 24),
@@ -426,6 +458,8 @@ class World:
             self.rng.choices(deeds, weights)[0]()
             if self.operated and self.operator.random() < 0.03:
                 self.say(self._cordon)
+            if self.ruled and self.ruler.random() < 0.03:
+                self.say(self._rule)
             if not self.inbox and not self.consulting:
                 self.witness.quiet()
         self.settle()

@@ -3,17 +3,20 @@
 The router hands them over; `admission` has the requests for a placement.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, assert_never
 
 import structlog
 
+from moorage.core.accounts import EVERYONE
 from moorage.core.effects import Address, Information, Response
 from moorage.core.events import (
     CancelAsked,
     CordonAsked,
     FlushAsked,
     Inquired,
+    QuotaAsked,
     ReleaseAsked,
     RenewAsked,
     SessionLost,
@@ -33,6 +36,20 @@ from moorage.protocol.faults import ServiceError
 log = structlog.get_logger("moored")
 
 
+@dataclass(frozen=True, slots=True)
+class OperationBounds:
+    """What not everybody may do.
+
+    Args:
+        ttl_seconds_max: How long a lease may be renewed for at a time.
+        is_operator: Tells who may set quotas, and see those of others.
+
+    """
+
+    ttl_seconds_max: float
+    is_operator: Callable[[Tenant], bool]
+
+
 class Operations:
     """Does what operations say.
 
@@ -42,7 +59,7 @@ class Operations:
         watchers: Sessions that watch.
         management: Runs `management` of policies.
         access: Looks into the workloads of leases.
-        ttl_seconds_max: How long a lease may be renewed for at a time.
+        bounds: What not everybody may do.
 
     """
 
@@ -53,14 +70,14 @@ class Operations:
         watchers: Watchers,
         management: Management,
         access: WorkloadAccess,
-        ttl_seconds_max: float,
+        bounds: OperationBounds,
     ) -> None:
         self._inbox = inbox
         self._replies = replies
         self._watchers = watchers
         self._management = management
         self._access = access
-        self._ttl_seconds_max = ttl_seconds_max
+        self._ttl_seconds_max, self._is_operator = bounds.ttl_seconds_max, bounds.is_operator
 
     def lost(self, session: SessionId) -> None:
         """Note that a session is over."""
@@ -92,6 +109,10 @@ class Operations:
                 _note(tenant, self._replies.remote(to), about)
             case wire.Cordon() | wire.Uncordon():
                 self._cordon(to, tenant, message)
+            case wire.SetQuota() | wire.RemoveQuota():
+                self._set_quota(to, tenant, message)
+            case wire.QuotaListing():
+                self._list(to, "quotas", tenant, message)
             case wire.Cancel():
                 self._inbox.post(CancelAsked(to, self._replies.named(to, message.request), tenant))
             case wire.Status():
@@ -130,6 +151,25 @@ class Operations:
         about = {"what": asked.mode, "cluster": cluster, "node": node}
         _note(tenant, self._replies.remote(to), about)
 
+    def _set_quota(
+        self, to: Address, who: Tenant, message: wire.SetQuota | wire.RemoveQuota
+    ) -> None:
+        if not self._is_operator(who):
+            reason = f"Tenant “{who}” is none of this server's operators, who set quotas."
+            self._replies.answer(to, Refusal(Code.UNAUTHORIZED, reason, "op"))
+            return
+        tenant = Tenant(message.tenant)
+        if tenant == EVERYONE and message.project is not None:
+            expected = "none beside the tenant `*`, whose quota is that of tenants as a whole"
+            reason = f"project: expected {expected}."
+            self._replies.answer(to, Refusal(Code.BAD_MESSAGE, reason, "project", expected))
+            return
+        quota = message.quota() if isinstance(message, wire.SetQuota) else None
+        self._inbox.post(QuotaAsked(to, who, tenant, message.project, quota))
+        done = "set_quota" if quota else "remove_quota"
+        about = {"what": done, "tenant": tenant, "project": message.project or ""}
+        _note(who, self._replies.remote(to), about)
+
     def _watch(self, to: Address, tenant: Tenant, message: wire.WatchTopics) -> Response:
         try:
             return Information({"topics": self._watchers.add(to.session, tenant, message.topics)})
@@ -141,9 +181,11 @@ class Operations:
         to: Address,
         question: Any,
         tenant: Tenant,
-        message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing",
+        message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing | wire.QuotaListing",
     ) -> None:
         filters = message.equalities()
+        if question == "quotas" and not self._is_operator(tenant):
+            filters["tenant"] = tenant
         self._inbox.post(Inquired(to, question, tenant, "", filters, message.cursor, message.limit))
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:

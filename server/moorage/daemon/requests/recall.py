@@ -20,14 +20,17 @@ from moorage.core.facts import (
     Ending,
     Finished,
     Granted,
+    HalfLifeSet,
     Paused,
     Queued,
+    QuotaSet,
     Refusal,
     Renewed,
     Requeued,
     Resumed,
     Started,
     Uncordoned,
+    UsageCarried,
     Warmed,
 )
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
@@ -71,10 +74,8 @@ def answer(  # noqa: C901  # One case per fact.
         if isinstance(fact, Queued | Granted)
     ]
     if question.tenant not in owners:
-        reason = (
-            f"Nothing is known of {question.subject}: no request of that id was granted or "
-            "queued, and it is not among the last decisions."
-        )
+        what = "no request of that id was granted or queued, and it is not among the last decisions"
+        reason = f"Nothing is known of {question.subject}: {what}."
         if since is not None:
             oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
             reason += f" History before {oldest} was pruned."
@@ -106,6 +107,9 @@ def answer(  # noqa: C901  # One case per fact.
                 | ClusterRemoved()
                 | Cordoned()
                 | Uncordoned()
+                | QuotaSet()
+                | HalfLifeSet()
+                | UsageCarried()
                 | Renewed()
                 | Started()
                 | Paused()

@@ -1,0 +1,131 @@
+"""The commands about quotas: `moorage quota list`, `set` and `remove`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage.model import GPU_MILLI, RESOURCES
+from moorage_client.answers import read_object
+from moorage_client.cli.output import print_json, say, table
+from moorage_client.cli.session import CommandSession
+from moorage_client.listing import pages
+
+WHO: Final = typer.Argument(
+    metavar="TENANT[/PROJECT]",
+    help="A tenant, one of its projects, or * for each tenant without a quota",
+    show_default=False,
+)
+
+
+_NAMES: Final = {"gpu_milli": "GPUs", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
+
+
+def list_quotas(session: CommandSession) -> None:
+    """Show all quotas, and what is held of them."""
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
+        return await listing.all()
+
+    found = session.run(work)
+    if session.json:
+        print_json(found)
+        return
+    table(
+        ("who", "weight>", "resource", "used>", "quota>", "borrowed>", "room>"),
+        (
+            (
+                _who(row),
+                f"{row['weight']:g}",
+                _NAMES[name],
+                *(_shown(name, use[figure]) for figure in ("used", "quota", "borrowed", "room")),
+            )
+            for row in found
+            for name, use in _limits(row).items()
+        ),
+        empty="No quotas: every tenant may hold what there is. Set one: moorage quota set TENANT",
+    )
+
+
+def set_quota(  # Each is an option of the command.
+    session: CommandSession,
+    who: Annotated[str, WHO],
+    weight: Annotated[float, typer.Option(help="Twice the weight: twice as much in turn")] = 1.0,
+    gpus: Annotated[float | None, typer.Option(help="GPUs of its own; else no limit")] = None,
+    cpu_milli: Annotated[int | None, typer.Option(help="Thousandths of a core")] = None,
+    memory_mib: Annotated[int | None, typer.Option(help="Memory")] = None,
+    borrow_gpus: Annotated[
+        float | None, typer.Option(help="GPUs of others that it may hold while they do not")
+    ] = None,
+    lend_gpus: Annotated[
+        float | None, typer.Option(help="GPUs of its own that others may; else all of them")
+    ] = None,
+    notice: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="How long who borrowed may stay when it wants them"),
+    ] = 0.0,
+) -> None:
+    """Say what a tenant, or one of its projects, may hold; what is left out has no limit."""
+    own = {"gpu_milli": _milli(gpus), "cpu_milli": cpu_milli, "memory_mib": memory_mib}
+    change = {
+        "op": "set_quota",
+        **_parts(who),
+        "weight": weight,
+        "nominal": {name: amount for name, amount in own.items() if amount is not None},
+        "borrow": {} if borrow_gpus is None else {"gpu_milli": _milli(borrow_gpus)},
+        "lend": {} if lend_gpus is None else {"gpu_milli": _milli(lend_gpus)},
+        "notice_seconds": notice,
+    }
+    _changed(session, change)
+
+
+def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
+    """Let a tenant or project hold what everyone may."""
+    _changed(session, {"op": "remove_quota", **_parts(who)})
+
+
+def _changed(session: CommandSession, change: dict[str, Any]) -> None:
+    row = session.run(lambda client: client.call(change))
+    if session.json:
+        print_json(row)
+        return
+    limits = [
+        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_NAMES[name]}"
+        for name, use in _limits(row).items()
+        if use["quota"] is not None
+    ]
+    say(f"{_who(row)}: holds {', '.join(limits)}" if limits else f"{_who(row)}: no limit")
+
+
+def _limits(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what is to be shown of each resource; of `*`, what each tenant may hold."""
+    if "resources" in row:
+        found: dict[str, Mapping[str, Any]] = row["resources"]
+        return found
+    nominal = row["quota"]["nominal"] if row["quota"] else {}
+    return {
+        name: {"used": None, "quota": nominal.get(name), "borrowed": None, "room": None}
+        for name in RESOURCES
+    }
+
+
+def _parts(who: str) -> dict[str, Any]:
+    tenant, slash, project = who.partition("/")
+    return {"tenant": tenant, **({"project": project} if slash else {})}
+
+
+def _who(row: Mapping[str, Any]) -> str:
+    project = row["project"]
+    return str(row["tenant"]) if project is None else f"{row['tenant']}/{project}"
+
+
+def _milli(gpus: float | None) -> int | None:
+    return None if gpus is None else round(gpus * GPU_MILLI)
+
+
+def _shown(resource: str, amount: int | None) -> str:
+    """Return an amount as people say it: GPUs, not thousandths of them."""
+    if amount is None:
+        return "-"
+    return f"{amount / GPU_MILLI:g}" if resource == "gpu_milli" else str(amount)

@@ -1,0 +1,36 @@
+"""The settings about who may hold how much; `Config` has them with all others."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from moorage.config.kinds import NAMES, QUOTAS, QuotaSetting, seconds
+from moorage.config.sources import Setting
+
+__all__ = ["ShareSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareSettings:
+    """Quotas, whose turn it is, and who says so."""
+
+    operators: Annotated[
+        tuple[str, ...],
+        Setting(NAMES, "Tenants that see what all hold, and set quotas.", default="none"),
+    ] = ()
+    quotas: Annotated[
+        tuple[QuotaSetting, ...],
+        Setting(
+            QUOTAS,
+            "What tenants and their projects may hold, set at each start; `*` is each tenant that "
+            "has no quota of its own.",
+            default="none",
+        ),
+    ] = ()
+    usage_half_life_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0, 31_536_000),
+            "After how long what a tenant held counts half as much when it waits; 0: only what it "
+            "holds now counts.",
+        ),
+    ] = 0.0

@@ -1,0 +1,350 @@
+"""What tenants and their projects hold, may hold, and have held: whose turn it is, and room left.
+
+`State` keeps it as it applies facts. The queue reads shares (who holds less goes first) and room
+(what a quota leaves). A change costs the same however many accounts there are.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import GPU_MILLI, RESOURCES, Ask, Cluster, Lease, Placement, Quota, Tenant
+
+Amounts = tuple[int, ...]
+"""GPU milli, CPU milli, memory in MiB: as `RESOURCES`."""
+Account = tuple[Tenant, str | None]
+"""A tenant as a whole (None), or one of its projects; "" is what names no project."""
+EVERYONE: Final = Tenant("*")
+"""Whose quota is that of each tenant that has none."""
+UNLIMITED: Final = 1 << 60
+STEPS: Final = 64
+"""Steps of time in a half-life. What was held is forgotten step by step, so that it comes out the
+same whether it is added up once or a thousand times, here or in a replay."""
+_HALVING: Final = np.array([2.0 ** (-step / STEPS) for step in range(STEPS)])
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Past(NamedTuple):
+    """What one account has held.
+
+    Args:
+        share: The average of its dominant share, where what is longer ago counts less.
+        step: As of when, in steps of the half-life.
+
+    """
+
+    share: float
+    step: int
+
+
+def demanded(ask: Ask) -> Amounts:
+    """Return what an ask needs; nothing where only its policy knows."""
+    demand = ask.demand
+    if demand is None:
+        return (0, 0, 0)
+    gpus = demand.gpus * demand.gpu_milli
+    return tuple(demand.nodes * each for each in (gpus, demand.cpu_milli, demand.memory_mib))
+
+
+def placed(placement: Placement) -> Amounts:
+    """Return what a placement holds."""
+    return (
+        sum(len(share.gpus) * share.gpu_milli for share in placement),
+        sum(share.cpu_milli for share in placement),
+        sum(share.memory_mib for share in placement),
+    )
+
+
+def capacity_of(cluster: Cluster | None) -> tuple[int, int, int]:
+    """Return what a cluster has of each resource."""
+    nodes = () if cluster is None else cluster.nodes
+    counted = [node for node in nodes if not node.duplicate_of]
+    gpus = sum(len(node.gpus) for node in counted)
+    cpu, memory = (node.cpu_milli for node in counted), (node.memory_mib for node in counted)
+    return gpus * GPU_MILLI, sum(cpu), sum(memory)
+
+
+def accounts_of(tenant: Tenant, project: str) -> tuple[Account, Account]:
+    """Return the accounts that a lease counts on."""
+    return (tenant, None), (tenant, project)
+
+
+class Accounts:
+    """All accounts, in columns.
+
+    Attributes:
+        version: Counts the changes of what anybody holds or may hold.
+        falls: Counts the changes after which there may be more room than before.
+        quotas: What operators set; (tenant, None) is the tenant as a whole.
+        half_life: Of what was held, in seconds; 0: only what is held now counts.
+
+    """
+
+    def __init__(self) -> None:
+        self.version = self.falls = 0
+        self.quotas: dict[Account, Quota] = {}
+        self.half_life = 0.0
+        self._numbers: dict[Account, int] = {}
+        self._names: list[Account] = []
+        self._groups: dict[Tenant | None, int] = {}
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            "held": np.zeros((16, len(RESOURCES)), np.int64),
+            "nominal": np.zeros((16, len(RESOURCES)), np.int64),
+            "borrow": np.zeros((16, len(RESOURCES)), np.int64),
+            "lend": np.zeros((16, len(RESOURCES)), np.int64),
+            "weight": np.zeros(16, np.float64),
+            "share": np.zeros(16, np.float64),
+            "past": np.zeros(16, np.float64),
+            "step": np.zeros(16, np.int64),
+            "group": np.zeros(16, np.int64),
+        }
+        self._pool = np.zeros((16, len(RESOURCES)), np.int64)
+        """By group: what its members leave unused and lend, less what they borrow."""
+        self._totals = np.ones(len(RESOURCES), np.int64)
+        self._capacity = np.zeros(len(RESOURCES), np.int64)
+        self._outdated = False
+        self._clock = 0
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return a column."""
+        return self._columns[name]
+
+    def number(self, account: Account) -> int:
+        """Return the account's number: its place in the columns, for good."""
+        number = self._numbers.get(account)
+        if number is None:
+            number = self._numbers[account] = len(self._names)
+            self._names.append(account)
+            for name, column in self._columns.items():
+                if number >= len(column):
+                    self._columns[name] = np.concatenate([column, np.zeros_like(column)])
+            tenant, project = account
+            group = self._groups.setdefault(None if project is None else tenant, len(self._groups))
+            if group >= len(self._pool):
+                self._pool = np.concatenate([self._pool, np.zeros_like(self._pool)])
+            self["group"][number] = group
+            self["step"][number] = self._clock
+            self._limit(number)
+            self._offer(number, 1)
+        return number
+
+    # What is held ----------------------------------------------------------------------------
+
+    def add(self, lease: Lease, sign: int, at: float | None) -> None:
+        """Count what a lease holds, or (`sign` -1) no longer.
+
+        Args:
+            lease: The lease.
+            sign: 1 or -1.
+            at: Since when, in seconds since the epoch; None: a checkpoint says so.
+
+        """
+        amounts = np.array(placed(lease.placement), np.int64)
+        if at is not None and self.half_life:
+            self._clock = max(self._clock, self._step(at))
+        for account in accounts_of(lease.tenant, lease.terms.project):
+            number = self.number(account)
+            if at is not None:
+                self._remember(number)
+            self._offer(number, -1)
+            self["held"][number] += sign * amounts
+            self._offer(number, 1)
+            self["share"][number] = self._dominant(number)
+        self.version += 1
+        self.falls += sign < 0
+
+    def capacity_changed(self, gpus: int, cpu: int, memory: int) -> None:
+        """Note how much more there is of each resource than before."""
+        self._capacity += np.array([gpus, cpu, memory], np.int64)
+        self._outdated = True
+        self.version += 1
+
+    def shares(self, numbers: Numbers) -> npt.NDArray[np.float64]:
+        """Return what counts in the queue: the dominant shares now, and as they have been."""
+        self._up_to_date()
+        share = self["share"][numbers]
+        if not self.half_life:
+            return share
+        kept = _kept(self._clock - self["step"][numbers])
+        past: npt.NDArray[np.float64] = self["past"][numbers] * kept + share * (1.0 - kept)
+        return share + past
+
+    def share(self, account: Account) -> float:
+        """Return what counts in the queue of one account; the same, bit by bit, as `shares`."""
+        number = self.number(account)
+        self._up_to_date()
+        share = float(self["share"][number])
+        if not self.half_life:
+            return share
+        many, rest = divmod(self._clock - int(self["step"][number]), STEPS)
+        kept = math.ldexp(float(_HALVING[rest]), -many)
+        return share + (float(self["past"][number]) * kept + share * (1.0 - kept))
+
+    def _dominant(self, number: int) -> float:
+        held, totals = self["held"][number], self._totals
+        return float((held / totals).max() / self["weight"][number])
+
+    def _up_to_date(self) -> None:
+        """Have all shares be of what there is now."""
+        if self._outdated:
+            self._outdated = False
+            self._totals = np.maximum(self._capacity, 1)
+            many = len(self._names)
+            shares = (self["held"][:many] / self._totals).max(axis=1, initial=0.0)
+            self["share"][:many] = shares / self["weight"][:many]
+
+    # What was held ---------------------------------------------------------------------------
+
+    def _step(self, at: float) -> int:
+        return int(at * STEPS // self.half_life)
+
+    def _remember(self, number: int) -> None:
+        """Add what an account has held until now to its past."""
+        if self.half_life:
+            one = np.array([number], np.int64)
+            self["past"][number] = (self.shares(one) - self["share"][one])[0]
+            self["step"][number] = self._clock
+
+    def set_half_life(self, seconds: float, at: float) -> None:
+        """Have what was held count half as much after so long; 0: not at all."""
+        if self.half_life:
+            self._clock = max(self._clock, self._step(at))
+        for number in range(len(self._names)):
+            self._remember(number)
+        if not seconds:
+            self["past"][:] = 0.0
+        self.half_life = seconds
+        self._clock = self._step(at) if seconds else 0
+        self["step"][:] = self._clock
+        self.version += 1
+
+    def past(self) -> Iterator[tuple[Account, Past]]:
+        """Yield what each account has held, but for those that held nothing."""
+        if self.half_life:
+            for number, account in enumerate(self._names):
+                past, step = float(self["past"][number]), int(self["step"][number])
+                if past or self["share"][number]:
+                    yield account, Past(past, step)
+
+    def carry(self, account: Account, past: Past) -> None:
+        """Have an account have held this."""
+        number = self.number(account)
+        self["past"][number], self["step"][number] = past
+        self._clock = max(self._clock, past.step)
+        self.version += 1
+
+    # What may be held ------------------------------------------------------------------------
+
+    def set_quota(self, account: Account, quota: Quota | None) -> None:
+        """Let an account hold so much; None: what everyone may."""
+        if quota is None:
+            del self.quotas[account]
+        else:
+            self.quotas[account] = quota
+        if account[0] == EVERYONE:
+            known = [n for n, each in enumerate(self._names) if each not in self.quotas]
+        else:
+            known = [self.number(account)]
+        for number in known:
+            self._up_to_date()
+            self._offer(number, -1)
+            self._limit(number)
+            self._offer(number, 1)
+            self["share"][number] = self._dominant(number)
+        self.version += 1
+        self.falls += 1
+
+    def quota(self, account: Account) -> Quota | None:
+        """Return the quota that holds for an account, its own or everyone's."""
+        own = self.quotas.get(account)
+        return own if own or account[1] is not None else self.quotas.get((EVERYONE, None))
+
+    def _limit(self, number: int) -> None:
+        """Write a quota into the columns."""
+        account = self._names[number]
+        quota = self.quota(account)
+        own = account in self.quotas
+        self["weight"][number] = quota.weight if quota else 1.0
+        for column, name in enumerate(RESOURCES):
+            nominal = getattr(quota.nominal, name) if quota else None
+            borrow = getattr(quota.borrow, name) if quota else None
+            lend = getattr(quota.lend, name) if quota else None
+            limited = nominal is not None
+            self["nominal"][number, column] = nominal if limited else UNLIMITED
+            self["borrow"][number, column] = borrow or 0
+            # What has no limit lends nothing: it is not known how much that would be.
+            given = 0 if not limited or not own else nominal if lend is None else lend
+            self["lend"][number, column] = given
+
+    def _offer(self, number: int, sign: int) -> None:
+        """Add what an account leaves to the others of its group, or (`sign` -1) take it away."""
+        over = self["held"][number] - self["nominal"][number]
+        spare = np.minimum(np.maximum(-over, 0), self["lend"][number])
+        self._pool[self["group"][number]] += sign * (spare - np.maximum(over, 0))
+
+    def room(self, numbers: Numbers) -> npt.NDArray[np.int64]:
+        """Return how much more accounts may hold: int64 `[accounts, resources]`.
+
+        What is left of their own; and beyond that what the others of their group lend, up to their
+        own bound on borrowing.
+        """
+        over = self["held"][numbers] - self["nominal"][numbers]
+        own, borrowed = np.maximum(-over, 0), np.maximum(over, 0)
+        spare = np.minimum(own, self["lend"][numbers])
+        pool = np.maximum(self._pool[self["group"][numbers]] - spare, 0)
+        room: npt.NDArray[np.int64] = own + np.minimum(
+            np.maximum(self["borrow"][numbers] - borrowed, 0), pool
+        )
+        return room
+
+    def over(self, numbers: Numbers, wanted: Iterable[npt.NDArray[np.int64]]) -> Any:
+        """Return which accounts have no room for what is wanted of them: bool `[accounts]`."""
+        room = self.room(numbers)
+        short = np.zeros(len(numbers), np.bool_)
+        for column, amount in enumerate(wanted):
+            short |= (amount > room[:, column]) & (amount > 0)
+        return short
+
+    # Listings --------------------------------------------------------------------------------
+
+    def row(self, account: Account) -> dict[str, dict[str, int | None]]:
+        """Return what an account holds, may hold and borrows, by resource; None: no limit."""
+        number = self.number(account)
+        one = np.array([number], np.int64)
+        room = self.room(one)[0]
+        rows: dict[str, dict[str, int | None]] = {}
+        for column, name in enumerate(RESOURCES):
+            used, nominal = int(self["held"][number, column]), int(self["nominal"][number, column])
+            limited = nominal < UNLIMITED
+            rows[name] = {
+                "used": used,
+                "quota": nominal if limited else None,
+                "borrowed": max(0, used - nominal),
+                "borrow_max": int(self["borrow"][number, column]) if limited else None,
+                "room": int(room[column]) if limited else None,
+            }
+        return rows
+
+    def borrows(self, account: Account, column: int) -> bool:
+        """Return whether an account holds more of a resource than its own."""
+        number = self.number(account)
+        return bool(self["held"][number, column] > self["nominal"][number, column])
+
+    def amounts(self, account: Account) -> Amounts:
+        """Return what an account holds."""
+        return tuple(self["held"][self.number(account)].tolist())
+
+    def held(self) -> dict[Account, Amounts]:
+        """Return what each account holds, less those that hold nothing."""
+        rows = ((name, self["held"][n]) for n, name in enumerate(self._names))
+        return {name: tuple(row.tolist()) for name, row in rows if row.any()}
+
+
+def _kept(steps: Numbers) -> npt.NDArray[np.float64]:
+    """Return how much of what was held so many steps ago still counts."""
+    kept: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
+    return kept

@@ -1,0 +1,55 @@
+"""What messages are made of: resources, a lease, what to start under it, and quotas.
+
+`messages` is the only one that reads them; the fields themselves are in `fields`.
+"""
+
+from msgspec import Struct
+
+from moorage import model
+from moorage.protocol import fields as f
+
+
+class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`resources` of a request: what must fit. Units as in `model.Demand`."""
+
+    gpus: f.Gpus = 0
+    gpu_milli: f.GpuMilli = model.GPU_MILLI
+    models: f.Models = ()
+    gpu_memory_mib: f.MemoryMib = 0
+    cpu_milli: f.CpuMilli = 0
+    memory_mib: f.MemoryMib = 0
+    nodes: f.Nodes = 1
+    topology: f.Topology = ""
+
+
+class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`."""
+
+    ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
+    wait_seconds: f.WaitSeconds = 0.0
+    priority: f.Priority = 0
+    preemptible: f.Flag = False
+    idempotency_key: f.OptionalIdentifier = ""
+    project: f.OptionalIdentifier = ""
+
+
+class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`provision` of a request: which backend starts what, and what becomes of it if that fails."""
+
+    backend: f.Name
+    spec: f.Document = {}
+    on_failure: f.OnFailure = "end"
+    attempts_max: f.Attempts | None = None
+    keep_warm_seconds: f.KeepSeconds = 0.0
+
+
+class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """So much of each resource; nothing is said of those that are left out."""
+
+    gpu_milli: f.QuotaMilli | None = None
+    cpu_milli: f.CpuMilli | None = None
+    memory_mib: f.MemoryMib | None = None
+
+    def amounts(self) -> model.Amounts:
+        """Return them as the core knows them."""
+        return model.Amounts(self.gpu_milli, self.cpu_milli, self.memory_mib)
