@@ -31,6 +31,7 @@ from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.health import Health
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
+from moorage.daemon.publishing.playground import Playground
 from moorage.daemon.registry import RegistryChanges
 from moorage.daemon.requests import services
 from moorage.daemon.requests.admission import Admission
@@ -45,6 +46,7 @@ from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.requests.map_news import MapNews
 from moorage.daemon.requests.operations import OperationBounds, Operations
 from moorage.daemon.requests.origins import names
+from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.requests.router import Router
@@ -363,15 +365,17 @@ def _web(
         authenticate=core.tokens.tenant,
         readiness=health.readiness,
         metrics_text=core.measures.text,
-        console=_console(core),
+        console=_console(config, stores, core),
     )
     limits = descriptors.connection_limits()
     return WebServer(behind, origins=names(config), connections_max=limits.web)
 
 
-def _console(core: Core) -> Console | None:
+def _console(config: Config, stores: Stores, core: Core) -> Console | None:
     if core.logins is None:
         return None
+    recalled = RecalledFleets(stores.ledger)
+    playground = Playground(stores.catalog, stores.allocator.state, recalled.before, config.sandbox)
     return Console(
         logins=core.logins,
         needs_login=lambda: core.tokens.required,
@@ -379,6 +383,7 @@ def _console(core: Core) -> Console | None:
         is_operator=core.tokens.is_operator,
         websocket_port=lambda: core.gateway.port,
         expel=core.gateway.expel,
+        try_policy=playground.run,
     )
 
 

@@ -1,4 +1,6 @@
-"""What `moorage policy test`, `backtest` and `push` run: JSON on stdin, its outcome on stdout.
+"""What `moorage policy test`, `backtest`, `push` and the console's playground run.
+
+JSON comes on stdin, its outcome goes to stdout.
 
 The command line is a client and may not import the server's packages; it starts this program
 instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
@@ -13,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import uvloop
 
-from moorage.lab import backtest, policy_test
+from moorage.lab import backtest, playground, policy_test
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
 from moorage.protocol.faults import ServiceError
@@ -31,6 +33,11 @@ def _backtest(text: bytes) -> Any:
     return uvloop.run(backtest.backtest(msgspec.json.decode(text, type=backtest.BacktestJob)))
 
 
+def _play(text: bytes) -> Any:
+    job = msgspec.json.decode(text, type=playground.PlaygroundJob)
+    return uvloop.run(playground.play_trace(job) if job.trace else playground.play(job))
+
+
 def _shipped(text: bytes) -> Any:
     name = msgspec.json.decode(text)["name"]
     if name not in shipped.shipped():
@@ -42,6 +49,7 @@ def _shipped(text: bytes) -> Any:
 COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
     "test": _test,
     "backtest": _backtest,
+    "play": _play,
     "shipped": _shipped,
 }
 
@@ -52,6 +60,8 @@ def main() -> None:
         outcome = COMMANDS[sys.argv[1]](sys.stdin.buffer.read())
     except (CommandError, TraceError, ServiceError, SandboxError, OSError, ValueError) as error:
         outcome = {"error": str(error)}
+        if isinstance(error, ServiceError):
+            outcome |= {"code": error.code, "field": error.field, "details": error.details}
     sys.stdout.buffer.write(msgspec.json.encode(outcome))
 
 

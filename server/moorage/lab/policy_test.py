@@ -168,7 +168,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
             await _without_metrics(job, report, wanted[:BARE_REQUESTS])
     if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
         stopped = [each.request for each in report.requests if each.outcome == Code.POLICY_TIMEOUT]
-        report.profile = await _profile(job, record, stopped or wanted)
+        report.profile = await profile(job, record, stopped or wanted)
     return report
 
 
@@ -254,7 +254,7 @@ async def _play(
         raise CommandError(f"a cluster document is not one: {error.reason}") from error
     # Loading the policy is not part of the first evaluation's time.
     if timeouts_max > 1:
-        await rehearsal.ask(_ask(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
+        await rehearsal.ask(ask_of(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
     tried: list[Tried] = []
     for number, request in enumerate(wanted):
         tried.append(await _one(rehearsal, record, number, request, job.seed))
@@ -275,14 +275,14 @@ async def _one(
             return Tried(request, outcome, fault.refusal.reason, (), 0.0)
         return Tried(request, "answered", "", (value,), 0.0)
     try:
-        decision = await rehearsal.ask(_ask(record, request, number, seed))
+        decision = await rehearsal.ask(ask_of(record, request, number, seed))
     except ServiceError as error:
         return Tried(request, "not asked", error.reason, (), 0.0)
     outcome, detail = _outcome(decision.answer)
     return Tried(request, outcome, detail, decision.values, decision.seconds)
 
 
-def _ask(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
+def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
     """Return the ask that a server would make of a client's message.
 
     Raises:
@@ -402,7 +402,7 @@ def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, built
         report.notes.append(f"it declined {declined} requests that would have fitted")
 
 
-async def _profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
+async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
     """Evaluate once more with every line timed; None where the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
@@ -414,10 +414,10 @@ async def _profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Do
         rehearsal.use(traced)
         await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS], timeouts_max=1)
         try:
-            profile = await rehearsal.manage(record.ref.uri, TENANT, "profile")
+            found = await rehearsal.manage(record.ref.uri, TENANT, "profile")
         except PolicyFault:
             return None
-    return profile if profile["lines"] else None
+    return found if found["lines"] else None
 
 
 def _short(value: Any) -> str:

@@ -154,6 +154,15 @@ class Rehearsal:
         registered = read_cluster_document(document)
         await self.step(ClusterSeen(registered.cluster))
 
+    async def note_document(self, document: Document) -> None:
+        """Have policies read a cluster document; what the cluster has comes by `step`.
+
+        Raises:
+            ServiceError: What is wrong with it.
+
+        """
+        await self._catalog.clusters.create(document)
+
     async def ask(self, ask: Ask) -> Decision:
         """Put an ask, and see to everything that follows from it."""
         decision = self.decisions[ask.id] = Decision(ask)

@@ -19,7 +19,7 @@ from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
-from moorage.web.console import console_routes, login_of
+from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation
@@ -60,9 +60,10 @@ def create_app(services: WebServices) -> FastAPI:
     _add_failures(app)
     app.add_middleware(Noted)
     app.include_router(_health_routes(services))
-    if services.console is not None:
-        app.include_router(console_routes(services.console))
     protected = [Depends(_authentication(services))]
+    if services.console is not None:
+        app.include_router(playground_routes(services.console), dependencies=protected)
+        app.include_router(console_routes(services.console))
     app.include_router(_about_routes(app, services), dependencies=protected)
     app.include_router(specification_routes(app), dependencies=protected)
     app.include_router(service_routes(services, BodyReader()), dependencies=protected)

@@ -24,12 +24,19 @@ from moorage.model import Code
 from moorage.protocol.credentials import CONSOLE_COOKIE, console_cookies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.logins import Login
-from moorage.web.bodies import TENANT, BodyReader, read_as, read_document, succeeded
-from moorage.web.console_types import ConsoleLogin, ConsoleSession, LoggedOut
+from moorage.web.bodies import TENANT, BodyReader, read_as, read_document, succeeded, who_of
+from moorage.web.console_types import (
+    ConsoleLogin,
+    ConsoleSession,
+    LoggedOut,
+    PlaygroundBacktest,
+    PlaygroundOutcome,
+    PlaygroundRun,
+)
 from moorage.web.schemas import operation
 from moorage.web.services import Console
 
-__all__ = ["console_routes", "login_of"]
+__all__ = ["console_routes", "login_of", "playground_routes"]
 
 CSRF_HEADER: Final = "x-console-token"
 """Header of changing requests: a page of another site can neither read its value nor set it."""
@@ -119,6 +126,42 @@ def console_routes(console: Console) -> APIRouter:
 
     for path in ("/console", "/console/{rest:path}"):
         router.add_api_route(path, page, methods=methods, include_in_schema=False)
+    return router
+
+
+def playground_routes(console: Console) -> APIRouter:
+    """Return the endpoints that run policies, for those who are known.
+
+    Args:
+        console: What they need of the daemon.
+
+    """
+    router = APIRouter(tags=["console"])
+    bodies = BodyReader()
+
+    @router.post(
+        "/console/playground",
+        summary="Try a policy",
+        **operation(PlaygroundOutcome, PlaygroundRun),
+    )
+    async def run(request: Request) -> Response:
+        """Try a policy in the jail, in a program of its own; nothing here changes."""
+        body = await read_document(request, bodies)
+        body.pop("trace", None)
+        return succeeded(await console.try_policy(body, who_of(request)))
+
+    @router.post(
+        "/console/playground/backtest",
+        summary="Backtest a policy",
+        **operation(PlaygroundOutcome, PlaygroundBacktest),
+    )
+    async def backtest(request: Request) -> Response:
+        """Backtest a policy on a table of requests, likewise."""
+        body = await read_document(request, bodies)
+        if not body.get("trace"):
+            raise ServiceError.wrong_field("trace", "a table (CSV) as text")
+        return succeeded(await console.try_policy(body, who_of(request)))
+
     return router
 
 

@@ -1,12 +1,19 @@
 """What the web console is told and sends over HTTP, as types: see `schemas`."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from moorage.web.schemas import WebType
 
-__all__ = ["ConsoleLogin", "ConsoleSession", "LoggedOut"]
+__all__ = [
+    "ConsoleLogin",
+    "ConsoleSession",
+    "LoggedOut",
+    "PlaygroundBacktest",
+    "PlaygroundOutcome",
+    "PlaygroundRun",
+]
 
 
 class ConsoleLogin(WebType, forbid_unknown_fields=True):
@@ -32,3 +39,31 @@ class ConsoleSession(WebType):
 
 class LoggedOut(WebType):
     """Nothing is left of a login."""
+
+
+class PlaygroundRun(WebType, rename=None):
+    """A policy to try: `code` of its file, or the URI of a version.
+
+    `fleet`: `"live"`, `{"clusters": [documents]}`, or `{"decision": request}` as it was then.
+    `requests`: 100 at most, each held where it fits.
+    """
+
+    code: str | UnsetType = UNSET
+    policy_rule_uri: str | UnsetType = field(default=UNSET, name="policy_rule_uri")
+    fleet: str | dict[str, Any] = "live"
+    requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    parameters: dict[str, Any] | UnsetType = UNSET
+    settings: dict[str, Any] | UnsetType = UNSET
+
+
+class PlaygroundBacktest(WebType, rename=None):
+    """A policy to backtest on a fleet, from empty; `trace` is a table (CSV) of requests."""
+
+    trace: str
+    code: str | UnsetType = UNSET
+    policy_rule_uri: str | UnsetType = field(default=UNSET, name="policy_rule_uri")
+    fleet: str | dict[str, Any] = "live"
+
+
+class PlaygroundOutcome(WebType):
+    """What came of it: of a run `results`, `prints`, `lines`; of a backtest `curve`, `granted`."""

@@ -33,6 +33,8 @@ READS: Final = frozenset(
         "/cluster/aggregate",
         "/cluster/query",
         "/clusters/query",
+        "/console/playground",
+        "/console/playground/backtest",
         "/executor/query",
         "/executor/{executor}/execute_policy",
         "/policy/query",

@@ -106,6 +106,8 @@ class Console:
         is_operator: Whether a tenant sees what all others hold.
         websocket_port: Where the WebSocket is.
         expel: Closes the WebSockets whose login is over.
+        try_policy: Takes what is to be tried in the playground, and for whom; returns what came
+            of it.
 
     """
 
@@ -115,6 +117,7 @@ class Console:
     is_operator: Callable[[Tenant], bool]
     websocket_port: Callable[[], int]
     expel: Callable[[], None]
+    try_policy: Callable[[Document, Tenant], Awaitable[Document]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

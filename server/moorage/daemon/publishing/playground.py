@@ -1,0 +1,161 @@
+"""The console's playground: what a page wants tried goes to a program of its own, and comes back.
+
+That program is `moorage.lab.offline`, which plays on a core and in cells of its own, in the same
+jail. It has no variables of this process, runs behind all that serves, and ends at its time.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.ports import Catalog
+from moorage.core.state import State
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.contract import Mode, PolicyFault
+from moorage.sandbox.host.fair_semaphore import FairSemaphore
+
+RUN_SECONDS_MAX: Final = 60.0
+BACKTEST_SECONDS_MAX: Final = 240.0
+AT_ONCE_MAX: Final = 2
+"""Runs at one time, one of a tenant."""
+WAITING_MAX: Final = 8
+OUTCOME_BYTES_MAX: Final = 16 << 20
+ERROR_CHARACTERS_MAX: Final = 2_000
+TRIAL: Final = "playground:1.0-trial"
+"""What code that has no version is called while it is tried."""
+_FIELDS: Final = frozenset(
+    {"code", "policy_rule_uri", "fleet", "requests", "parameters", "settings", "trace"}
+)
+_KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOME")
+
+Fleet = dict[str, Any]
+"""`clusters` and `held` of a job, or `documents` alone."""
+
+
+class Playground:
+    """Runs what pages want tried.
+
+    Args:
+        catalog: Has policies and cluster documents.
+        state: Has the fleet as it is.
+        recalled: Returns the clusters as they were when a request of a tenant was decided, and
+            what was held there.
+        mode: Of the jail.
+
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        state: State,
+        recalled: Callable[[str, Tenant], Awaitable[Fleet]],
+        mode: Mode,
+    ) -> None:
+        self._catalog = catalog
+        self._state = state
+        self._recalled = recalled
+        self._mode = mode
+        self._turns = FairSemaphore(AT_ONCE_MAX, WAITING_MAX)
+
+    async def run(self, body: Mapping[str, Any], tenant: Tenant) -> dict[str, Any]:
+        """Try a policy on a fleet; with a `trace`, backtest it.
+
+        Raises:
+            ServiceError: What is wrong with the body or the policy; `busy`, `policy_timeout`.
+
+        """
+        for field in body.keys() - _FIELDS:
+            raise ServiceError.wrong_field(field, f"one of {', '.join(sorted(_FIELDS))}")
+        trace = body.get("trace", "")
+        if not isinstance(trace, str):
+            raise ServiceError.wrong_field("trace", "a table (CSV) as text")
+        try:
+            async with self._turns.turn(tenant):
+                job = {
+                    "policy": await self._policy(body),
+                    "requests": _requests(body),
+                    "trace": trace,
+                    "mode": self._mode,
+                    **await self._fleet(body.get("fleet", "live"), tenant),
+                }
+                seconds = BACKTEST_SECONDS_MAX if trace else RUN_SECONDS_MAX
+                return await _played(await asyncio.to_thread(msgspec.json.encode, job), seconds)
+        except PolicyFault as fault:
+            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+
+    async def _policy(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        code, uri = body.get("code"), body.get("policy_rule_uri")
+        if isinstance(code, str) and uri is None:
+            return {"policy_rule_uri": TRIAL, "type": "python_class_v1", "code": code}
+        if isinstance(uri, str) and code is None:
+            found = await self._catalog.policies.get(uri)
+            return {name: each for name, each in found.items() if name != "digest"}
+        raise ServiceError.wrong_field("code", "code as text, or a `policy_rule_uri` instead")
+
+    async def _fleet(self, wanted: Any, tenant: Tenant) -> Fleet:
+        match wanted:
+            case "live":
+                documents = await self._catalog.clusters.query({})
+                clusters = [self._state.offered(each) for each in self._state.clusters.values()]
+                leases = self._state.leases.values()
+                held = [share for lease in leases for share in lease.placement]
+                return {"documents": documents, "clusters": clusters, "held": held}
+            case {"clusters": [dict(), *_] as documents} if len(wanted) == 1:
+                return {"documents": documents}
+            case {"decision": str(request)} if len(wanted) == 1:
+                return await self._recalled(request, tenant)
+            case _:  # Anything else that JSON has.
+                expected = '"live", {"clusters": [documents]} or {"decision": request id}'
+                raise ServiceError.wrong_field("fleet", expected)
+
+
+def _requests(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    requests = body.get("requests", [])
+    if not isinstance(requests, list) or not all(isinstance(each, dict) for each in requests):
+        raise ServiceError.wrong_field("requests", "a list of requests, each an object")
+    common = {name: body[name] for name in ("parameters", "settings") if name in body}
+    return [{**common, **each} for each in requests]
+
+
+async def _played(job: bytes, seconds: float) -> dict[str, Any]:
+    """Have a program of its own do a job, and return its outcome."""
+    variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    command = ("nice", "-n", "10", sys.executable, "-P", "-m", "moorage.lab.offline", "play")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=variables,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            told, errors = await process.communicate(job)
+    except TimeoutError as error:
+        reason = f"it was not done within {seconds:g} seconds; try fewer requests"
+        raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
+    finally:
+        # Its cells, too; they die with it where they have left its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if len(told) > OUTCOME_BYTES_MAX:
+        raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try fewer requests")
+    try:
+        outcome: dict[str, Any] = msgspec.json.decode(told, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
+        raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error
+    if "error" in outcome:
+        code = Code(outcome.get("code", Code.BAD_MESSAGE))
+        field, details = outcome.get("field", ""), outcome.get("details", {})
+        raise ServiceError(code, outcome["error"], field=field, details=details)
+    return outcome

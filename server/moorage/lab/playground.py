@@ -1,0 +1,196 @@
+"""The console's playground: a policy tried on a fleet that some already hold parts of.
+
+The daemon starts it as a program of its own (`lab.offline`), with the job on stdin: so what is
+tried takes neither its event loop nor its cells. The jail, the core and the verification are those
+of the daemon. Each request that fits is held, so the next one finds less.
+"""
+
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.core.effects import LeaseNews
+from moorage.core.events import ClusterSeen
+from moorage.core.explain import share_row
+from moorage.core.facts import Granted, Refusal
+from moorage.core.state import apply
+from moorage.lab import policy_test
+from moorage.lab.backtest import BacktestJob, backtest
+from moorage.lab.errors import CommandError
+from moorage.lab.rehearsal import Decision, Document, Rehearsal
+from moorage.model import (
+    Cluster,
+    Lease,
+    LeaseTerms,
+    PolicyRef,
+    RequestId,
+    Share,
+    Tenant,
+)
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.contract import Mode
+
+REQUESTS_MAX: Final = 100
+"""Of one run."""
+TRACE_REQUESTS_MAX: Final = 5_000
+"""Of a backtest: what is beyond them is not asked."""
+VALUE_BYTES_MAX: Final = 16 << 10
+"""Of what a policy returned, to be shown."""
+PRINTED_LINES_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlaygroundJob:
+    """What to try.
+
+    Args:
+        policy: A PolicyRule document.
+        requests: Messages as clients send them, without the URI.
+        documents: Cluster documents, for what policies read of them; and the fleet, where
+            `clusters` is None.
+        clusters: The fleet.
+        held: What is held of it.
+        trace: Requests as a table (CSV) to backtest instead; "": none.
+        mode: As `moored serve --sandbox`.
+
+    """
+
+    policy: Document
+    requests: list[Document] = field(default_factory=list[Document])
+    documents: list[Document] = field(default_factory=list[Document])
+    clusters: list[Cluster] | None = None
+    held: list[Share] = field(default_factory=list[Share])
+    trace: str = ""
+    mode: Mode = "jail"
+
+
+async def play(job: PlaygroundJob) -> Document:
+    """Try a policy.
+
+    Raises:
+        CommandError: A request cannot be read.
+        ServiceError: What is wrong with the policy, or with a document.
+        JailError: No jail stands here.
+
+    """
+    began = time.monotonic()
+    if len(job.requests) > REQUESTS_MAX:
+        raise CommandError(f"requests: expected at most {REQUESTS_MAX}, got {len(job.requests)}")
+    async with Rehearsal(job.mode) as rehearsal:
+        await _fill(rehearsal, job)
+        record = await rehearsal.upload(job.policy)
+        fleet = rehearsal.allocator.state.fleet
+        size = {"nodes": len(fleet), "gpus": int((fleet.gpu_total > 0).sum())}
+        warming = policy_test.ask_of(record, {"inputs": {}, "dry_run": True}, -1, 1)
+        await rehearsal.ask(warming)  # To load the policy is not part of the first request's time.
+        results: list[Document] = []
+        for number, request in enumerate(job.requests):
+            held = {"lease": {}, **request}
+            try:
+                ask = policy_test.ask_of(record, held, number, 1)
+            except ServiceError as error:
+                results.append({"ok": False, "code": error.code, "reason": error.reason})
+                continue
+            results.append(_result(await rehearsal.ask(ask)))
+        printed = rehearsal.output(record.ref.uri, policy_test.TENANT)
+    return {
+        "results": results,
+        "prints": printed.splitlines()[:PRINTED_LINES_MAX],
+        "seconds": time.monotonic() - began,
+        "fleet": size,
+        "lines": await _lines(job, record),
+    }
+
+
+async def _fill(rehearsal: Rehearsal, job: PlaygroundJob) -> None:
+    for document in job.documents:
+        if job.clusters is None:
+            await rehearsal.add_cluster(document)
+        else:
+            await rehearsal.note_document(document)
+    for cluster in job.clusters or ():
+        await rehearsal.step(ClusterSeen(cluster))
+    if job.held:
+        terms, policy = LeaseTerms(ttl_seconds=1e9), PolicyRef("held", "")
+        who = (RequestId("held"), Tenant("others"), "")
+        lease = Lease(*who, policy, tuple(job.held), 1, 0.0, 1e9, terms)
+        apply(rehearsal.allocator.state, Granted(lease))
+
+
+def _result(decision: Decision) -> Document:
+    told: Document = {"ok": False, "seconds": decision.seconds}
+    if decision.values:
+        value = decision.values[-1]
+        told["data"] = value if len(msgspec.json.encode(value)) <= VALUE_BYTES_MAX else "too large"
+    match decision.answer:
+        case LeaseNews(lease):
+            return told | {"ok": True, "placement": [share_row(each) for each in lease.placement]}
+        case Refusal(code=code, reason=reason, details=details):
+            where = {name: details[name] for name in ("file", "line") if name in details}
+            return told | {"code": code, "reason": reason, **where}
+        case None:
+            return told | {"code": "waiting", "reason": "it waits in the queue"}
+        case _:  # Advice: it holds nothing.
+            return told | {"ok": True, "placement": []}
+
+
+async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
+    """Return what the lines of the policy took, on its first requests and an empty fleet."""
+    tried = policy_test.PolicyTestJob(job.policy, mode=job.mode, clusters=job.documents)
+    profile = await policy_test.profile(tried, record, job.requests)
+    if profile is None:
+        return []
+    return [each for each in profile["lines"] if each["file"] == "function.py"]
+
+
+async def play_trace(job: PlaygroundJob) -> Document:
+    """Backtest a policy on a table of requests, from an empty fleet like the one given.
+
+    Raises:
+        CommandError, TraceError: The table, or the policy, cannot be read.
+        ServiceError: A document cannot be read.
+        JailError: No jail stands here.
+
+    """
+    clusters = job.clusters
+    if clusters is None:
+        clusters = [read_cluster_document(each).cluster for each in job.documents]
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        nodes, pods = Path(folder) / "nodes.csv", Path(folder) / "pods.csv"
+        nodes.write_text(_table(clusters))
+        pods.write_text(job.trace)
+        given = BacktestJob(
+            [job.policy],
+            nodes=str(nodes),
+            pods=str(pods),
+            limit=TRACE_REQUESTS_MAX,
+            mode=job.mode,
+        )
+        told = await backtest(given)
+    (run,) = told["rules"]
+    curve = [[demanded / 100, used / 100] for _, demanded, used, _ in run["samples"]]
+    return {
+        "curve": curve,
+        "allocation": run["allocation_percent"] / 100,
+        "fragmentation": run["fragmentation_percent"] / 100,
+        "asked": run["asked"],
+        "granted": run["granted"],
+        "refused": run["refusals"],
+        "notes": told["notes"],
+    }
+
+
+def _table(clusters: list[Cluster]) -> str:
+    """Return nodes as the trace's table, which knows one model per node."""
+    rows = ["sn,cpu_milli,memory_mib,gpu,model"]
+    for cluster in clusters:
+        for node in cluster.nodes:
+            model = node.gpus[0].model.replace(",", " ") if node.gpus else ""
+            name = f"{cluster.id}/{node.id}".replace(",", " ")
+            rows.append(f"{name},{node.cpu_milli},{node.memory_mib},{len(node.gpus)},{model}")
+    return "\n".join(rows) + "\n"
