@@ -29,8 +29,7 @@ SHOWN: Final = """
 A Kubernetes cluster is up: two nodes whose GPUs a DRA driver publishes, two where a device plugin
 counts them, and one without any. Its pods are fake and its API is real.
 
-    export KUBECONFIG={kubeconfig}
-    alias kubectl={kubectl}
+    export KUBECONFIG={kubeconfig} PATH={path}:$PATH
     kubectl get nodes,resourceslices
     kubectl cordon dra-1
 
@@ -102,12 +101,15 @@ async def main(*options: str) -> None:
         (folder / "plane").mkdir()
         plane = stack.enter_context(Plane.run(folder / "plane"))
         populate(plane)
-        kubeconfig, kubectl = plane.kubeconfig(), programs["kubectl"]
+        kubeconfig, tools = plane.kubeconfig(), folder / "bin"
+        tools.mkdir()
+        (tools / "kubectl").symlink_to(programs["kubectl"])
+        path = f"{tools}:{Path(sys.executable).parent}"
         ready = stack.enter_context(moored(folder / "data", kubeconfig, *options))
         services = stack.enter_context(Services(ready["http"]))
         services.publish_policy(catalog.document("first_fit"))
         plane.until(lambda: services.clusters({"id": CLUSTER_ID}), "the daemon has read it")
-        shown = SHOWN.format(kubeconfig=kubeconfig, kubectl=kubectl, logs=plane.logs, **ready)
+        shown = SHOWN.format(kubeconfig=kubeconfig, path=path, logs=plane.logs, **ready)
         print(shown, flush=True)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

@@ -1,6 +1,7 @@
 """What `make kubernetes-playground` starts works together, and ends together."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,10 +30,11 @@ def test_the_playground_gives_leases_on_its_fake_gpus_and_follows_kubectl(plane:
             line = playground.stdout.readline()
             assert line, said
             said += line
-        kubeconfig, kubectl, url = (
-            re.search(f"{name}=(\\S+)", said)[1]
-            for name in ("KUBECONFIG", "kubectl", "MOORAGE_URL")
+        kubeconfig, path, url = (
+            re.search(f"{name}=(\\S+)", said)[1] for name in ("KUBECONFIG", "PATH", "MOORAGE_URL")
         )
+        kubectl, moorage = (shutil.which(each, path=path) for each in ("kubectl", "moorage"))
+        assert moorage
         with BlockingClient(url) as client:
             (cluster,) = client.fleet()
             assert (cluster["nodes"], cluster["gpus"]) == (5, 24)

@@ -314,6 +314,13 @@ async def test_how_a_pod_ended_is_told(world, variables, phase, said, code):
     assert (kept.text, kept.over, kept.exit_code) == ("started\n", True, code)
 
 
+async def test_the_first_to_read_an_output_gets_what_is_there(world):
+    world.plane.create(node("n1"))
+    await world.backend.start(on(simulated(), share("n1")))
+    read = await world.backend.logs("a")
+    assert (read.text, read.over) == ("started\n", False)
+
+
 @pytest.mark.parametrize(
     ("fate", "said"),
     [("evicted", "was evicted: .*ask for more memory"), ("imagepull", "check the image's name")],

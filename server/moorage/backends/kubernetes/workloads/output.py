@@ -100,9 +100,11 @@ class PodOutput:
             return self.kept(pod.workload, offset, pod.attempt)
         if offset < 0 and pod.uid not in self._followers:
             return (await self._whole(pod)).read(offset, over=False, code=None)
+        if pod.uid not in self._followers:  # The first to ask gets what is there by now.
+            tail = await self._whole(pod)
         follower = self._followers.get(pod.uid)
         if follower is None or (follower.task.done() and follower.tail.end <= offset):
-            tail = follower.tail if follower else _Tail()
+            tail = follower.tail if follower else tail
             follower = _Follower(tail, asyncio.create_task(self._follow(pod, tail)), 0.0)
             self._followers[pod.uid] = follower
         follower.asked_at = time.monotonic()
