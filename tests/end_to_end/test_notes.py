@@ -33,6 +33,8 @@ NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:
 }
 REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
 """These never do anything."""
+LOGINS = {"POST /console/session", "DELETE /console/session"}
+"""These are about nothing but who it is: see below."""
 ACTIVATE = "POST /policy-alias/{alias}/activate"
 CANARY, SHADOW = "POST /policy-alias/{alias}/canary", "POST /policy-alias/{alias}/shadow"
 NEEDED = {
@@ -94,7 +96,7 @@ def test_every_change_has_its_line(noting):
         "/policy-alias/one/activate", json={"policy_rule_uri": "one:2-x"}
     ).raise_for_status()
     bodies = BODIES | {"POST /policy": managed("one:3-x")}
-    for operation in sorted(operations - REFUSED, key=order):
+    for operation in sorted(operations - REFUSED - LOGINS, key=order):
         for first in NEEDED.get(operation, ()):
             said(noting, first, bodies)
         before = len(changes(noting))
@@ -123,6 +125,19 @@ def test_what_a_header_says_of_the_remote_is_told_apart(noting):
     assert line["forwarded_for"] == "10.9.9.9"
     assert line["remote"].startswith("127.0.0.1:")
     assert (line["id"], line["who"]) == ("east", "ann")
+
+
+def test_who_logs_in_and_out_has_lines(noting):
+    noting.http.headers.pop("Authorization")
+    noting.http.headers["Origin"] = noting.running.http
+    told = noting.http.post("/console/session", json={"token": "sesame"}).json()["data"]
+    headers = {"X-Console-Token": told["csrf"]}
+    noting.http.delete("/console/session", headers=headers).raise_for_status()
+    assert [(line["who"], line["what"]) for line in changes(noting)] == [
+        ("ann", "POST /console/session"),
+        ("ann", "DELETE /console/session"),
+    ]
+    assert "sesame" not in noting.running.log.read_text()
 
 
 def test_management_over_the_socket_has_its_line_too(noting):
