@@ -17,6 +17,7 @@ project = "Moorage"
 author = copyright = "The Moorage authors"  # noqa: A001  # Sphinx's own name.
 version = release = version_of("moorage")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+smartquotes = False  # Options are typed with two dashes.
 html_theme = "furo"
 html_title = f"Moorage {version}"
 html_show_sourcelink = False

@@ -168,8 +168,7 @@ def api(name: str) -> str:
             path = f"{offered.__module__}.{offered.__qualname__}"
             members = "" if kind == "function" else "\n   :members:"
             found.append(f"```{{eval-rst}}\n.. auto{kind}:: {path}{members}\n```\n")
-    told = inspect.getdoc(package)
-    return f"## {name}\n\n```text\n{told}\n```\n\n" + "\n".join(found)
+    return f"## {name}\n\n{inspect.getdoc(package)}\n\n" + "\n".join(found)
 
 
 def page(name: str) -> str:
@@ -217,8 +216,8 @@ def relinked(text: str, name: str) -> str:
         target = pages().get(target.removesuffix("/") + "/README.md", target)
         target = pages().get(target, target)
         inside = target.removeprefix("docs/")
-        if not (DOCS / inside).is_file():
-            return f"]({BLANK})"
+        if not (DOCS / inside).is_file():  # What is nowhere stays a link, for Sphinx to refuse.
+            return f"]({BLANK})" if (ROOT / target).exists() else found[0]
         start = os.path.dirname(name) or "."  # noqa: PTH120  # As above.
         return f"{found[1]}{os.path.relpath(inside, start)}{found[3] or ''})"
 
