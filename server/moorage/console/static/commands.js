@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import { useRef, useState } from "preact/hooks";
 import { go, to } from "./router.js";
 import { ask } from "./socket.js";
-import { Dialog, Grid, html, typed } from "./ui.js";
+import { Dialog, Grid, html, nothing, typed } from "./ui.js";
 
 export const VIEWS = [
 	{ view: "fleet", name: "Fleet", key: "f" },
@@ -19,15 +19,11 @@ export const VIEWS = [
 const GO_MS_MAX = 1500;
 const help = signal(false);
 
-/** What the bar understands: a view, an id, or a word with an id or name.
- * @param {string} text @returns {Promise<string>} The address, or "" and why not. */
+/** What the bar understands. @param {string} text @returns {Promise<string>} The address, or "" and why not. */
 export async function meant(text) {
 	const [word, ...rest] = text.trim().split(/\s+/);
 	const view = VIEWS.find((each) => each.view === word.toLowerCase() || each.name.toLowerCase() === text.trim().toLowerCase());
 	if (view) return to(view.view, ...rest);
-	if (word === "lease" && rest[0]) return to("leases", rest[0]);
-	if ((word === "policy" || word === "alias") && rest[0]) return to("policies", rest[0]);
-	if (word === "node" && rest[0]) return to("fleet", ...rest[0].split("/"));
 	if (/[:]/.test(word)) return to("policies", word);
 	if (word.includes("/")) return to("fleet", ...word.split("/"));
 	const status = await ask({ op: "status", lease: word }).catch(() => null);
@@ -37,7 +33,7 @@ export async function meant(text) {
 
 /** The field at the top; `/` goes there. */
 export function CommandBar() {
-	const field = useRef(/** @type {HTMLInputElement | null} */ (null));
+	const field = useRef(nothing);
 	const [text, setText] = useState("");
 	const run = async (event) => {
 		event.preventDefault();
@@ -48,11 +44,10 @@ export function CommandBar() {
 		document.getElementById("view")?.focus();
 	};
 	return html`<form role="search" class="bar" onSubmit=${run}>
-		<input ref=${field} id="bar" type="search" list="bar-list" aria-label="Command bar" placeholder="/ a view, an id, a policy, cluster/node"
+		<input ref=${field} id="bar" type="search" aria-label="Command bar" placeholder="/ a view, an id, a policy, cluster/node"
 			value=${text} autocomplete="off" spellcheck="false"
 			onInput=${typed(setText)}
 			onKeyDown=${(e) => e.key === "Escape" && field.current?.blur()} />
-		<datalist id="bar-list">${VIEWS.map((each) => html`<option key=${each.view} value=${each.view}>${each.name}</option>`)}</datalist>
 		<button type="button" aria-label="Keys" title="Keys (?)" onClick=${() => (help.value = true)}>?</button>
 	</form>`;
 }
@@ -68,7 +63,6 @@ export function Help() {
 	<//>`;
 }
 
-/** Listen to the keys. */
 export function keys() {
 	let went = 0;
 	document.addEventListener("keydown", (event) => {

@@ -7,29 +7,23 @@ const LINES_MAX = 2000;
 export function difference(before, after) {
 	const a = before.split("\n").slice(0, LINES_MAX);
 	const b = after.split("\n").slice(0, LINES_MAX);
-	let head = 0;
-	while (head < a.length && head < b.length && a[head] === b[head]) head += 1;
-	let tail = 0;
-	while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail += 1;
-	const one = a.slice(head, a.length - tail);
-	const two = b.slice(head, b.length - tail);
-	const wide = two.length + 1;
-	const best = new Uint16Array((one.length + 1) * wide);
-	for (let i = one.length - 1; i >= 0; i--) {
-		for (let j = two.length - 1; j >= 0; j--) best[i * wide + j] = one[i] === two[j] ? best[(i + 1) * wide + j + 1] + 1 : Math.max(best[(i + 1) * wide + j], best[i * wide + j + 1]);
+	const wide = b.length + 1;
+	const best = new Uint16Array((a.length + 1) * wide);
+	for (let i = a.length - 1; i >= 0; i--) {
+		for (let j = b.length - 1; j >= 0; j--) best[i * wide + j] = a[i] === b[j] ? best[(i + 1) * wide + j + 1] + 1 : Math.max(best[(i + 1) * wide + j], best[i * wide + j + 1]);
 	}
 	/** @type {[" " | "-" | "+", string][]} */
-	const found = a.slice(Math.max(0, head - 3), head).map((line) => [" ", line]);
+	const found = [];
 	let [i, j] = [0, 0];
-	while (i < one.length || j < two.length) {
-		if (i < one.length && j < two.length && one[i] === two[j]) {
-			found.push([" ", one[i++]]);
+	while (i < a.length || j < b.length) {
+		if (i < a.length && j < b.length && a[i] === b[j]) {
+			found.push([" ", a[i++]]);
 			j += 1;
-		} else if (j >= two.length || (i < one.length && best[(i + 1) * wide + j] >= best[i * wide + j + 1])) found.push(["-", one[i++]]);
-		else found.push(["+", two[j++]]);
+		} else if (j >= b.length || (i < a.length && best[(i + 1) * wide + j] >= best[i * wide + j + 1])) found.push(["-", a[i++]]);
+		else found.push(["+", b[j++]]);
 	}
-	for (const line of a.slice(a.length - tail, a.length - tail + 3)) found.push([" ", line]);
-	return found;
+	// Only what is near a difference is shown.
+	return found.filter((_, at) => found.slice(Math.max(0, at - 3), at + 4).some(([sign]) => sign !== " "));
 }
 
 export function Difference({ before, after, names }) {

@@ -28,7 +28,7 @@ function App() {
 	}, [view, rest.join("/"), who]);
 	useEffect(connect, [who]);
 	if (who === undefined) {
-		return unreachable.value ? html`<p class="refused" role="alert">${unreachable.value} It is tried again.</p>` : html`<${Loading} what="the console" />`;
+		return unreachable.value ? html`<p class="alert" role="alert">${unreachable.value} It is tried again.</p>` : html`<${Loading} what="the console" />`;
 	}
 	if (who === null) return html`<${Login} />`;
 	const View = SHOWN[view];

@@ -1,7 +1,7 @@
 // Leases over time on a canvas: one line for each node or tenant; the table beside it has the same.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { time } from "./format.js";
-import { html, typed } from "./ui.js";
+import { html, nothing, typed } from "./ui.js";
 
 const LINE = 18;
 const LEFT = 150;
@@ -19,11 +19,11 @@ function lines(rows, by) {
 }
 
 export function Timeline({ rows, open, brushed }) {
-	const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
+	const canvas = useRef(nothing);
 	const [by, setBy] = useState("node");
 	const [width, setWidth] = useState(0);
-	const [brush, setBrush] = useState(/** @type {[number, number] | null} */ (null));
-	const pressed = useRef(/** @type {number | null} */ (null));
+	const [brush, setBrush] = useState(nothing);
+	const pressed = useRef(nothing);
 	const grouped = lines(rows, by);
 	const now = Date.now() / 1000;
 	const from = Math.min(now - 60, ...rows.map((row) => row.granted_at));
@@ -33,13 +33,13 @@ export function Timeline({ rows, open, brushed }) {
 	const height = LINE * (grouped.size + 1) + 4;
 
 	useEffect(() => {
-		const element = /** @type {HTMLCanvasElement} */ (canvas.current);
+		const element = canvas.current;
 		const observer = new ResizeObserver(() => setWidth(element.clientWidth));
 		observer.observe(element);
 		return () => observer.disconnect();
 	}, []);
 	useEffect(() => {
-		const element = /** @type {HTMLCanvasElement} */ (canvas.current);
+		const element = canvas.current;
 		if (!width) return;
 		element.width = width;
 		element.height = height;
@@ -48,7 +48,7 @@ export function Timeline({ rows, open, brushed }) {
 		context.font = "12px system-ui, sans-serif";
 		context.fillStyle = style.color;
 		context.fillText(time(from), LEFT, 12);
-		context.fillText("now", x(now), 12);
+		if (x(now) > LEFT + 70) context.fillText("now", x(now), 12);
 		context.textAlign = "right";
 		context.fillText(time(until), width - 4, 12);
 		context.textAlign = "left";
@@ -86,8 +86,8 @@ export function Timeline({ rows, open, brushed }) {
 				setBrush(null);
 				brushed(null);
 			}}>All times</button>` : html`<span class="note">Draw over a span to see only its leases. Warm ones are hatched, failing ones crossed.</span>`}</p>
-		<canvas ref=${canvas} class="timeline" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same`}
-			onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas>`;
+		<div class="lines" tabindex="0" role="region" aria-label="Timeline"><canvas ref=${canvas} class="timeline" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same`}
+			onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas></div>`;
 }
 
 /** @param {CanvasRenderingContext2D} context @param {any} lease @param {number} from @param {number} to @param {number} y @param {CSSStyleDeclaration} style */

@@ -9,6 +9,9 @@ import { go, to } from "./router.js";
 
 export const html = htm.bind(h);
 
+/** Nothing yet, of whatever type. */
+export const nothing = /** @type {any} */ (null);
+
 /** What a screen reader is told, beside what is seen. */
 export const said = signal("");
 
@@ -20,7 +23,7 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 /** A "no" of the server. @param {{error: any}} props */
 export const Refused = ({ error }) =>
-	error ? html`<p class="refused" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.message}</p>` : null;
+	error ? html`<p class="alert" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.message}</p>` : null;
 
 /** How fresh what is shown is; where it is stale, since when. */
 export function Freshness() {
@@ -61,7 +64,7 @@ export function Command({ words }) {
 
 /** A modal dialog. @param {{title: string, close: () => void, children?: any}} props */
 export function Dialog({ title, close, children }) {
-	const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
+	const ref = useRef(nothing);
 	useEffect(() => {
 		const before = /** @type {HTMLElement | null} */ (document.activeElement);
 		ref.current?.showModal();
@@ -69,9 +72,6 @@ export function Dialog({ title, close, children }) {
 	}, []);
 	return html`<dialog ref=${ref} aria-label=${title} onClose=${close}><h2>${title}</h2>${children}</dialog>`;
 }
-
-/** Nothing yet. */
-export const nothing = /** @type {any} */ (null);
 
 /**
  * An action: shows what would happen, then does it. `message` is an operation with a dry run.

@@ -86,7 +86,6 @@ export class Painter {
 		this.colours = STATES.map(() => "rgb(128, 128, 128)");
 		this.ground = "rgb(255, 255, 255)";
 		this.text = "rgb(0, 0, 0)";
-		this.ring = "rgb(255, 0, 0)";
 		/** Colours of slots by something else than their state; null: by state.
 		 * @type {((slot: number, node: number) => string) | null} */
 		this.colour = null;
@@ -109,7 +108,7 @@ export class Painter {
 
 	all() {
 		this.dirty = null;
-		this.later(true);
+		this.later();
 	}
 
 	/** @param {number[]} slots */
@@ -117,11 +116,10 @@ export class Painter {
 		if (this.frame && this.dirty === null) return; // All is drawn anyway.
 		this.dirty ||= new Set();
 		for (const slot of slots) this.dirty.add(slot);
-		this.later(false);
+		this.later();
 	}
 
-	/** @param {boolean} whole */
-	later(whole) {
+	later() {
 		if (this.frame) return;
 		this.frame = requestAnimationFrame(() => {
 			this.frame = 0;
@@ -131,7 +129,6 @@ export class Painter {
 			if (this.times.length === 1) performance.mark("fleet drawn");
 			if (this.times.length > 600) this.times.shift();
 		});
-		if (whole) this.dirty = null;
 	}
 
 	draw() {
@@ -172,10 +169,10 @@ export class Painter {
 	outline(n) {
 		const { fleet, layout } = /** @type {Seen} */ (this);
 		const { context } = this;
-		context.strokeStyle = this.ring;
+		context.strokeStyle = this.text;
 		context.lineWidth = 2;
 		const wide = (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
-		context.strokeRect(layout.x[n] - 1 + 1, layout.y[n] - this.top + 1, wide - 1, layout.cell - 1);
+		context.strokeRect(layout.x[n], layout.y[n] - this.top + 1, wide - 1, layout.cell - 1);
 	}
 
 	/** @param {number} slot */

@@ -76,15 +76,15 @@ export function Tree({ it, chosen, choose, ticks }) {
 	const [open, setOpen] = useState(() => new Set(it.clusters.length === 1 ? ["c0"] : []));
 	const [shown, setShown] = useState(() => new Map());
 	const [active, setActive] = useState("");
-	const groups = useRef(/** @type {any} */ (null));
+	const groups = useRef(nothing);
 	if (groups.current?.it !== it.ids) groups.current = { it: it.ids, groups: grouped(it) };
-	const grid = useRef(/** @type {HTMLElement | null} */ (null));
+	const grid = useRef(nothing);
 	const moved = useRef(false);
 	const rows = visible(it, groups.current.groups, open, shown);
 	const here = rows.some((row) => row.key === active) ? active : rows[0]?.key;
 
 	useEffect(() => {
-		if (moved.current) /** @type {HTMLElement | null} */ (grid.current?.querySelector('[tabindex="0"]'))?.focus();
+		if (moved.current) grid.current?.querySelector('[tabindex="0"]')?.focus();
 		moved.current = false;
 	});
 	const move = (row) => {

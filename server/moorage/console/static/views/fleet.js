@@ -40,18 +40,18 @@ function Legend({ it }) {
 }
 
 function Canvas({ it, chosen, choose, lit }) {
-	const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-	const painter = useRef(/** @type {Painter | null} */ (null));
+	const canvas = useRef(nothing);
+	const painter = useRef(nothing);
 	const [cell, setCell] = useState(0); // 0: whatever shows all.
 	const [by, setBy] = useState("state");
 	const [under, setUnder] = useState("");
 	const [size, setSize] = useState([0, 0]);
 
 	useEffect(() => {
-		const element = /** @type {HTMLCanvasElement} */ (canvas.current);
+		const element = canvas.current;
 		const made = new Painter(element);
 		painter.current = made;
-		/** @type {any} */ (element).painter = made; // Where tests read frame times.
+		element.painter = made; // Where tests read frame times.
 		const observer = new ResizeObserver(() => setSize([element.clientWidth, element.clientHeight]));
 		observer.observe(element);
 		const theme = () => {
@@ -76,8 +76,8 @@ function Canvas({ it, chosen, choose, lit }) {
 		};
 	}, []);
 	useEffect(() => {
-		const made = /** @type {Painter} */ (painter.current);
-		const element = /** @type {HTMLCanvasElement} */ (canvas.current);
+		const made = painter.current;
+		const element = canvas.current;
 		const [width, height] = size;
 		if (!width || !height) return;
 		if (element.width !== width || element.height !== height) {
@@ -101,7 +101,7 @@ function Canvas({ it, chosen, choose, lit }) {
 		setUnder(found ? described(it, found) : "");
 	};
 	const press = (event) => {
-		const made = /** @type {Painter} */ (painter.current);
+		const made = painter.current;
 		if (event.key === "+") zoom(1);
 		else if (event.key === "-") zoom(-1);
 		else if (event.key === "0") setCell(0);
@@ -172,7 +172,6 @@ function colours(made) {
 	made.colours = STATES.map((state) => of(document.querySelector(`.swatch.s-${state.sign}`), "backgroundColor"));
 	made.ground = of(document.body, "backgroundColor");
 	made.text = of(document.body, "color");
-	made.ring = made.text;
 }
 
 /** The most asked demands: what fits now, what would. */
@@ -210,7 +209,6 @@ function Cordons({ cluster, node = "", out, done }) {
 		${node ? null : html`<${Action} label="Flush warm leases" title=${`Flush ${cluster}`} done=${done} message=${{ op: "flush", cluster }} words=${["moorage", "flush", "--cluster", cluster]} />`}</p>`;
 }
 
-/** One node. */
 function Node({ cluster, node }) {
 	const about = useLoaded(() => ask({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }), [cluster, node, tick.value]);
 	const leases = useLoaded(() => ask({ op: "leases", cluster, filters: { node_id: node }, limit: 100 }), [cluster, node, tick.value]);
@@ -220,7 +218,7 @@ function Node({ cluster, node }) {
 		<${Refused} error=${about.error} />
 		${row ? html`<${Facts} pairs=${[
 			["models", row.models.join(", ")],
-			["GPUs", Object.entries(row.gpus).map(([id, free]) => `${id}: ${free}/1000 free`).join("; ") || "none"],
+			["GPUs", [...new Set(Object.values(row.gpus))].map((free) => `${Object.keys(row.gpus).filter((id) => row.gpus[id] === free).join(", ")}: ${free ? `${free}/1000 free` : "taken"}`).join("; ") || "none"],
 			["cores free", `${row.cpu_milli_free / 1000} of ${row.cpu_milli_total / 1000}`],
 			["memory free", `${count(row.memory_mib_free)} of ${count(row.memory_mib_total)} MiB`],
 			["out of service", row.unavailable],
@@ -235,7 +233,6 @@ function Node({ cluster, node }) {
 	<//>`;
 }
 
-/** A cluster, or something that is not there. */
 function Place({ cluster, unknown }) {
 	const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster]);
 	const row = about.value?.clusters?.[0];

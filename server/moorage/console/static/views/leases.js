@@ -14,7 +14,7 @@ const TAIL_BYTES = 8192;
 export function Leases({ rest, query }) {
 	const given = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
 	const listing = useListing({ op: "leases", filters: given }, "leases", (row) => row.id, 5000);
-	const [brush, setBrush] = useState(/** @type {[number, number] | null} */ (null));
+	const [brush, setBrush] = useState(nothing);
 	const wait = useRef(0);
 	const refresh = useRef(listing.refresh);
 	refresh.current = listing.refresh;
@@ -84,7 +84,6 @@ function Output({ id, tail }) {
 		<p class="buttons"><${Command} words=${["moorage", "logs", id]} /></p>`;
 }
 
-/** Run a command inside of it. */
 function Exec({ id }) {
 	const [answer, setAnswer] = useState(nothing);
 	const run = async (event) => {

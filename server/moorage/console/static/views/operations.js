@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { time } from "../format.js";
 import { gaps } from "../map/model.js";
 import { http, session } from "../session.js";
-import { connection, heardAt, link, listen } from "../socket.js";
+import { ask, connection, heardAt, link, listen } from "../socket.js";
 import { Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, html, typed, useEvery, useLoaded } from "../ui.js";
 
 const EVENTS_MAX = 100;
@@ -16,18 +16,16 @@ export function samples(text) {
 	});
 }
 
-/** Upper bound of the quantile, of a histogram. @param {{name: string, labels: string, value: number}[]} all @param {string} name @param {number} part */
-function quantile(all, name, part) {
-	const buckets = all.filter((each) => each.name === `${name}_bucket`).map((each) => [Number(/le="([^"]+)"/.exec(each.labels)?.[1].replace("+Inf", "Infinity")), each.value]);
-	const total = buckets.at(-1)?.[1] || 0;
-	return total ? buckets.find(([, many]) => many >= total * part)?.[0] : undefined;
-}
-
 export function Operations() {
 	const ready = useLoaded(() => fetch("/readyz").then((answer) => answer.json()), []);
 	const metrics = useLoaded(() => http("GET", "/metrics"), []);
 	const [events, setEvents] = useState(/** @type {any[]} */ ([]));
 	const [part, setPart] = useState("");
+	const took = useLoaded(async () => {
+		const before = performance.now();
+		await ask({ op: "queue", limit: 1 }); // Its way leads through the commit loop.
+		return performance.now() - before;
+	}, [ready.value]).value;
 	useEvery(() => {
 		ready.again();
 		metrics.again();
@@ -39,18 +37,16 @@ export function Operations() {
 		return () => stops.forEach((stop) => stop());
 	}, []);
 	const all = typeof metrics.value === "string" ? samples(metrics.value) : null;
-	const histograms = [...new Set((all || []).filter((each) => each.name.endsWith("_bucket")).map((each) => each.name.slice(0, -7)))];
-	const shown = (all || []).filter((each) => !/_bucket$|_created$/.test(each.name) && `${each.name}${each.labels}`.includes(part));
-	const ms = (s) => (s === undefined ? "–" : s === Infinity ? "more" : `${(s * 1000).toPrecision(3)} ms`);
+	const shown = (all || []).filter((each) => !each.name.endsWith("_created") && `${each.name}${each.labels}`.includes(part));
+	const sum = (name) => all?.filter((each) => each.name === `moorage_${name}`).reduce((total, each) => total + each.value, 0);
 	return html`
 		<${Section} title="Readiness"><${Refused} error=${ready.error} />
-			${ready.value ? html`<p class=${ready.value.ready ? "ok" : "refused"}>${ready.value.ready ? "✓ Requests are served." : "✕ Requests are not served."}</p>
+			${ready.value ? html`<p class=${ready.value.ready ? "ok" : "alert"}>${ready.value.ready ? "✓ Requests are served." : "✕ Requests are not served."}</p>
 				<${Facts} pairs=${Object.entries(ready.value.details || {}).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])} /><${Raw} value=${ready.value} />` : html`<${Loading} what="the readiness" />`}
-			<p class="buttons"><${Command} words=${["curl", `${location.origin}/readyz`]} /></p><//>
+			<//>
 		<${Section} title="This page"><${Facts} pairs=${[["connection", link.value], ["connected", `${connection.value} times`], ["last heard", heardAt.value ? time(heardAt.value / 1000) : "never"], ["gaps in the map", String(gaps.value)], ["server", session.value?.version]]} /><//>
-		<${Section} title="Times">${!all ? html`<${Loading} what="the metrics" />` : !histograms.length ? html`<${Empty}>Nothing was timed yet.<//>`
-			: html`<${Grid} label="Times" heads=${["what", "count", "median at most", "p99 at most"]}
-				rows=${histograms.map((name) => [name, all.filter((each) => each.name === `${name}_count`).reduce((sum, each) => sum + each.value, 0), ms(quantile(all, name, 0.5)), ms(quantile(all, name, 0.99))])} />`}<//>
+		<${Section} title="Now">${all ? html`<${Facts} pairs=${[["leases", sum("leases")], ["waiting", sum("waiting")], ["sessions", sum("sessions")], ["undecided", sum("undecided")], ["backlog", sum("backlog")],
+			["drift", sum("drift")], ["policies that rest", sum("policies_circuit_open")], ["an answer takes", took === undefined ? "" : `${took.toFixed(1)} ms`]]} />` : html`<${Loading} what="the metrics" />`}<//>
 		<${Section} title="Recent events">${!events.length ? html`<${Empty}>Nothing has happened since this view was opened.<//>`
 			: html`<ol class="history">${events.map((each, at) => html`<li key=${events.length - at}><time>${time(each.at)}</time> <b>${each.topic}: ${each.name}</b> <code>${JSON.stringify(each.data).slice(0, 200)}</code></li>`)}</ol>`}<//>
 		<${Section} title="Metrics"><${Refused} error=${metrics.error} />

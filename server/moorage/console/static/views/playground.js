@@ -39,7 +39,7 @@ export function Playground({ query }) {
 	const [result, setResult] = useState(nothing);
 	const [error, setError] = useState(nothing);
 	const [busy, setBusy] = useState("");
-	const shown = useRef(/** @type {HTMLElement | null} */ (null));
+	const shown = useRef(nothing);
 
 	useEffect(() => {
 		if (policy) http("GET", `/policy/${encodeURIComponent(policy)}`).then((each) => setCode(String(each.code)), setError);
@@ -129,7 +129,7 @@ function parsed(text, what) {
 
 /** A text area with numbers of lines and their times. */
 function Editor({ code, change, lines }) {
-	const numbers = useRef(/** @type {HTMLElement | null} */ (null));
+	const numbers = useRef(nothing);
 	const took = new Map((lines || []).map((each) => [each.line, each.seconds ?? each.milliseconds / 1000]));
 	const text = Array.from({ length: code.split("\n").length }, (_, at) => {
 		const seconds = took.get(at + 1);
@@ -190,7 +190,6 @@ function Curve({ points }) {
 		<details><summary>The figures</summary><${Grid} label="Curve" heads=${["demanded", "allocated"]} rows=${some.map(([x, y]) => [percent(x), percent(y)])} /></details>`;
 }
 
-/** Save it as a version. */
 function Save({ code }) {
 	const [uri, setUri] = useState("");
 	const [open, setOpen] = useState(false);

@@ -6,16 +6,16 @@ import { Empty, Facts, Grid, Raw, Section, State, html } from "../ui.js";
 /** Why a node cannot take a demand, in the order in which it is looked at: name, words, never.
  * @type {[string, string, boolean][]} */
 const MISFITS = [
-	["gpu_model", "have another GPU model", true],
-	["gpu_memory", "have GPUs with too little memory", true],
-	["gpu_count", "have too few GPUs", true],
-	["topology", "never have them in one group", true],
-	["cpu", "have too few cores", true],
-	["memory", "have too little memory", true],
-	["unavailable", "are out of service", false],
+	["gpu_model", "have too few GPUs of the accepted models", true],
+	["gpu_memory", "have too few GPUs with that much memory", true],
+	["gpu_count", "have too few GPUs that can be given so", true],
+	["topology", "have too few GPUs in one link group or NUMA domain", true],
+	["cpu", "have too little CPU even when empty", true],
+	["memory", "have too little memory even when empty", true],
+	["unavailable", "cannot be used now", false],
 	["gpus_busy", "have too few free GPUs", false],
-	["topology_busy", "have them free, but not in one group", false],
-	["cpu_busy", "have too few free cores", false],
+	["topology_busy", "have no group with enough free GPUs", false],
+	["cpu_busy", "have too little free CPU", false],
 	["memory_busy", "have too little free memory", false],
 ];
 const WORDS = new Map(MISFITS.map(([name, words]) => [name, words]));
@@ -61,8 +61,8 @@ export function Reasons({ why }) {
 		<p class="reason">${why.state ? html`<${State} state=${why.state} /> ` : null}${why.reason || ""}</p>
 		${steps.length ? html`<${Section} title="Funnel"><ol class="funnel">${steps.map(([name, nodes]) => html`<li key=${name}>
 			<meter min="0" max=${most} value=${nodes} aria-hidden="true"></meter> <b>${count(nodes)}</b> ${name}</li>`)}</ol><//>` : null}
-		${verdicts.length ? html`<${Section} title="Verdicts"><${Grid} label="Verdicts" heads=${["nodes", "why not", "kind"]}
-			rows=${verdicts.map((each) => [count(each.nodes ?? each.count ?? 0), WORDS.get(each.reason) || each.reason || each.misfit, (typeof each.kind === "object" ? JSON.stringify(each.kind) : each.kind || "") + (each.example ? ` (${each.example})` : "")])} /><//>` : null}
+		${verdicts.length ? html`<${Section} title="Verdicts"><${Grid} label="Verdicts" heads=${["nodes", "why not"]}
+			rows=${verdicts.map((each) => [count(each.nodes ?? each.count ?? 0), WORDS.get(each.reason) || each.reason || each.misfit || JSON.stringify(each)])} /><//>` : null}
 		${why.scores ? html`<${Section} title="Scores"><${Raw} value=${why.scores} label="The terms" /><//>` : null}
 		${binding || counter ? html`<${Section} title="What would have changed it">
 			<p>${counter ? (typeof counter === "string" ? counter : counter.text || JSON.stringify(counter)) : `${EASED[binding] || "Ease it"}: the nodes that come closest ${WORDS.get(binding) || `lack ${binding}`}.`}</p>

@@ -2,24 +2,16 @@
 import { useState } from "preact/hooks";
 import { places } from "../format.js";
 import { ask } from "../socket.js";
-import { Command, Facts, Raw, Refused, Section, html, nothing, typed } from "../ui.js";
-
-const CHANGES = [
-	{ name: "nothing", change: {} },
-	{ name: "a cluster out of service", change: { cordon: [{ cluster: "" }] } },
-	{ name: "nodes added", change: { add: [{ id: "new", nodes: { nodeData: [] } }] } },
-	{ name: "another version", change: { alias: { name: "", policy_rule_uri: "" } } },
-];
+import { Command, Facts, Raw, Refused, Section, html, nothing } from "../ui.js";
 
 export function WhatIf({ query }) {
-	const [change, setChange] = useState("{}");
 	const [answer, setAnswer] = useState(nothing);
 	const run = async (event) => {
 		event.preventDefault();
 		const form = event.target;
 		try {
 			const request = { policy_rule_uri: form.policy.value.trim(), inputs: JSON.parse(form.inputs.value), resources: JSON.parse(form.resources.value) };
-			const changed = JSON.parse(change);
+			const changed = JSON.parse(form.change.value);
 			// Without a change it is what `dry_run` says today.
 			const still = Object.keys(changed).length === 0;
 			setAnswer({ value: still ? await ask({ adhoc: true, ...request, lease: {}, dry_run: true, explain: true }) : await ask({ op: "whatif", request, change: changed }) });
@@ -32,11 +24,10 @@ export function WhatIf({ query }) {
 	return html`
 		<p>A request is judged on the fleet as it is, with a change that is not made.${of ? ` It began with request ${of}.` : ""}</p>
 		<form class="form" onSubmit=${run}>
-			<label>Policy <input name="policy" required defaultValue="stable" placeholder="name:version-tag, or an alias" /></label>
+			<label>Policy <input name="policy" required placeholder="name:version-tag, or an alias" /></label>
 			<label>Inputs <textarea name="inputs" rows="2" spellcheck="false" defaultValue="{}"></textarea></label>
 			<label>Resources <textarea name="resources" rows="2" spellcheck="false" defaultValue=${'{"gpus": 1}'}></textarea></label>
-			<label>Begin with <select onChange=${(e) => setChange(JSON.stringify(CHANGES[e.target.selectedIndex].change))}>${CHANGES.map((each) => html`<option key=${each.name}>${each.name}</option>`)}</select></label>
-			<label>Change <textarea rows="3" spellcheck="false" value=${change} onInput=${typed(setChange)}></textarea></label>
+			<label>Change <textarea name="change" rows="3" spellcheck="false" defaultValue="{}"></textarea></label>
 			<p class="buttons"><button type="submit" class="primary">What if?</button><${Command} words=${["moorage", "ask", "POLICY", "--gpus", "1", "--dry-run", "--explain"]} /></p>
 		</form>
 		${missing ? html`<p class="empty" role="status">This server does not play changes through yet. Without a change it answers: what would be granted now.</p>`
