@@ -106,7 +106,7 @@ class Seeded:
                 if rows:
                     yield rows[-1]["request"]
                     return
-                time.sleep(0.05)
+                time.sleep(0.05)  # The queue has no news to wait for.
 
     def ask(self, gpus: int = 1, **fields: Any) -> dict[str, Any]:
         message = {

@@ -36,7 +36,7 @@ def agree(page: Any, it: Seeded) -> None:
     deadline = time.monotonic() + 10
     while counted(page)["free"] != truth(it):
         assert time.monotonic() < deadline, (counted(page), truth(it))
-        time.sleep(0.1)
+        time.sleep(0.1)  # The page counts twice a second.
 
 
 def test_the_tree_by_keys(page: Any, served: Seeded) -> None:
@@ -134,7 +134,7 @@ def churning(it: Seeded) -> Iterator[list[int]]:
             begun = time.monotonic()
             while not stop.is_set():
                 if changed[0] > (time.monotonic() - begun) * CHANGES_A_SECOND:
-                    time.sleep(0.005)
+                    time.sleep(0.005)  # Keeps the rate.
                     continue
                 if len(held) > 60:
                     lease = held.pop(0)
