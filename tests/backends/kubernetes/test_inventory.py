@@ -109,6 +109,17 @@ async def test_what_others_take_is_followed_and_what_is_ours_is_not(fresh_plane:
         assert plane.get("ResourceClaim", "own")["status"]["allocation"]
 
 
+async def test_pods_of_ours_have_no_document_made_again(fresh_plane: Plane) -> None:
+    fresh_plane.create(*dra_node("n1", 3))
+    async with following(fresh_plane.kubeconfig()) as inventory:
+        await seen(inventory, lambda nodes: "unavailable" not in nodes["n1"])
+        made, heard = inventory.remade, inventory.version
+        fresh_plane.create(pod("own", node_name="n1", labels={SERVER_LABEL: "ours"}))
+        await inventory.changed(heard)
+        assert used(await seen(inventory, lambda nodes: nodes), "n1") == {}
+        assert inventory.remade == made
+
+
 async def test_a_device_that_vanishes_vanishes(fresh_plane: Plane) -> None:
     plane = fresh_plane
     plane.create(*dra_node("n1", 2))

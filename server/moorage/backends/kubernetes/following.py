@@ -85,6 +85,7 @@ class ClusterFollower:
         self._leased = leased
         self._no_answer = ""
         self._last: Document | None = None
+        self._remade = -1
         self._machines: Mapping[str, Document] | None = None
 
     async def views(self) -> AsyncIterator[ClusterView]:
@@ -109,6 +110,7 @@ class ClusterFollower:
         self, connection: ClusterConnection, inventory: ClusterInventory
     ) -> AsyncIterator[ClusterView]:
         self._no_answer = ""
+        self._remade = -1
         asking = asyncio.create_task(self._keep_asking(connection))
         began, seen = time.monotonic(), -1
         try:
@@ -135,6 +137,9 @@ class ClusterFollower:
         inventory.lease(self._leased())
         while inventory.refresh(NODES_AT_ONCE):  # noqa: ASYNC110  # There is work in each turn.
             await asyncio.sleep(0)
+        if inventory.remade == self._remade:  # It heard of nothing but our own pods, say.
+            return ClusterView(None, self._machines, stale)
+        self._remade = inventory.remade
         self._machines = inventory.machines()
         # Of thousands of nodes it takes a while, and others wait for this event loop.
         document = await asyncio.to_thread(self._changed, [*self._machines.values()])

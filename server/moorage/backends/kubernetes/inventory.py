@@ -103,12 +103,14 @@ class ClusterInventory:
             none is ours.
 
     Attributes:
-        version: Grows with every change of the document.
+        version: Grows with everything that is heard.
+        remade: Grows with every node whose document is another.
 
     """
 
     def __init__(self, connection: ClusterConnection, cluster_id: str, server: str = "") -> None:
         self.version = 0
+        self.remade = 0
         self._cluster_id = cluster_id
         self._server = server
         self._nodes = ObjectWatcher(connection, _NODES, self._node_changed)
@@ -197,9 +199,9 @@ class ClusterInventory:
             self._stale.discard(name)
             node = self._nodes.records.get(f"/{name}")
             if node is None:
-                self._machines.pop(name, None)
+                self.remade += self._machines.pop(name, None) is not None
                 continue
-            self._machines[name] = machine_document(
+            made = machine_document(
                 node,
                 [device for pool in self._pools_on[name].values() for device in pool],
                 self._pods_on[name].values(),
@@ -207,6 +209,9 @@ class ClusterInventory:
                 self._server,
                 self._leased.get(name, ()),
             )
+            if made != self._machines.get(name):
+                self._machines[name] = made
+                self.remade += 1
         return bool(self._stale)
 
     def health(self) -> list[WatchHealth]:
