@@ -258,15 +258,17 @@ class Services:
         """Return an alias: the version it means, its canary, its shadow and its history."""
         return self._enveloped("GET", _alias(alias), kind=dict[str, Any])
 
-    def activate_policy(self, alias: str, policy_rule_uri: str) -> Any:
+    def activate_policy(self, alias: str, policy_rule_uri: str, *, force: bool = False) -> Any:
         """Let an alias mean a version from now on; return the alias.
 
         Args:
             alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
             policy_rule_uri: A registered version of that policy.
+            force: Also a version that fails as the alias's shadow.
 
         """
-        body = {"policy_rule_uri": policy_rule_uri}
+        body: dict[str, Any] = {"policy_rule_uri": policy_rule_uri}
+        body |= {"force": True} if force else {}  # Earlier servers do not know the field.
         return self._enveloped("POST", _alias(alias, "/activate"), body, kind=dict[str, Any])
 
     def roll_back_policy(self, alias: str) -> Any:

@@ -1,8 +1,12 @@
 """A shadow is asked what the active version is asked; none sees it, and the report says all."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from served import Server, ask_message, cluster, policy, until
@@ -142,6 +146,45 @@ def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, co
     assert found["cost"]["refused"] == found["compared"] > 0
     assert found["samples"][-1]["candidate"]["error"]["code"] == code
     assert side.http.get("/policy-alias/side").json()["data"]["policy_rule_uri"] == FIRST
+
+
+def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command that activates a version."""
+    return subprocess.run(
+        [Path(sys.executable).parent / "moorage", "policy", "activate", *arguments],
+        env={**os.environ, "MOORAGE_HTTP_URL": server.running.http},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_candidate_whose_shadow_fails_is_activated_by_force_alone(side):
+    begin(side, RAISES)
+    assert activate(side, RAISES).stdout == f"side:stable -> {RAISES}\n", "it has not failed yet"
+    post(side, "activate", FIRST)
+    begin(side, RAISES)
+    for _ in range(3):
+        lease(side)
+    failed = compared(side, 3)["compared"]
+    refused = activate(side, RAISES)
+    assert refused.returncode == 1
+    assert f"{RAISES} fails as the shadow of side:stable: {failed} policy_error" in refused.stderr
+    assert "--force" in refused.stderr
+    assert side.http.get("/policy-alias/side").json()["data"]["policy_rule_uri"] == FIRST
+    assert activate(side, RAISES, "--alias", "other").returncode == 0, "there it is no shadow"
+    side.http.delete("/policy-alias/side:other").raise_for_status()
+    assert activate(side, RAISES, "--force").stdout == f"side:stable -> {RAISES}\n"
+
+
+def test_a_candidate_that_declines_is_activated_without_force(side):
+    side.publish(policy("return {'declined': 'not today'}", "side:8-no"))
+    begin(side, "side:8-no")
+    for _ in range(3):
+        lease(side)
+    compared(side, 3)
+    assert activate(side, "side:8-no").returncode == 0
 
 
 def test_an_answer_without_a_placement_is_shown_as_json(side):

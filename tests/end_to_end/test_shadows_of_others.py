@@ -119,6 +119,13 @@ def test_few_answers_are_no_figures(site):
     assert seen["candidate"]["latency_ms"] is None
     assert "outcomes" not in seen["candidate"]
     assert f'policy="{SPY}",what="differ"}} 0.0' in bob.http.get("/metrics").text
+    told = [
+        server.http.post("/policy-alias/side/activate", json={"policy_rule_uri": SPY})
+        for server in (ann, bob)
+    ]
+    assert [each.status_code for each in told] == [409, 200], "of others' failures nothing is said"
+    post(bob, "activate", ACTIVE)
+    post(bob, "shadow", SPY)
 
 
 def test_no_tenant_becomes_the_owner_of_an_alias_by_making_it_again(site):

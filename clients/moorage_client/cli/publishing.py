@@ -39,11 +39,17 @@ def activate(
     alias: Annotated[
         str, typer.Option(help="The alias that shall mean it: a word, or name:word")
     ] = "stable",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a version that fails as the alias's shadow")
+    ] = False,
 ) -> None:
-    """Let an alias mean a version from now on. Requests under way are not disturbed."""
+    """Let an alias mean a version from now on. Requests under way are not disturbed.
+
+    A version that fails as the alias's shadow is refused.
+    """
     name = alias if ":" in alias else f"{uri.partition(':')[0]}:{alias}"
     with session.services() as services:
-        _changed(session, services.activate_policy(name, uri))
+        _changed(session, services.activate_policy(name, uri, force=force))
 
 
 def roll_back(session: CommandSession, alias: AliasArgument) -> None:

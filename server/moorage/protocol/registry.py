@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 from msgspec import Meta, Struct
 
 __all__ = [
+    "Activation",
     "BlockDocuments",
     "BlockKind",
     "CanaryStart",
@@ -186,3 +187,16 @@ class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
         "request"
     )
     seed: Annotated[int, Meta(description="a whole number")] = 0
+
+
+class Activation(Struct, frozen=True):
+    """What activates a version.
+
+    Args:
+        policy_rule_uri: The URI of a registered version of the alias's policy.
+        force: Also where it fails as the alias's shadow.
+
+    """
+
+    policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]
+    force: Annotated[bool, Meta(description="true or false")] = False

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moorage.protocol.registry import CanaryStart
+from moorage.protocol.registry import Activation, CanaryStart
 from moorage.web.bodies import BodyReader, read_as, read_document, succeeded, who_of
 from moorage.web.schemas import (
     AliasDocument,
@@ -75,13 +75,16 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
     @router.post(
         "/policy-alias/{alias}/activate",
         summary="Activate a version",
-        **_CHOICE,
+        **operation(AliasDocument, Activation),
     )
     async def activate(alias: str, request: Request) -> Response:
-        """Let the alias mean this version from now on; requests under way are not disturbed."""
-        choice = read_as(await read_document(request, bodies), VersionChoice)
+        """Let the alias mean this version from now on; requests under way are not disturbed.
+
+        One that fails as the alias's shadow is refused, but by `force`.
+        """
+        choice = read_as(await read_document(request, bodies), Activation)
         uri, who = choice.policy_rule_uri, who_of(request)
-        return succeeded(await services.aliases.activate(alias, uri, who))
+        return succeeded(await services.aliases.activate(alias, uri, who, force=choice.force))
 
     @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from moorage.model import Code
 from moorage.protocol.messages import AllocationRequest
-from moorage.protocol.registry import CanaryStart
+from moorage.protocol.registry import Activation, CanaryStart
 from moorage.web.bodies import is_of_clusters
 
 __all__ = ["completed", "operation"]
@@ -479,7 +479,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
         for each in operations.values():
             each["responses"].pop("422", None)  # The framework's own, which is never answered.
             each["responses"]["default"] = {"description": "Failure", "content": _json(failure)}
-    types = (*WebType.__subclasses__(), AllocationRequest, CanaryStart)
+    types = (*WebType.__subclasses__(), AllocationRequest, Activation, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for schema in schemas.values():
         if "description" in schema:

@@ -51,8 +51,8 @@ class AliasChanges(Protocol):
     def show(self, given: str) -> Document:
         """Return an alias: what it means, its canary and shadow, who changed it and when."""
 
-    async def activate(self, given: str, uri: str, who: str) -> Document:
-        """Make a version the one that an alias means."""
+    async def activate(self, given: str, uri: str, who: str, *, force: bool = False) -> Document:
+        """Make a version the one that an alias means; by force, also one whose shadow fails."""
 
     async def roll_back(self, given: str, who: str) -> Document:
         """Activate the version that was active before."""

@@ -141,20 +141,24 @@ class Publishing:
 
     # Changes -------------------------------------------------------------------------------
 
-    async def activate(self, given: str, uri: str, who: str) -> dict[str, Any]:
+    async def activate(
+        self, given: str, uri: str, who: str, *, force: bool = False
+    ) -> dict[str, Any]:
         """Make a version the one that an alias means; activating it again changes nothing.
 
         Args:
             given: The alias, or a bare policy name for its `stable`; made where there is none.
             uri: The version, of a policy of the alias's name.
             who: Who wants it.
+            force: Also a version that fails as the alias's shadow; else that is a `conflict`.
 
         Raises:
             ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
 
         """
-        name = alias_name(given)
-        ref = await self._versions.loadable(name, uri, who)
+        ref = await self._versions.loadable(name := alias_name(given), uri, who)
+        if not force:
+            self.shadows.refuse_failing(name, uri, who)
         return await self._activate(name, ref, who, "activated")
 
     async def roll_back(self, given: str, who: str) -> dict[str, Any]:

@@ -216,6 +216,15 @@ class Shadow:
             "cost": {"refused": active.kinds["placed"] - candidate.kinds["placed"]},
         }
 
+    def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
+        """Return how often the candidate failed, by code; others see their own."""
+        if whole:
+            kinds = self.tallies[1].kinds
+        else:
+            own = (sample["candidate"] for owner, sample in self.samples if owner == tenant)
+            kinds = Counter(side["error"]["code"] for side in own if "error" in side)
+        return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
+
     def report(self, tenant: Tenant, *, whole: bool) -> dict[str, Any]:
         """Return it as plain JSON values, as docs/how-to/publish-policies.md explains them.
 
@@ -295,6 +304,27 @@ class Shadows:
         """Return the report of an alias's shadow, for a tenant; None where it has none."""
         shadow = self._by_alias.get(name)
         return shadow.report(tenant, whole=whole) if shadow else None
+
+    def refuse_failing(self, name: str, uri: str, who: str) -> None:
+        """Refuse a version that fails as this alias's shadow.
+
+        Raises:
+            ServiceError: `conflict`, naming the failures that the tenant `who` may see.
+
+        """
+        shadow, alias = self._by_alias.get(name), self._catalog.aliases.find(name)
+        if shadow is None or alias is None or shadow.candidate != uri:
+            return
+        faults = shadow.faults(Tenant(who), whole=alias.owned_by(who))
+        if faults:
+            shown = ", ".join(f"{count} {code}" for code, count in sorted(faults.items()))
+            raise ServiceError(
+                Code.CONFLICT,
+                f"policy_rule_uri: {uri} fails as the shadow of {name}: {shown}",
+                field="policy_rule_uri",
+                expected=f"a version that answers (`moorage policy shadow {name} --report` shows"
+                " what fails; started again, it counts afresh), or `force` (`--force`)",
+            )
 
     # What the daemon says of live policies ------------------------------------------------------
 
