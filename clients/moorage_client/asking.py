@@ -40,7 +40,7 @@ class Request(TypedDict, total=False):
     dry_run: bool
 
 
-_NEWER: Final = ("project",)
+_NEWER: Final = ("project", "runtime_seconds_min", "notice_seconds")
 """Terms of a lease that the first servers did not know."""
 
 

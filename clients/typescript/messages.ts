@@ -298,6 +298,7 @@ export interface LeaseAnswer {
   reason?: string;
   /** Seconds since the epoch. */
   retry_at?: number;
+  notice?: NoticeAnswer;
   workload?: WorkloadAnswer;
 }
 
@@ -349,6 +350,10 @@ export interface LeaseRequest {
   priority?: number;
   /** true or false */
   preemptible?: boolean;
+  /** a number of seconds between 0 and 604800 */
+  runtime_seconds_min?: number;
+  /** a number of seconds between 0 and 604800 */
+  notice_seconds?: number;
   /** a string of 1 to 128 characters */
   idempotency_key?: string;
   /** a string of 1 to 128 characters */
@@ -449,6 +454,14 @@ export interface NodePage {
   nodes: NodeCapacity[];
   /** `after` of the next page; null: this is the last. */
   next: string | null;
+}
+
+/** A lease has to give way to a request, by then at the latest. */
+export interface NoticeAnswer {
+  by: string;
+  /** Seconds since the epoch. */
+  until: number;
+  reason: string;
 }
 
 /** How a cluster or a node stands, and the leases that hold something of it. */

@@ -208,7 +208,10 @@ class LeaseTerms:
         ttl_seconds: The lease ends this long after its grant or its last renewal.
         wait_seconds: How long the request may wait in the queue; 0 answers at once.
         priority: Higher goes first.
-        preemptible: The lease may be ended early for a request of higher priority.
+        preemptible: The lease may be ended early for a request of higher priority; its workload
+            starts elsewhere where its `on_failure` says so.
+        runtime_seconds_min: But not before it has lasted so long.
+        notice_seconds: And not before it has been told for so long.
         idempotency_key: Repeating a request of the same tenant with this key returns the
             lease of the first one instead of a second lease. Empty: none.
         project: Which project of its tenant it counts for; empty: none.
@@ -220,6 +223,8 @@ class LeaseTerms:
     priority: int = 0
     preemptible: bool = False
     idempotency_key: str = ""
+    runtime_seconds_min: float = 0.0
+    notice_seconds: float = 0.0
     project: str = ""
 
 
@@ -337,6 +342,22 @@ LeaseState = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """A lease has to give way.
+
+    Args:
+        by: The request that needs its place.
+        until: When it leaves, in seconds since the epoch, if that request waits then.
+        reason: One sentence for a person: who wants it, and why.
+
+    """
+
+    by: RequestId
+    until: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to hold a placement until it is ended.
 
@@ -372,6 +393,7 @@ class Lease:
         retry_at: While it is queued and pauses: when it may be tried again, in seconds since the
             epoch; 0 where it does not pause.
         faults: While it is queued: how often in a row its policy did not get to answer.
+        notice: That it has to give way, and to whom; None where it need not.
 
     """
 
@@ -396,6 +418,7 @@ class Lease:
     likeness: str = ""
     retry_at: float = 0.0
     faults: int = 0
+    notice: Notice | None = None
 
     @property
     def may_start_again(self) -> bool:

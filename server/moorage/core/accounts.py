@@ -222,6 +222,10 @@ class Accounts:
         self["step"][:] = self._clock
         self.version += 1
 
+    def as_of(self) -> float:
+        """Return the time that the shares are of, amid its step, in seconds since the epoch."""
+        return (self._clock + 0.5) * self.half_life / STEPS
+
     def past(self) -> Iterator[tuple[Account, Past]]:
         """Yield what each account has held, but for those that held nothing."""
         if self.half_life:
@@ -329,10 +333,14 @@ class Accounts:
             }
         return rows
 
-    def borrows(self, account: Account, column: int) -> bool:
-        """Return whether an account holds more of a resource than its own."""
+    def own_room(self, account: Account) -> Amounts:
+        """Return how much more an account may hold of its own."""
         number = self.number(account)
-        return bool(self["held"][number, column] > self["nominal"][number, column])
+        return tuple((self["nominal"][number] - self["held"][number]).tolist())
+
+    def borrowed(self, account: Account) -> Amounts:
+        """Return how much more than its own an account holds."""
+        return tuple(max(0, -room) for room in self.own_room(account))
 
     def amounts(self, account: Account) -> Amounts:
         """Return what an account holds."""

@@ -40,6 +40,7 @@ from moorage.core.feasibility import Feasibility
 from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
+from moorage.core.preemption import Preemption
 from moorage.core.quotas import Quotas
 from moorage.core.requests import Requests
 from moorage.core.state import apply
@@ -72,7 +73,10 @@ class Allocator:
         self._asks = Requests(
             self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas
         )
-        self._waking = Backfill(self.state, self.feasibility, self.requests, self._warm, self._asks)
+        self._preemption = Preemption(self._turn, self.feasibility, self._leases, self.requests)
+        self._waking = Backfill(
+            self.state, self.feasibility, self.requests, self._warm, self._asks, self._preemption
+        )
         self._freed = -1  # After a restart, all duplicates are looked at once.
 
     @property
@@ -184,7 +188,10 @@ class Allocator:
         while (at := self.state.next_deadline()) is not None and at <= self._turn.now:
             request = self.state.deadlines[0][1]
             lease = self.state.lease(request)
-            if lease is not None:
+            notice = lease.notice if lease is not None else None
+            if lease is not None and notice is not None and notice.until < lease.expires_at:
+                self._preemption.due(lease)
+            elif lease is not None:
                 self._leases.due(lease)
             else:
                 self._asks.waited_enough(request)

@@ -9,6 +9,7 @@ from itertools import islice
 from moorage.core.feasibility import Feasibility
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import Pending
+from moorage.core.preemption import Preemption
 from moorage.core.queue import CONSULTED_MAX, WaiterLine
 from moorage.core.requests import Requests
 from moorage.core.state import State
@@ -25,6 +26,7 @@ class Backfill:
         requests: Those that are open.
         warm: Has warm leases give way.
         asks: Consults for them, grants, and says no.
+        preemption: Has leases give way.
 
     """
 
@@ -35,13 +37,15 @@ class Backfill:
         requests: OpenRequests,
         warm: WarmReuse,
         asks: Requests,
+        preemption: Preemption,
     ) -> None:
         self._state = state
         self._feasibility = feasibility
         self._requests = requests
         self._warm = warm
         self._asks = asks
-        self._reserved_at = -1
+        self._preemption = preemption
+        self._reserved_at = (-1, 0)
 
     def wake(self) -> None:
         """Consult for the waiters that may now be served, in order, backfilling behind the head."""
@@ -71,16 +75,19 @@ class Backfill:
         if head is None:
             queue.reserve(None, ())
             return False
+        gains = self._state.gains
         is_new = head is not queue.head  # What was kept from it until now is open to it.
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
-        if is_new or self._reserved_at != self._state.gains:
+        if is_new or self._reserved_at != (self._state.gains, self._preemption.spared):
             ask = self._state.waiting[next(iter(head.waiters))].ask
             refused = head.refused_at == queue.changes
             capacity = self._warm.capacity(ask, ()) if refused else None
+            if refused and capacity is None:
+                capacity = self._preemption.capacity(ask)
             queue.reserve(head, self._asks.kept(ask, (), capacity))
-            self._reserved_at = self._state.gains
-        return False
+            self._reserved_at = self._state.gains, self._preemption.spared
+        return self._state.gains != gains  # Who gave way and ran nothing has left at once.
 
     def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
         first = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))

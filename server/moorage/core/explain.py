@@ -250,6 +250,8 @@ def lease_row(lease: Lease) -> dict[str, Any]:
         row["reason"] = lease.reason
     if lease.retry_at:
         row["retry_at"] = lease.retry_at
+    if (notice := lease.notice) is not None:
+        row["notice"] = {"by": notice.by, "until": notice.until, "reason": notice.reason}
     if lease.provision is not None:
         row["workload"] = _workload_row(lease, lease.provision)
     return row

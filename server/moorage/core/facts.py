@@ -223,6 +223,25 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """A lease has to give way to a request that waits; see `model.Notice`."""
+
+    lease: RequestId
+    at: float
+    by: RequestId
+    until: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A lease need not give way any more: the request is served, or gave up."""
+
+    lease: RequestId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """A lease is over, but its backend has not let go: what it holds is not free yet."""
 
@@ -280,6 +299,8 @@ Fact = (
     | Requeued
     | Paused
     | Resumed
+    | Preempted
+    | Spared
     | Ending
     | Warmed
     | Ended

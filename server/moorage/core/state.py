@@ -25,11 +25,13 @@ from moorage.core.facts import (
     Granted,
     HalfLifeSet,
     Paused,
+    Preempted,
     Queued,
     QuotaSet,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     UsageCarried,
@@ -42,6 +44,7 @@ from moorage.model import (
     Cluster,
     ClusterId,
     Lease,
+    Notice,
     RequestId,
     Tenant,
 )
@@ -101,6 +104,7 @@ class State:
         keys: Which request owns an idempotency key of a tenant.
         warm: The leases that no tenant owns and whose workloads are kept for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
+        preemptible: The leases that may give way to requests of higher priority.
         fencing: The last fencing number given out.
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         identities: Which node is which machine.
@@ -122,6 +126,7 @@ class State:
     cordons: dict[Place, Cordoned] = field(default_factory=dict[Place, Cordoned])
     warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
+    preemptible: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
@@ -211,7 +216,8 @@ class State:
         """Return when this lease or waiter runs out or ends its pause, or None: nothing is due."""
         lease = self.leases.get(request)
         if lease is not None:
-            return None if lease.state == "ending" else lease.expires_at
+            until = lease.expires_at if lease.notice is None else lease.notice.until
+            return None if lease.state == "ending" else min(lease.expires_at, until)
         waiter = self.waiting.get(request)
         return None if waiter is None else waiter.due
 
@@ -236,6 +242,8 @@ class State:
         self.accounts.capacity_changed(gpus, cpu, memory)
 
     def _hold(self, lease: Lease, at: float | None) -> None:
+        if lease.terms.preemptible:
+            self.preemptible[lease.id] = None
         if lease.state != "warm":
             self.accounts.add(lease, 1, at)
         for share in lease.placement:
@@ -247,6 +255,7 @@ class State:
                 )
 
     def _free(self, lease: Lease, at: float) -> None:
+        self.preemptible.pop(lease.id, None)
         if lease.state != "warm":
             self.accounts.add(lease, -1, at)
         for share in lease.placement:
@@ -310,13 +319,26 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Finished(request, outcome):
             lease = state.leases[request]
             assert lease.state in {"starting", "active"}
-            state.leases[request] = replace(lease, state="failing", outcome=outcome)
+            lease = replace(lease, state="failing", outcome=outcome, notice=None)
+            told, state.leases[request] = state.leases[request].notice, lease
+            if told is not None:
+                state._due(request)  # noqa: SLF001  # As above.
         case Requeued(request, at, reason):
             _requeue(state, request, at, reason)
         case Paused(request, _, retry_at, faults):
             _pause(state, request, retry_at=retry_at, faults=faults)
         case Resumed(request):
             _pause(state, request, retry_at=0.0)
+        case Preempted(request, _, by, until, reason):
+            lease = state.leases[request]
+            assert lease.state in {"granted", "starting", "active"}
+            assert lease.notice is None
+            state.leases[request] = replace(lease, notice=Notice(by, until, reason))
+            state._due(request)  # noqa: SLF001  # As above.
+        case Spared(request):
+            assert state.leases[request].notice is not None
+            state.leases[request] = replace(state.leases[request], notice=None)
+            state._due(request)  # noqa: SLF001  # As above.
         case Ending(request, at, reason):
             _ending(state, request, at, reason)
         case Warmed(request, at, expires_at):
@@ -426,7 +448,7 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     assert lease.state != "ending" or given_up
     if state.leases[request].state == "warm":
         state.accounts.add(lease, 1, at)
-    state.leases[request] = replace(lease, state="ending", reason=reason)
+    state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)
     state.warm.pop(request, None)
     state.resetting.pop(request, None)
     if reason == RELEASED and lease.likeness:
@@ -456,6 +478,7 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
         state.resetting.pop(request, None)
         state._free(lease, at)  # noqa: SLF001  # Called by apply().
     lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None, retry_at=0.0)
+    lease = lease if lease.notice is None else replace(lease, notice=None)
     state.ended[request] = lease
     while len(state.ended) > ENDED_MAX:
         oldest = state.ended.pop(next(iter(state.ended)))
@@ -480,7 +503,7 @@ def condense(state: State) -> Iterator[Fact]:
     yield from state.cordons.values()
     accounts = state.accounts
     if accounts.half_life:
-        yield HalfLifeSet(accounts.half_life, 0.0)
+        yield HalfLifeSet(accounts.half_life, accounts.as_of())
     for (tenant, project), quota in accounts.quotas.items():
         yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))
     for lease in (*state.ended.values(), *state.leases.values()):

@@ -34,11 +34,13 @@ from moorage.core.facts import (
     Granted,
     HalfLifeSet,
     Paused,
+    Preempted,
     Queued,
     QuotaSet,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     UsageCarried,
@@ -268,6 +270,8 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 | Requeued()
                 | Paused()
                 | Resumed()
+                | Preempted()
+                | Spared()
                 | Ending()
                 | Warmed()
                 | Ended()

@@ -27,11 +27,13 @@ from moorage.core.facts import (
     Granted,
     HalfLifeSet,
     Paused,
+    Preempted,
     Queued,
     QuotaSet,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     UsageCarried,
@@ -76,6 +78,8 @@ KINDS: Final = (
     FactKind("requeued", 1, Requeued),
     FactKind("paused", 1, Paused),
     FactKind("resumed", 1, Resumed),
+    FactKind("preempted", 1, Preempted),
+    FactKind("spared", 1, Spared),
     FactKind("ending", 1, Ending),
     FactKind("warmed", 1, Warmed),
     FactKind("ended", 1, Ended),
@@ -274,7 +278,7 @@ def subject_of(fact: Fact) -> str:  # noqa: C901  # One case per fact.
             return lease.id
         case Renewed() | Started() | Finished() | Requeued() | Ending() | Warmed() | Ended():
             return fact.lease
-        case Paused() | Resumed():
+        case Paused() | Resumed() | Preempted() | Spared():
             return fact.lease
         case Queued(ask=ask):
             return ask.id

@@ -25,11 +25,13 @@ from moorage.core.facts import (
     Granted,
     HalfLifeSet,
     Paused,
+    Preempted,
     Queued,
     QuotaSet,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     UsageCarried,
@@ -246,6 +248,8 @@ def fencing_of(fact: Fact) -> int:
             | Requeued()
             | Paused()
             | Resumed()
+            | Preempted()
+            | Spared()
             | Ending()
             | Warmed()
             | Ended()

@@ -61,6 +61,14 @@ class WorkloadAnswer(Struct):
     outcome: WorkloadEnd | UnsetType = UNSET
 
 
+class NoticeAnswer(Struct):
+    """A lease has to give way to a request, by then at the latest."""
+
+    by: str
+    until: Seconds
+    reason: str
+
+
 class LeaseAnswer(Struct):
     """A lease. Only the reply to its owner has its `token`."""
 
@@ -76,6 +84,7 @@ class LeaseAnswer(Struct):
     token: str | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     retry_at: Seconds | UnsetType = UNSET
+    notice: NoticeAnswer | UnsetType = UNSET
     workload: WorkloadAnswer | UnsetType = UNSET
 
 

@@ -105,6 +105,8 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             wait_seconds=wanted.wait_seconds,
             priority=wanted.priority,
             preemptible=wanted.preemptible,
+            runtime_seconds_min=wanted.runtime_seconds_min,
+            notice_seconds=wanted.notice_seconds,
             idempotency_key=wanted.idempotency_key,
             project=wanted.project,
         )

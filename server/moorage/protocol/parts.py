@@ -29,6 +29,8 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     wait_seconds: f.WaitSeconds = 0.0
     priority: f.Priority = 0
     preemptible: f.Flag = False
+    runtime_seconds_min: f.WaitSeconds = 0.0
+    notice_seconds: f.WaitSeconds = 0.0
     idempotency_key: f.OptionalIdentifier = ""
     project: f.OptionalIdentifier = ""
 

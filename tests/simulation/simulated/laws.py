@@ -23,11 +23,13 @@ from moorage.core.facts import (
     Granted,
     HalfLifeSet,
     Paused,
+    Preempted,
     Queued,
     QuotaSet,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     Warmed,
@@ -71,6 +73,7 @@ class Model:
     memory: Counter[tuple[str, str]] = field(default_factory=Counter)
     cordons: dict[tuple[str, str], float] = field(default_factory=dict)
     quotas: dict[tuple[str, str | None], Quota] = field(default_factory=dict)
+    notices: dict[str, Preempted] = field(default_factory=dict)
     fencing: int = 0
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
@@ -191,7 +194,16 @@ class Model:
             case Started(lease_id):
                 law(lease_id in self.leases, "only what is held starts", fact)
                 self.active.add(lease_id)
-            case Ending(lease_id, _, reason):
+            case Preempted(lease_id):
+                law(lease_id in self.leases, "only what is held gives way", fact)
+                over = self.ending.keys() | self.finished.keys() | self.notices.keys() | self.warm
+                law(lease_id not in over, "it is told once", fact)
+                self._may_be_told(fact)
+                self.notices[lease_id] = fact
+            case Spared(lease_id):
+                law(self.notices.pop(lease_id, None) is not None, "it was told to leave", fact)
+            case Ending(lease_id, at, reason):
+                self._left(lease_id, reason, at)
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
                 before = self.ending.get(lease_id)
                 given_up = lease_id in self.resetting and reason != RELEASED
@@ -199,6 +211,7 @@ class Model:
                 self.ending[lease_id] = reason
                 self.warm.discard(lease_id)
             case Finished(lease_id, outcome):
+                self._left(lease_id, outcome.detail, outcome.at)
                 law(lease_id in self.leases, "only what is held finishes", fact)
                 law(lease_id not in self.ending.keys() | self.finished.keys(), "it ends once", fact)
                 law(outcome.attempt == self.leases[lease_id].attempt, "it says what ended", fact)
@@ -221,8 +234,10 @@ class Model:
                 del self.requeued[lease_id], self.waiting[lease_id]
                 self.paused.pop(lease_id, None)
                 self.ended.add(lease_id)
-            case Ended(lease_id):
+            case Ended(lease_id, at, reason):
                 law(lease_id in self.leases, "it ends once", fact)
+                if lease_id not in self.ending and lease_id not in self.finished:
+                    self._left(lease_id, reason, at)
                 lease = self.leases.pop(lease_id)
                 self._count(lease, -1)
                 self.ending.pop(lease_id, None)
@@ -234,6 +249,33 @@ class Model:
                 self.fencing = max(self.fencing, fencing)
             case _:
                 raise AssertionError(fact)
+
+    def _may_be_told(self, fact: Preempted) -> None:
+        lease, waiter = self.leases[fact.lease], self.waiting.get(fact.by)
+        law(waiter is not None, "who waits is given way to", fact)
+        assert waiter is not None
+        terms = lease.terms
+        if terms.preemptible and terms.priority < waiter.ask.priority:
+            told = fact.until >= fact.at + terms.notice_seconds
+            law(told, "it has its notice", fact, lease)
+            lasted = fact.until >= lease.granted_at + terms.runtime_seconds_min
+            law(lasted, "it lasts as long as it must", fact, lease)
+        else:
+            wants, its = self._quota(waiter.ask.tenant, None), self._quota(lease.tenant, None)
+            law(fact.until >= fact.at + wants.notice_seconds, "it has its notice", fact)
+            own, used = its.nominal.gpu_milli, self.used(lease.tenant, None)["gpu_milli"]
+            law(own is not None and used > own, "only what is borrowed is taken back", fact)
+            wanted = self.used(waiter.ask.tenant, None)["gpu_milli"] + needs_of(waiter.ask)
+            mine = wants.nominal.gpu_milli
+            law(mine is not None and wanted <= mine, "and only for one's own", fact)
+        law(fact.until <= waiter.deadline, "none leaves for a request that has given up", fact)
+
+    def _left(self, name: str, reason: str, now: float) -> None:
+        notice = self.notices.pop(name, None)
+        if reason.startswith("preempted"):
+            law(notice is not None and now >= notice.until, "none leaves before its time", name)
+            assert notice is not None
+            law(notice.by in self.waiting, "none leaves for a request that is gone", name)
 
     def _requeued(self, fact: Requeued, asks: dict[str, Ask]) -> None:
         law(fact.lease in self.leases, "only what is held goes back into the queue", fact)
@@ -404,6 +446,7 @@ class Model:
         """The first moment at which something runs out."""
         due = [self.expires[name] for name in self.leases if name not in self.ending]
         due += self.paused.values()
+        due += [notice.until for notice in self.notices.values()]
         return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
 
 
@@ -415,6 +458,11 @@ def holds(shares: Iterable[Share]) -> dict[str, int]:
         total["cpu_milli"] += share.cpu_milli
         total["memory_mib"] += share.memory_mib
     return total
+
+
+def needs_of(ask: Ask) -> int:
+    """The GPU milli that an ask needs at least."""
+    return needs(ask.demand)["gpu_milli"] if ask.demand is not None else 0
 
 
 def needs(demand: Demand) -> dict[str, int]:

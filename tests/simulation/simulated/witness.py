@@ -33,7 +33,7 @@ from moorage.core.events import (
     WorkloadFailed,
     WorkloadStopped,
 )
-from moorage.core.facts import Ended, Fact, Granted, Paused, Refusal, Renewed, Requeued
+from moorage.core.facts import Ended, Fact, Granted, Paused, Preempted, Refusal, Renewed, Requeued
 from moorage.core.invariants import check
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import FAULTS_MAX, PASSING
@@ -89,7 +89,7 @@ class Witness:
 
     def after(self, event: Event, turn: Turn) -> None:
         world, model = self.world, self.model
-        waited = set(model.waiting)
+        waited, told_for = set(model.waiting), set[str]()
         for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
@@ -101,6 +101,12 @@ class Witness:
                 law(pauses == (world.pause_seconds > 0), "what failed needs time", fact)
             if isinstance(fact, Ended) and isinstance(event, ConsultFailed):
                 self._blameless(fact, event)
+            if isinstance(fact, Preempted) and fact.by not in told_for:
+                told_for.add(fact.by)
+                facts = turn.facts[number:]
+                self._not_in_vain(
+                    [x for x in facts if isinstance(x, Preempted) and x.by == fact.by]
+                )
             model.learn(fact, self.asks, world.now)
             if isinstance(fact, Renewed) and fact.lease in model.leases:
                 graced = isinstance(event, Restarted)
@@ -137,6 +143,32 @@ class Witness:
         if self.turns % 16 == 0:
             check(state)
             self._bounded()
+
+    def _not_in_vain(self, told: list[Preempted]) -> None:
+        """Who is told to leave makes room, and none is told who need not.
+
+        Args:
+            told: Those of one turn, before the model knows of them.
+
+        """
+        if not told:
+            return
+        model, ask = self.model, self.model.waiting[told[0].by].ask
+        law(len({fact.by for fact in told}) == 1, "one request at a time is given way to", told)
+        victims = [fact.lease for fact in told]
+        over = model.ending.keys() | model.finished.keys() | model.warm
+        noticed = {name for name in model.notices if name not in victims}
+        assert ask.demand is not None
+        all_gone = {*over, *noticed, *victims}
+        fits = model.fits_without(all_gone, ask.demand, ask.candidates, ())
+        law(fits, "no victim is chosen in vain", told, ask)
+        mine = {name for name in noticed if model.notices[name].by == ask.id}
+        for name in victims:
+            rest = {*over, *mine, *victims} - {name}
+            spare = model.fits_without(rest, ask.demand, ask.candidates, ())
+            law(
+                not spare or (len(victims) > 1 and ask.demand.nodes > 1), "none need not", name, ask
+            )
 
     def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
         """A policy that does not get to answer says nothing about the lease it is asked about."""

@@ -61,6 +61,7 @@ from moorage.model import (
     Code,
     Demand,
     Lease,
+    LeaseTerms,
     NodeId,
     PolicyRef,
     Quota,
@@ -98,6 +99,8 @@ class World:
         self.operated = self.operator.random() < 0.3
         self.ruler = Random(f"quotas {seed}")
         self.ruled = self.ruler.random() < 0.3
+        self.preempting = Random(f"preemption {seed}")
+        self.preempts = self.preempting.random() < 0.3
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -291,6 +294,8 @@ class World:
         if self.ruled and ask.terms is not None:
             project = self.ruler.choice(["", "one", "two"])
             ask = replace(ask, terms=replace(ask.terms, project=project))
+        if ask.terms is not None:
+            ask = replace(ask, terms=self._preemptible(ask.terms))
         usual = self.usual.get(tenant)
         if usual is not None and ask.terms is not None and self.rng.random() < self.provisioned / 2:
             ask = replace(
@@ -347,6 +352,17 @@ class World:
         tenant = self.sessions[to.session]
         return CordonAsked(to, tenant, ClusterId(place[0]), NodeId(place[1]), mode, "", seconds)
 
+    def _preemptible(self, terms: LeaseTerms) -> LeaseTerms:
+        if not self.preempts:
+            return replace(terms, preemptible=False)
+        draw = self.preempting
+        return replace(
+            terms,
+            preemptible=draw.random() < 0.6,
+            runtime_seconds_min=draw.choice([0.0, 0.0, 5.0]),
+            notice_seconds=draw.choice([0.0, 0.0, 2.0]),
+        )
+
     def _rule(self, to: Address) -> Event:
         draw = self.ruler.choice
 
@@ -362,6 +378,7 @@ class World:
             amounts(None, 0, 1_000, 2_000, 4_000),
             amounts(None, 1_000, 2_000),
             amounts(None, 0, 1_000),
+            draw([0.0, 0.0, 3.0]),
         )
         known = self.allocator.state.accounts.quotas
         if known and self.ruler.random() < 0.3:

@@ -22,12 +22,14 @@ from moorage.core.facts import (
     Granted,
     HalfLifeSet,
     Paused,
+    Preempted,
     Queued,
     QuotaSet,
     Refusal,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     UsageCarried,
@@ -114,6 +116,8 @@ def answer(  # noqa: C901  # One case per fact.
                 | Started()
                 | Paused()
                 | Resumed()
+                | Preempted()
+                | Spared()
                 | Ending()
                 | Warmed()
                 | Carried()

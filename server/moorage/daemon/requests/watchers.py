@@ -25,9 +25,11 @@ from moorage.core.facts import (
     Finished,
     Granted,
     Paused,
+    Preempted,
     Renewed,
     Requeued,
     Resumed,
+    Spared,
     Started,
     Uncordoned,
     Warmed,
@@ -48,7 +50,19 @@ TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
 
 log = structlog.get_logger("moored")
 
-_AboutLease = Renewed | Started | Finished | Requeued | Paused | Resumed | Ending | Warmed | Ended
+_AboutLease = (
+    Renewed
+    | Started
+    | Finished
+    | Requeued
+    | Paused
+    | Resumed
+    | Preempted
+    | Spared
+    | Ending
+    | Warmed
+    | Ended
+)
 
 
 class Watchers:
@@ -211,7 +225,9 @@ def _about_fleet(
             return "uncordoned", {"cluster_id": cluster, "node_id": node or None, "at": at}
 
 
-def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
+def _about_lease(  # noqa: C901  # One case per fact.
+    fact: _AboutLease,
+) -> tuple[str, dict[str, Any]]:
     match fact:
         case Renewed(lease, expires_at):
             return "renewed", {"id": lease, "expires_at": expires_at}
@@ -225,6 +241,10 @@ def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
             return "paused", {"id": lease, "at": at, "state": "queued", "retry_at": retry_at}
         case Resumed(lease, at):
             return "resumed", {"id": lease, "at": at, "state": "queued"}
+        case Preempted(lease, at, by, until, reason):
+            return "preempted", {"id": lease, "at": at, "by": by, "until": until, "reason": reason}
+        case Spared(lease, at):
+            return "spared", {"id": lease, "at": at}
         case Ending(lease, at, reason):
             return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
         case Warmed(lease, at, expires_at):
