@@ -6,6 +6,7 @@ import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import Advice, LeaseNews, Recall
 from moorage.core.events import (
     CancelAsked,
@@ -21,7 +22,7 @@ from moorage.core.invariants import check
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import CONSULTS_MAX
-from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, condense
+from moorage.core.state import DEADLINES_SPARE, ENDED_MAX
 from moorage.core.turn import DECISIONS_MAX
 from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 

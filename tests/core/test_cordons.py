@@ -6,6 +6,7 @@ import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import Stop
 from moorage.core.events import (
     ClusterGone,
@@ -18,7 +19,6 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Cordoned
 from moorage.core.invariants import check
-from moorage.core.state import condense
 from moorage.model import ClusterId, Code, Demand, NodeId, Provision, RequestId, Tenant
 
 ONE = Demand(gpus=1)

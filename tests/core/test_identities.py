@@ -5,11 +5,11 @@ from dataclasses import replace
 from by_hand import Hand, answers, ask, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import LeaseNews
 from moorage.core.events import ClusterGone, ReleaseAsked
 from moorage.core.facts import ClusterSet
 from moorage.core.invariants import check
-from moorage.core.state import condense
 from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId, is_same_machine
 
 ONE = Demand(gpus=1)

@@ -4,6 +4,7 @@ import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import Consult, LeaseNews
 from moorage.core.events import (
     Asked,
@@ -20,7 +21,6 @@ from moorage.core.facts import Refusal, Requeued
 from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX, PASSING
-from moorage.core.state import condense
 from moorage.core.turn import Turn
 from moorage.model import Code, Demand, Provision, RequestId, Tenant
 from moorage.sandbox.host.circuit_breaker import OPEN_SECONDS_MAX

@@ -6,6 +6,7 @@ import pytest
 from by_hand import Hand, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import Stop
 from moorage.core.events import (
     CancelAsked,
@@ -16,7 +17,6 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Preempted, Spared
 from moorage.core.invariants import check
-from moorage.core.state import condense
 from moorage.model import Amounts, Demand, Lease, Provision, Quota, RequestId, Tenant
 
 AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)

@@ -7,10 +7,10 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.accounts import STEPS, Accounts
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.events import HalfLifeConfigured, QuotaAsked, ReleaseAsked
 from moorage.core.facts import QuotaSet
 from moorage.core.invariants import check
-from moorage.core.state import condense
 from moorage.model import Amounts, Ask, Code, Demand, Quota, RequestId, Tenant
 
 ONE = Demand(gpus=1)

@@ -92,7 +92,7 @@ MUTANTS = [
     ),
     Mutant(
         "forgets in a checkpoint what is out of service",
-        "core/state.py",
+        "core/checkpoint.py",
         "yield from state.cordons.values()",
         "yield from ()",
         "a checkpoint gives the live state|out of service",
@@ -103,14 +103,6 @@ MUTANTS = [
         "        if not self._fits_without(row, leases):\n            return None\n",
         "        if not self._fits_without(row, leases):\n            return tuple(leases)\n",
         "no victim is chosen in vain|leaves for|it is told once",
-        "0:400",
-    ),
-    Mutant(
-        "has more leases give way than must",
-        "core/preemption.py",
-        "for many in range(1, len(leases)):",
-        "for many in range(len(leases), 0, -1):",
-        "none is told to leave who need not",
         "0:400",
     ),
     Mutant(
@@ -169,14 +161,14 @@ MUTANTS = [
     ),
     Mutant(
         "forgets quotas in a checkpoint",
-        "core/state.py",
+        "core/checkpoint.py",
         'yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))',
         "yield from ()",
         "a checkpoint gives the live state|shares are what the facts say",
     ),
     Mutant(
         "forgets in a checkpoint what was held",
-        "core/state.py",
+        "core/checkpoint.py",
         "yield UsageCarried(tenant, project, *past)",
         "yield from ()",
         "a checkpoint gives the live state|shares are what the facts say",
@@ -190,14 +182,14 @@ MUTANTS = [
     ),
     Mutant(
         "loses the fencing number in a checkpoint",
-        "core/state.py",
+        "core/checkpoint.py",
         "yield Counted(state.fencing)",
         "yield Counted(max((x.fencing for x in state.leases.values()), default=0))",
         "a checkpoint gives the live state",
     ),
     Mutant(
         "loses waiters in a checkpoint",
-        "core/state.py",
+        "core/checkpoint.py",
         "yield Queued(waiter.ask, waiter.at, waiter.deadline)",
         "yield from ()",
         "a checkpoint gives the live state",
@@ -552,7 +544,7 @@ MUTANTS = [
     ),
     Mutant(
         "loses leases of the queue in a checkpoint",
-        "core/state.py",
+        "core/checkpoint.py",
         "yield Carried(waiter.lease)",
         "yield Queued(waiter.ask, waiter.at, waiter.deadline)",
         "a checkpoint gives the live state",

@@ -46,8 +46,9 @@ from moorage.benchmarks.waiting import waiting
 from moorage.benchmarks.workflow import workflow
 from moorage.catalog.opening import open_catalog
 from moorage.catalog.values import Document
+from moorage.core.checkpoint import condense
 from moorage.core.facts import ClusterSet, Ended, Fact, Granted
-from moorage.core.state import State, apply, condense
+from moorage.core.state import State, apply
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.ledger.sqlite import SqliteLedger

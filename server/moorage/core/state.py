@@ -6,7 +6,6 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 
 import heapq
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
@@ -45,6 +44,7 @@ from moorage.model import (
     ClusterId,
     Lease,
     Notice,
+    Outcome,
     RequestId,
     Tenant,
 )
@@ -317,12 +317,7 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             assert lease.state == "starting"
             state.leases[request] = replace(lease, state="active", endpoint=endpoint)
         case Finished(request, outcome):
-            lease = state.leases[request]
-            assert lease.state in {"starting", "active"}
-            lease = replace(lease, state="failing", outcome=outcome, notice=None)
-            told, state.leases[request] = state.leases[request].notice, lease
-            if told is not None:
-                state._due(request)  # noqa: SLF001  # As above.
+            _finish(state, request, outcome)
         case Requeued(request, at, reason):
             _requeue(state, request, at, reason)
         case Paused(request, _, retry_at, faults):
@@ -330,15 +325,9 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Resumed(request):
             _pause(state, request, retry_at=0.0)
         case Preempted(request, _, by, until, reason):
-            lease = state.leases[request]
-            assert lease.state in {"granted", "starting", "active"}
-            assert lease.notice is None
-            state.leases[request] = replace(lease, notice=Notice(by, until, reason))
-            state._due(request)  # noqa: SLF001  # As above.
+            _notify(state, request, Notice(by, until, reason))
         case Spared(request):
-            assert state.leases[request].notice is not None
-            state.leases[request] = replace(state.leases[request], notice=None)
-            state._due(request)  # noqa: SLF001  # As above.
+            _notify(state, request, None)
         case Ending(request, at, reason):
             _ending(state, request, at, reason)
         case Warmed(request, at, expires_at):
@@ -396,6 +385,20 @@ def _renew(state: State, request: RequestId, expires_at: float) -> None:
         assert waiter.lease is not None
         lease = replace(waiter.lease, expires_at=expires_at)
         state.waiting[request] = replace(waiter, deadline=expires_at, lease=lease)
+    state._due(request)  # noqa: SLF001  # Called by apply().
+
+
+def _finish(state: State, request: RequestId, outcome: Outcome) -> None:
+    assert state.leases[request].state in {"starting", "active"}
+    if state.leases[request].notice is not None:
+        _notify(state, request, None)
+    state.leases[request] = replace(state.leases[request], state="failing", outcome=outcome)
+
+
+def _notify(state: State, request: RequestId, notice: Notice | None) -> None:
+    lease = state.leases[request]
+    assert lease.state in {"granted", "starting", "active"}
+    state.leases[request] = replace(lease, notice=notice)
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 
@@ -494,25 +497,3 @@ def _disown_key(state: State, tenant: Tenant, owner: Ask | Lease) -> None:
     key = owner.terms.idempotency_key if owner.terms is not None else ""
     if key and state.keys.get((tenant, key)) == owner.id:
         del state.keys[tenant, key]
-
-
-def condense(state: State) -> Iterator[Fact]:
-    """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
-    for cluster in state.clusters.values():
-        yield ClusterSet(cluster)
-    yield from state.cordons.values()
-    accounts = state.accounts
-    if accounts.half_life:
-        yield HalfLifeSet(accounts.half_life, accounts.as_of())
-    for (tenant, project), quota in accounts.quotas.items():
-        yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))
-    for lease in (*state.ended.values(), *state.leases.values()):
-        yield Carried(lease)
-    for waiter in state.waiting.values():
-        if waiter.lease is None:
-            yield Queued(waiter.ask, waiter.at, waiter.deadline)
-        else:
-            yield Carried(waiter.lease)
-    for (tenant, project), past in accounts.past():
-        yield UsageCarried(tenant, project, *past)
-    yield Counted(state.fencing)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import EARLY, Effect, Respond
 from moorage.core.events import Asked, Event, Tick
 from moorage.core.facts import Fact, Refusal
-from moorage.core.state import condense
 from moorage.core.turn import Turn
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.tasks import Tasks

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import (
     Address,
     Advice,
@@ -37,7 +38,7 @@ from moorage.core.facts import Ended, Fact, Granted, Paused, Preempted, Refusal,
 from moorage.core.invariants import check
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import FAULTS_MAX, PASSING
-from moorage.core.state import State, apply, condense
+from moorage.core.state import State, apply
 from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
 from moorage.model import Ask, Code, Lease

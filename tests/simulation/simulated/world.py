@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal
 
 from moorage.core.allocator import Allocator
+from moorage.core.checkpoint import condense
 from moorage.core.effects import (
     EARLY,
     Address,
@@ -52,7 +53,6 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Fact, Refusal
 from moorage.core.requests import PASSING
-from moorage.core.state import condense
 from moorage.core.turn import Turn
 from moorage.model import (
     Amounts,

@@ -56,7 +56,7 @@ async def recalled(question: Recall, ledger: Ledger) -> Response:
     return answer(question, entries, since)
 
 
-def answer(  # noqa: C901  # One case per fact.
+def answer(  # One case per fact.
     question: Recall, entries: Sequence[LedgerEntry], since: float | None
 ) -> Response:
     """Tell the story of a lease or request.
@@ -76,12 +76,7 @@ def answer(  # noqa: C901  # One case per fact.
         if isinstance(fact, Queued | Granted)
     ]
     if question.tenant not in owners:
-        what = "no request of that id was granted or queued, and it is not among the last decisions"
-        reason = f"Nothing is known of {question.subject}: {what}."
-        if since is not None:
-            oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
-            reason += f" History before {oldest} was pruned."
-        return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "the id of a request or lease")
+        return _unknown(question, since)
     story: dict[str, Any] = {"request": question.subject, "history": []}
     for entry in entries:
         fact = entry.fact
@@ -127,3 +122,12 @@ def answer(  # noqa: C901  # One case per fact.
             case _:
                 assert_never(fact)
     return Information(story)
+
+
+def _unknown(question: Recall, since: float | None) -> Refusal:
+    what = "no request of that id was granted or queued, and it is not among the last decisions"
+    reason = f"Nothing is known of {question.subject}: {what}."
+    if since is not None:
+        oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+        reason += f" History before {oldest} was pruned."
+    return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "the id of a request or lease")

@@ -1,0 +1,40 @@
+"""The state condensed into facts: the body of a checkpoint. The commit loop is the caller."""
+
+from collections.abc import Iterator
+
+from moorage.core.facts import (
+    Carried,
+    ClusterSet,
+    Counted,
+    Fact,
+    HalfLifeSet,
+    Queued,
+    QuotaSet,
+    UsageCarried,
+)
+from moorage.core.state import State
+from moorage.model import Tenant
+
+__all__ = ["condense"]
+
+
+def condense(state: State) -> Iterator[Fact]:
+    """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
+    for cluster in state.clusters.values():
+        yield ClusterSet(cluster)
+    yield from state.cordons.values()
+    accounts = state.accounts
+    if accounts.half_life:
+        yield HalfLifeSet(accounts.half_life, accounts.as_of())
+    for (tenant, project), quota in accounts.quotas.items():
+        yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))
+    for lease in (*state.ended.values(), *state.leases.values()):
+        yield Carried(lease)
+    for waiter in state.waiting.values():
+        if waiter.lease is None:
+            yield Queued(waiter.ask, waiter.at, waiter.deadline)
+        else:
+            yield Carried(waiter.lease)
+    for (tenant, project), past in accounts.past():
+        yield UsageCarried(tenant, project, *past)
+    yield Counted(state.fencing)
