@@ -71,6 +71,8 @@ export interface Cancel {
   id?: string | number | null;
   /** a string of 1 to 128 characters */
   request: string;
+  /** true or false */
+  dry_run?: boolean;
 }
 
 /** The reply to `Cancel`, where it succeeds. */
@@ -124,6 +126,8 @@ export interface Cordon {
   cluster: string;
   /** a string of at most 256 characters */
   node?: string;
+  /** true or false */
+  dry_run?: boolean;
   /** a string of at most 256 characters */
   reason?: string;
 }
@@ -149,6 +153,8 @@ export interface Drain {
   cluster: string;
   /** a string of at most 256 characters */
   node?: string;
+  /** true or false */
+  dry_run?: boolean;
   /** a string of at most 256 characters */
   reason?: string;
   seconds?: number | null;
@@ -262,6 +268,8 @@ export interface Flush {
   id?: string | number | null;
   /** a string of at most 256 characters */
   cluster?: string;
+  /** true or false */
+  dry_run?: boolean;
 }
 
 /** The reply to `Flush`, where it succeeds. */
@@ -618,15 +626,16 @@ export interface Reasons {
   drift?: string[];
 }
 
-/** End a lease. */
+/** End a lease. A page of the console may leave out the token of its tenant's leases. */
 export interface Release {
   op: "release";
   /** a string of at most 128 characters, or a 64-bit whole number */
   id?: string | number | null;
   /** a string of 1 to 128 characters */
   lease: string;
-  /** a string of 1 to 128 characters */
-  token: string;
+  token?: string | null;
+  /** true or false */
+  dry_run?: boolean;
 }
 
 /** The reply to `Release`, where it succeeds. */
@@ -808,6 +817,8 @@ export interface Uncordon {
   cluster: string;
   /** a string of at most 256 characters */
   node?: string;
+  /** true or false */
+  dry_run?: boolean;
 }
 
 /** The reply to `Uncordon`, where it succeeds. */

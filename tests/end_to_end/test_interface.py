@@ -9,7 +9,10 @@ from moorage.web.notes import READS
 
 FILTER = {"matchType": "cluster", "filter": {"clusterQuery": {"id": "east"}}}
 RANKING = {"matchType": "cluster", "rankingPolicyRule": {"parameters": {"like": "east"}}}
+TRACE = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,1,1000\n"
 BODIES = {
+    "/console/playground": {"policy_rule_uri": FIRST_FIT},
+    "/console/playground/backtest": {"policy_rule_uri": FIRST_FIT, "trace": TRACE},
     "/allocate": {"policy_rule_uri": FIRST_FIT, "inputs": {}, "resources": {"gpus": 1}},
     "/api/filter": FILTER,
     "/api/filter-data": FILTER,

@@ -125,7 +125,7 @@ def test_null_and_empty_count_as_missing_where_a_value_is_required(value: Any) -
     error = refused(text(policy_rule_uri=value, id="a"))
     assert (error.code, error.field, error.id) == (Code.MISSING_FIELDS, "policy_rule_uri", "a")
     assert refused(text(inputs=None)).details["missing"] == ["inputs"]
-    assert refused(json.dumps({"op": "release", "lease": value})).details["missing"] == [
+    assert refused(json.dumps({"op": "renew", "lease": value})).details["missing"] == [
         "lease",
         "token",
     ]

@@ -61,7 +61,7 @@ MESSAGES_TRIED = [
     ("Release", {**GOOD, "id": 7}, True),
     ("Release", {**GOOD, "more": 1}, False),
     ("Release", {**GOOD, "token": ""}, False),
-    ("Release", {"op": "release", "lease": "l"}, False),
+    ("Release", {"op": "release", "token": "t"}, False),
     ("Renew", {**GOOD, "op": "renew", "ttl_seconds": 0.5}, False),
     ("Why", {"op": "why", "lease": "l"}, True),
     ("Why", {"op": "why"}, False),

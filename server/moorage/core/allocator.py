@@ -10,6 +10,7 @@ from typing import assert_never
 from moorage.core import explain
 from moorage.core.backfill import Backfill
 from moorage.core.cordons import Cordons
+from moorage.core.dry_runs import DryRuns
 from moorage.core.effects import Recall
 from moorage.core.events import (
     Asked,
@@ -18,6 +19,7 @@ from moorage.core.events import (
     ClusterSeen,
     ConsultFailed,
     CordonAsked,
+    DryRun,
     Event,
     FlushAsked,
     HalfLifeConfigured,
@@ -77,6 +79,8 @@ class Allocator:
         self._waking = Backfill(
             self.state, self.feasibility, self.requests, self._warm, self._asks, self._preemption
         )
+        parts = (self._leases, self._warm, self._cordons)
+        self._dry_runs = DryRuns(self.state, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are looked at once.
 
     @property
@@ -135,8 +139,8 @@ class Allocator:
                 self._asks.asked(to, ask)
             case Proposed() | ConsultFailed():
                 self._asks.heard(event)
-            case ReleaseAsked(to, request, token_digest):
-                self._leases.release(to, request, token_digest)
+            case ReleaseAsked(to, request, token_digest, tenant):
+                self._leases.release(to, request, token_digest, tenant)
             case RenewAsked(to, request, token_digest, ttl_seconds):
                 self._leases.renew(to, request, token_digest, ttl_seconds)
             case CancelAsked(to, request, tenant):
@@ -159,6 +163,8 @@ class Allocator:
                 self._warm.flush(to, tenant, cluster)
             case CordonAsked():
                 self._cordons.asked(event)
+            case DryRun(to):
+                self._turn.respond(to, self._dry_runs.answer(event, self._turn.now))
             case QuotaAsked():
                 self._quotas.asked(event)
             case HalfLifeConfigured(seconds):

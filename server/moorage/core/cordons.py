@@ -33,7 +33,7 @@ class Cordons:
 
     def asked(self, event: CordonAsked) -> None:
         """Do what an operator says, and answer which leases are still there."""
-        refusal = self._refusal(event)
+        refusal = self.refusal(event)
         if refusal is not None:
             self._turn.respond(event.to, refusal)
             return
@@ -50,14 +50,15 @@ class Cordons:
         if event.mode != "uncordon":
             self._clear(event)
         self._turn.wakes = True
-        left = [each.id for each in self._there(event)]
+        left = [each.id for each in self.there(event)]
         told = {"cluster_id": event.cluster, "node_id": event.node or None, "leases": left}
         after = self._turn.state.cordons.get(place)
         self._turn.respond(
             event.to, Information(told | {"unavailable": after.why if after else None})
         )
 
-    def _refusal(self, event: CordonAsked) -> Refusal | None:
+    def refusal(self, event: CordonAsked) -> Refusal | None:
+        """Return why there is no such place, or None."""
         cluster = self._turn.state.clusters.get(event.cluster)
         if cluster is None:
             return refusals.no_such_cluster(event.cluster)
@@ -68,7 +69,7 @@ class Cordons:
 
     def _clear(self, event: CordonAsked) -> None:
         why = self._turn.state.cordons[event.cluster, event.node].why
-        for lease in self._there(event):
+        for lease in self.there(event):
             if lease.state == "warm" or lease.id in self._turn.state.resetting:
                 self._leases.end(lease, why)
             elif event.mode == "cordon":
@@ -78,7 +79,8 @@ class Cordons:
             elif not lease.over and (until := self._turn.state.leaves_by(lease)) < lease.expires_at:
                 self._turn.record(Renewed(lease.id, until))
 
-    def _there(self, event: CordonAsked) -> list[Lease]:
+    def there(self, event: CordonAsked) -> list[Lease]:
+        """Return the leases that hold something of a place."""
         return [
             lease
             for lease in self._turn.state.leases.values()

@@ -40,11 +40,17 @@ class ConsultFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """A client wants a lease ended."""
+    """A client wants a lease ended.
+
+    Args:
+        tenant: Whose page of the console asks: it may end its tenant's leases without their tokens.
+
+    """
 
     to: Address
     lease: RequestId
     token_digest: str
+    tenant: Tenant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +227,14 @@ class HalfLifeConfigured:
 
 
 @dataclass(frozen=True, slots=True)
+class DryRun:
+    """A client wants to know what an operation would do."""
+
+    to: Address
+    event: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSeen:
     """The registry has this cluster, as it is now."""
 
@@ -262,6 +276,7 @@ Event = (
     | WorkloadKept
     | FlushAsked
     | CordonAsked
+    | DryRun
     | QuotaAsked
     | HalfLifeConfigured
     | ClusterSeen

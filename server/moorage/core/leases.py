@@ -21,6 +21,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     Paused,
+    Refusal,
     Renewed,
     Requeued,
     Resumed,
@@ -29,7 +30,7 @@ from moorage.core.facts import (
 from moorage.core.open_requests import OpenRequests
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
-from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId
+from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId, Tenant
 
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Before the second start of a workload, where the lease does not say otherwise."""
@@ -126,10 +127,13 @@ class LeaseLifecycle:
         self._turn.record(Granted(lease))
         return lease
 
-    def release(self, to: Address, request: RequestId, token_digest: str) -> None:
+    def release(
+        self, to: Address, request: RequestId, token_digest: str, tenant: Tenant | None = None
+    ) -> None:
         """End a lease for its owner. A second release answers the same."""
-        lease = self._owned(to, request, token_digest)
-        if lease is None:
+        lease = self.owned(request, token_digest, tenant)
+        if isinstance(lease, Refusal):
+            self._turn.respond(to, lease)
             return
         if lease.state == "active" and lease.likeness:
             self._turn.record(Ending(request, self._turn.now, RELEASED))
@@ -144,8 +148,9 @@ class LeaseLifecycle:
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
     ) -> None:
         """Let a lease last `ttl_seconds` (its own by default) from now."""
-        lease = self._owned(to, request, token_digest)
-        if lease is None:
+        lease = self.owned(request, token_digest)
+        if isinstance(lease, Refusal):
+            self._turn.respond(to, lease)
             return
         if lease.over:
             self._turn.respond(to, refusals.lease_over(lease))
@@ -286,14 +291,15 @@ class LeaseLifecycle:
                 over = lease.state in {"failing", "ending"}
                 self._turn.emit(Stop(lease) if over else Start(lease))
 
-    def _owned(self, to: Address, request: RequestId, token_digest: str) -> Lease | None:
-        """Return the lease, or answer why it is not the caller's."""
+    def owned(
+        self, request: RequestId, token_digest: str, tenant: Tenant | None = None
+    ) -> Lease | Refusal:
+        """Return the lease, or why it is not the caller's: by its token, or by its tenant."""
         lease = self._turn.state.lease(request)
         if lease is None:
-            self._turn.respond(to, refusals.unknown_lease(request))
-        elif lease.token_digest != token_digest:
-            self._turn.respond(to, refusals.wrong_token(request))
-            return None
+            return refusals.unknown_lease(request)
+        if lease.token_digest != token_digest and lease.tenant != tenant:
+            return refusals.wrong_token(request)
         return lease
 
 

@@ -189,15 +189,19 @@ class WarmReuse:
 
     def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
         """End all that is kept for a tenant, in one cluster or everywhere; say which."""
-        flushed = [
+        flushed = self.kept_for(tenant, cluster)
+        for lease in flushed:
+            self._leases.end(lease, "flushed")
+        self._turn.respond(to, Information({"flushed": [lease.id for lease in flushed]}))
+
+    def kept_for(self, tenant: Tenant, cluster: ClusterId | None) -> list[Lease]:
+        """Return all that is kept for a tenant, in one cluster or everywhere."""
+        return [
             lease
             for lease in self._kept()
             if lease.tenant == tenant
             and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
         ]
-        for lease in flushed:
-            self._leases.end(lease, "flushed")
-        self._turn.respond(to, Information({"flushed": [lease.id for lease in flushed]}))
 
     def _lost(self, lease: Lease) -> bool:
         fleet = self._turn.state.fleet

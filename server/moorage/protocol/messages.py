@@ -148,10 +148,11 @@ class _Operation(
 
 
 class Release(_Operation, frozen=True, kw_only=True, tag="release"):
-    """End a lease."""
+    """End a lease. A page of the console may leave out the token of its tenant's leases."""
 
     lease: f.Identifier
-    token: f.Identifier
+    token: f.Identifier | None = None
+    dry_run: f.Flag = False
 
 
 class Renew(_Operation, frozen=True, kw_only=True, tag="renew"):
@@ -166,13 +167,15 @@ class Flush(_Operation, frozen=True, kw_only=True, tag="flush"):
     """End what is kept warm, in one cluster or everywhere."""
 
     cluster: f.OptionalName = ""
+    dry_run: f.Flag = False
 
 
 class _Place(_Operation, frozen=True, kw_only=True):
-    """A cluster, or a node of it."""
+    """A cluster, or a node of it. With `dry_run`, it is only said what would come of it."""
 
     cluster: f.Name
     node: f.OptionalName = ""
+    dry_run: f.Flag = False
 
 
 class Cordon(_Place, frozen=True, kw_only=True, tag="cordon"):
@@ -244,6 +247,7 @@ class Cancel(_Operation, frozen=True, kw_only=True, tag="cancel"):
     """Give up waiting."""
 
     request: f.Identifier
+    dry_run: f.Flag = False
 
 
 class _Listing(_Operation, frozen=True, kw_only=True):

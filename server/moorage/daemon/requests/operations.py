@@ -14,6 +14,7 @@ from moorage.core.effects import Address, Information, Response
 from moorage.core.events import (
     CancelAsked,
     CordonAsked,
+    DryRun,
     FlushAsked,
     Inquired,
     QuotaAsked,
@@ -91,7 +92,7 @@ class Operations:
         self._replies.expect(to, ReplyContext(message.id))
         match message:
             case wire.Release():
-                self._inbox.post(ReleaseAsked(to, RequestId(message.lease), digest(message.token)))
+                self._release(to, tenant, message)
             case wire.Renew():
                 ttl, longest = message.ttl_seconds, self._ttl_seconds_max
                 if ttl is not None and ttl > longest:
@@ -104,9 +105,7 @@ class Operations:
                     shown = digest(message.token)
                     self._inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl))
             case wire.Flush():
-                self._inbox.post(FlushAsked(to, tenant, ClusterId(message.cluster) or None))
-                about = {"what": "flush", "cluster": message.cluster}
-                _note(tenant, self._replies.remote(to), about)
+                self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
                 self._cordon(to, tenant, message)
             case wire.SetQuota() | wire.RemoveQuota():
@@ -114,7 +113,8 @@ class Operations:
             case wire.QuotaListing():
                 self._list(to, "quotas", tenant, message)
             case wire.Cancel():
-                self._inbox.post(CancelAsked(to, self._replies.named(to, message.request), tenant))
+                cancel = CancelAsked(to, self._replies.named(to, message.request), tenant)
+                self._post(cancel, dry_run=message.dry_run)
             case wire.Status():
                 self._inbox.post(Inquired(to, "status", tenant, message.subject))
             case wire.Why():
@@ -147,9 +147,40 @@ class Operations:
                 asked = CordonAsked(to, tenant, cluster, node, "cordon", reason)
             case wire.Uncordon():
                 asked = CordonAsked(to, tenant, cluster, node, "uncordon")
-        self._inbox.post(asked)
-        about = {"what": asked.mode, "cluster": cluster, "node": node}
-        _note(tenant, self._replies.remote(to), about)
+        self._post(asked, dry_run=message.dry_run)
+        if not message.dry_run:
+            about = {"what": asked.mode, "cluster": cluster, "node": node}
+            _note(tenant, self._replies.remote(to), about)
+
+    def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
+        asked = FlushAsked(to, tenant, ClusterId(message.cluster) or None)
+        self._post(asked, dry_run=message.dry_run)
+        if not message.dry_run:
+            about = {"what": "flush", "cluster": message.cluster}
+            _note(tenant, self._replies.remote(to), about)
+
+    def _release(self, to: Address, tenant: Tenant, message: wire.Release) -> None:
+        """End a lease by its token; a page has none, and acts for its tenant."""
+        lease = RequestId(message.lease)
+        if message.token:
+            asked = ReleaseAsked(to, lease, digest(message.token))
+        elif self._replies.is_page(to):
+            asked = ReleaseAsked(to, lease, "", tenant)
+            if not message.dry_run:
+                about = {"what": "release", "lease": lease}
+                _note(tenant, self._replies.remote(to), about)
+        else:
+            reason = "token: expected the `token` that came with the grant; this message has none."
+            missing = {"missing": ["token"]}
+            refusal = Refusal(Code.MISSING_FIELDS, reason, "token", "a string", missing)
+            self._replies.answer(to, refusal)
+            return
+        self._post(asked, dry_run=message.dry_run)
+
+    def _post(
+        self, asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked, *, dry_run: bool
+    ) -> None:
+        self._inbox.post(DryRun(asked.to, asked) if dry_run else asked)
 
     def _set_quota(
         self, to: Address, who: Tenant, message: wire.SetQuota | wire.RemoveQuota
