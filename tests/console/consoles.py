@@ -88,14 +88,14 @@ class Seeded:
         assert self.http.post("/clusters", json=document).status_code == 201
 
     @contextmanager
-    def waiter(self, gpus: int) -> Iterator[str]:
+    def waiter(self, gpus: int, nodes: int = 1) -> Iterator[str]:
         """A request that waits, from a client of its own."""
         message = {
             "adhoc": True,
             "id": "waits",
             "policy_rule_uri": POLICY,
             "inputs": {},
-            "resources": {"gpus": gpus},
+            "resources": {"gpus": gpus, "nodes": nodes},
             "lease": {"ttl_seconds": 3600, "wait_seconds": 3600},
         }
         with connect(self.running.ws) as socket:

@@ -32,7 +32,7 @@ const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
 export function Playground({ query }) {
 	const decision = query.get("decision") || "";
 	const policy = query.get("policy") || "";
-	const [code, setCode] = useState(() => kept() || START);
+	const [code, setCode] = useState(() => sessionStorage.getItem(KEPT) || START);
 	const [fleet, setFleet] = useState(decision ? "decision" : "live");
 	const [documents, setDocuments] = useState("");
 	const [requests, setRequests] = useState(REQUESTS);
@@ -51,12 +51,13 @@ export function Playground({ query }) {
 			const { adhoc, id, policy_rule_uri, ...request } = found.request;
 			setRequests(JSON.stringify([request], null, 1));
 			if (!policy && policy_rule_uri) http("GET", `/policy/${encodeURIComponent(policy_rule_uri)}`).then((each) => setCode(String(each.code)), () => {});
-		}, setError);
+		}, (failure) => {
+			setFleet("live"); // What is known of the fleet then is gone, or not kept.
+			setError(failure);
+		});
 	}, [decision]);
 	useEffect(() => {
-		try {
-			sessionStorage.setItem(KEPT, code);
-		} catch { /* It is a convenience. */ }
+		sessionStorage.setItem(KEPT, code);
 	}, [code]);
 
 	const input = () => ({
@@ -107,14 +108,6 @@ export function Playground({ query }) {
 			</div>
 		</div>
 	</div>`;
-}
-
-function kept() {
-	try {
-		return sessionStorage.getItem(KEPT) || "";
-	} catch {
-		return "";
-	}
 }
 
 /** @param {string} text @param {string} what */

@@ -30,7 +30,7 @@ function Waiter({ id, done }) {
 		status.again();
 		why.again();
 	}, 5000, [id]);
-	const it = status.value;
+	const it = status.error ? null : status.value;
 	const now = Date.now() / 1000;
 	return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
 		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
