@@ -23,7 +23,7 @@ export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 /** A "no" of the server. @param {{error: any}} props */
 export const Refused = ({ error }) =>
-	error ? html`<p class="alert" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.message}</p>` : null;
+	error ? html`<p class="alert" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.code === "unknown_op" ? "This server does not serve that yet." : error.message}</p>` : null;
 
 /** How fresh what is shown is; where it is stale, since when. */
 export function Freshness() {

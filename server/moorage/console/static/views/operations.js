@@ -46,7 +46,7 @@ export function Operations() {
 			<//>
 		<${Section} title="This page"><${Facts} pairs=${[["connection", link.value], ["connected", `${connection.value} times`], ["last heard", heardAt.value ? time(heardAt.value / 1000) : "never"], ["gaps in the map", String(gaps.value)], ["server", session.value?.version]]} /><//>
 		<${Section} title="Now">${all ? html`<${Facts} pairs=${[["leases", sum("leases")], ["waiting", sum("waiting")], ["sessions", sum("sessions")], ["undecided", sum("undecided")], ["backlog", sum("backlog")],
-			["drift", sum("drift")], ["policies that rest", sum("policies_circuit_open")], ["an answer takes", took === undefined ? "" : `${took.toFixed(1)} ms`]]} />` : html`<${Loading} what="the metrics" />`}<//>
+			["drift", sum("drift")], ["an answer takes", took === undefined ? "" : `${took.toFixed(1)} ms`]]} />` : html`<${Loading} what="the metrics" />`}<//>
 		<${Section} title="Recent events">${!events.length ? html`<${Empty}>Nothing has happened since this view was opened.<//>`
 			: html`<ol class="history">${events.map((each, at) => html`<li key=${events.length - at}><time>${time(each.at)}</time> <b>${each.topic}: ${each.name}</b> <code>${JSON.stringify(each.data).slice(0, 200)}</code></li>`)}</ol>`}<//>
 		<${Section} title="Metrics"><${Refused} error=${metrics.error} />

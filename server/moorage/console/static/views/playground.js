@@ -86,7 +86,7 @@ export function Playground({ query }) {
 	return html`<div class="playground" onKeyDown=${keys}>
 		<div>
 			<${Editor} code=${code} change=${setCode} lines=${result?.lines} />
-			<p class="buttons"><button type="button" class="primary" disabled=${!!busy} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs, Tab leaves the editor</span>
+			<p class="buttons"><button type="button" class="primary" disabled=${!!busy} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs</span>
 				<${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} /></p>
 		</div>
 		<div>

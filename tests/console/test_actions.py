@@ -1,0 +1,60 @@
+"""Actions: each shows what would happen, changes nothing before that is confirmed, then does it."""
+
+import re
+from typing import Any
+
+import pytest
+from consoles import Seeded, counted
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+
+def test_a_cordon_behind_its_dry_run(page: Any, served: Seeded) -> None:
+    page.goto(f"{served.console}/fleet/west/west-n0015")
+    node = page.get_by_role("region", name="west/west-n0015")
+    node.get_by_role("button", name="Cordon", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Cordon west/west-n0015")
+    dialog.get_by_text("The dry run as JSON").wait_for()
+    assert counted(page)["cordoned"] == 0
+    dialog.get_by_role("button", name="Cordon now").click()
+    node.get_by_role("button", name="Uncordon").wait_for()
+    page.wait_for_function(
+        "() => /cordoned 8\\b/.test(document.querySelector('.legend').innerText)"
+    )
+    node.get_by_role("button", name="Uncordon").click()
+    page.get_by_role("button", name="Uncordon now").click()
+    node.get_by_role("button", name="Cordon", exact=True).wait_for()
+
+
+def test_a_release(page: Any, served: Seeded) -> None:
+    lease = served.ask(2)["lease"]["id"]
+    page.goto(f"{served.console}/leases/{lease}")
+    panel = page.get_by_role("complementary", name=f"Lease {lease}")
+    panel.get_by_role("button", name="Release", exact=True).click()
+    dialog = page.get_by_role("dialog", name=f"Release lease {lease}")
+    dialog.get_by_text("The dry run as JSON").wait_for()
+    panel.get_by_text("● granted").wait_for()
+    dialog.get_by_role("button", name="Release now").click()
+    panel.get_by_text(re.compile("ended|ending")).first.wait_for()
+
+
+def test_a_waiter_is_seen_and_cancelled(page: Any, served: Seeded) -> None:
+    with served.waiter(8, nodes=38) as request:
+        page.goto(f"{served.console}/queue")
+        page.get_by_role("table", name="Queue").get_by_role("link", name=request).click()
+        panel = page.get_by_role("complementary", name=f"Request {request}")
+        panel.get_by_role("region", name="Why it waits").get_by_text("Binding").wait_for()
+        panel.get_by_role("button", name="Cancel", exact=True).click()
+        dialog = page.get_by_role("dialog", name=f"Cancel request {request}")
+        dialog.get_by_text("The dry run as JSON").wait_for()
+        dialog.get_by_role("button", name="Cancel now").click()
+        panel.get_by_text("It waits no longer.").wait_for()
+
+
+def test_a_flush(page: Any, served: Seeded) -> None:
+    page.goto(f"{served.console}/leases")
+    page.get_by_role("button", name="Flush warm leases").click()
+    dialog = page.get_by_role("dialog", name="Flush all that is kept warm")
+    dialog.get_by_text("The dry run as JSON").wait_for()
+    dialog.get_by_role("button", name="Flush warm leases now").click()
+    dialog.wait_for(state="hidden")
