@@ -5,6 +5,7 @@ They need the server's own sandbox and core, which a client does not import: see
 
 import json
 import re
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -17,11 +18,11 @@ from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
+from moorage_client.cli.testing import FINDINGS_SHOWN, tested
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
 """Of a profile."""
-FINDINGS_SHOWN: Final = 10
 SHARE_SHOWN: Final = 0.001
 """Lines that took less of the time than this are left out."""
 
@@ -78,8 +79,8 @@ def try_policy(
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
     """Try a policy in the same jail as on a server, without one; exit 6 if it is not sound."""
-    report = run(
-        "test",
+    report = tested(
+        path,
         {
             "policy": policy_document(path, parameters, settings),
             "requests": _documents(requests, "--requests"),
@@ -237,6 +238,7 @@ def backtest(
             "limit": limit,
             "plots": [str(path) for path in plot or []],
             "mode": sandbox.value,
+            "progress": sys.stderr.isatty(),
         },
     )
     if session.json:

@@ -18,6 +18,7 @@ from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import PolicyLogs, PolicyRow, ShownPolicyChange
+from moorage_client.cli.testing import test_first
 from moorage_client.errors import RequestRefused
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
@@ -55,8 +56,11 @@ def push(
         Path | None, typer.Option(help="JSON file of examples that it must pass first")
     ] = None,
     description: Annotated[str, typer.Option(help="What it does, in a sentence")] = "",
+    test: Annotated[
+        bool, typer.Option("--test/--no-test", help="Try it here first; not one that ships")
+    ] = True,
 ) -> None:
-    """Register a policy and print its URI."""
+    """Try a policy as `policy test` does, register it, and print its URI."""
     document = document_of(path)
     name, version, tag = _identity(path, document, uri, name, version, tag)
     document |= {
@@ -74,6 +78,8 @@ def push(
     if examples is not None:
         metadata = document.get("metadata") or {}
         document["metadata"] = {**metadata, "examples": _json(examples)}
+    if test and path.exists() and isinstance(document.get("code"), str):
+        test_first(path, document)
     with session.services() as services:
         registered = services.publish_policy(document)
         warnings = services.warnings

@@ -19,6 +19,7 @@ from moorage_client.cli import (
     publishing,
     quotas,
     running,
+    skeleton,
 )
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
@@ -85,7 +86,7 @@ def _shared(
     context.obj = CommandSession(url, http_url, token, json, timeout, output)
 
 
-policy = typer.Typer(help="Register policies and look at them.", no_args_is_help=True)
+policy = typer.Typer(help="Write policies, register them, and look at them.", no_args_is_help=True)
 app.add_typer(policy, name="policy")
 machines = typer.Typer(
     cls=fleet.FleetGroup,
@@ -119,6 +120,7 @@ command(machines, "cordon")(fleet.cordon)
 command(machines, "drain")(fleet.drain)
 command(machines, "uncordon")(fleet.uncordon)
 command(machines, "delete")(fleet.delete)
+command(policy, "new")(skeleton.new)
 command(policy, "push")(policies.push)
 command(policy, "list")(policies.list_policies)
 command(policy, "show")(policies.show)

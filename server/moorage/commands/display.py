@@ -172,11 +172,12 @@ def bench(
             **dict.fromkeys(WITH_TRACE, traces),
             "placement": {**traces, **table, "progress": tell},
             "churn": {**traces, "job": ChurnJob(**churning), "progress": tell},
-            "waiting": {"pods": pods, "progress": tell, **_waiting(churning)},
+            "waiting": {"pods": pods, "progress": tell},
             "kubernetes": {"nodes": nodes},
             "kills": {**killing, "progress": tell},
         }
-        report[name] = known[name](**given.get(name, {}))
+        more = _waiting(churning) if name == "waiting" else {}
+        report[name] = known[name](**given.get(name, {}), **more)
     if as_json:
         _print_json(report)
         return

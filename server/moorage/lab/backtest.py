@@ -19,6 +19,7 @@ from moorage.daemon.requests.answers import refusal_of
 from moorage.lab import plots, timeline, trace
 from moorage.lab.churn import Churn, Stays, by_size, size_of
 from moorage.lab.errors import CommandError
+from moorage.lab.progress import Progress
 from moorage.lab.rehearsal import Decision, Document, Rehearsal
 from moorage.lab.typical import typical_of
 from moorage.model import Ask, Demand, Placement
@@ -51,6 +52,7 @@ class BacktestJob:
         wait_seconds: How long requests of a trace may wait.
         plots: Files to draw to, `.png` or `.svg`.
         mode: As `moored serve --sandbox`.
+        progress: Say on stderr how far it is.
 
     """
 
@@ -67,6 +69,7 @@ class BacktestJob:
     wait_seconds: float = 0.0
     plots: list[str] = field(default_factory=list[str])
     mode: Mode = "jail"
+    progress: bool = False
 
 
 @dataclass(slots=True)
@@ -182,7 +185,9 @@ async def _play(
         typical = trace.typical_classes(line.pods)
         every = max(len(line.asks) // SAMPLES, 1)
         demanded = 0
+        shown = Progress(job.progress, f"replaying {record.ref.uri}", len(line.asks))
         for number, (at, ask) in enumerate(line.asks):
+            shown.step()
             while change is not None and change[0] <= at:
                 await rehearsal.pass_to(change[0])
                 await rehearsal.step(change[1])
@@ -193,6 +198,7 @@ async def _play(
             if at >= line.measured_from and (number % every == 0 or number == len(line.asks) - 1):
                 fleet = rehearsal.allocator.state.fleet
                 run.samples.append(_sample(fleet, typical, at, demanded))
+        shown.end()
         await _let_wait(rehearsal)
     _sum_up(run, [each for each in decisions if each[0] >= line.measured_from])
     return run, {str(decision.ask.id): _outcome(decision.answer) for _, decision in decisions}

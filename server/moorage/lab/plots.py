@@ -15,6 +15,9 @@ from moorage.lab.errors import CommandError
 
 KINDS: Final = (".png", ".svg")
 SECONDS_PER_DAY: Final = 86_400.0
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+"""Told apart by those who see few colours, too: Okabe and Ito, "Color Universal Design", 2008."""
+DASHES: Final = ("-", "--", "-.", ":")
 _METADATA: Final[Mapping[str, dict[str, Any]]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -66,15 +69,30 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]]) -> Non
         return
     figure, (above, below) = panels(share_x=True)
     timed = any(sample.at_seconds for samples in runs.values() for sample in samples)
-    for name, samples in runs.items():
+    for number, (name, samples) in enumerate(runs.items()):
         across = [s.at_seconds / SECONDS_PER_DAY if timed else s.demanded_percent for s in samples]
-        above.plot(across, [s.allocation_percent for s in samples], label=name, linewidth=1.2)
-        below.plot(across, [s.fragmentation_percent for s in samples], label=name, linewidth=1.2)
+        style = {
+            "color": COLOURS[number % len(COLOURS)],
+            "linestyle": DASHES[number % len(DASHES)],
+            "linewidth": 1.4,
+        }
+        for axes, values in (
+            (above, [s.allocation_percent for s in samples]),
+            (below, [s.fragmentation_percent for s in samples]),
+        ):
+            axes.plot(across, values, label=name, **style)
+            if values:
+                axes.annotate(
+                    f"{name} {values[-1]:.1f}", (across[-1], values[-1]), (4, 0),
+                    textcoords="offset points", va="center", fontsize="small", color=style["color"],
+                )  # fmt: skip
+    figure.suptitle(f"{' and '.join(runs) if len(runs) < 3 else f'{len(runs)} policies'}, backtest")  # noqa: PLR2004  # Few fit.
     above.set_ylabel("GPU held, % of the fleet")
     below.set_ylabel("GPU free but of no use\nto typical requests, %")
     below.set_xlabel("days" if timed else "GPU demand that had arrived, % of the fleet")
     for axes in (above, below):
         axes.set_ylim(bottom=0)
+        axes.margins(x=0.16)  # Room for the names at the ends.
     above.legend(loc="lower right", fontsize="small")
     save(figure, paths)
 

@@ -17,12 +17,14 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from moorage.catalog.documents.examples import read_examples
 from moorage.catalog.values import PolicyRecord
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.facts import Refusal
 from moorage.daemon.requests.finder import code_of
 from moorage.lab import examples
 from moorage.lab.errors import CommandError
+from moorage.lab.progress import Progress
 from moorage.lab.rehearsal import Document, Rehearsal
 from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
@@ -44,6 +46,10 @@ TIMEOUTS_MAX: Final = 3
 """After so many no further request is asked: the policy has shown what it does."""
 VALUE_CHARACTERS_MAX: Final = 300
 """Of a returned value in a finding."""
+PRINTS_SHOWN: Final = 5
+"""Requests of which a report shows what was printed at them."""
+PRINT_CHARACTERS_MAX: Final = 600
+"""Of what was printed at one of them."""
 HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 """Of the hashes of texts, and so of the order of sets: a choice between two of a set comes out
 alike under all of them once in 128 policies, under two of them every other time."""
@@ -62,6 +68,15 @@ _AT_FAULT: Final = frozenset(
         Code.POLICY_UNSOUND,
     }
 )
+_ELSEWHERE: Final = frozenset(
+    {
+        Code.POLICY_DECLINED.value,
+        Code.POLICY_UNSOUND.value,
+        Code.NEVER_FITS.value,
+        Code.NO_CAPACITY.value,
+    }
+)
+"""What becomes of all requests where a policy names places that the built-in site does not have."""
 _PROFILER: Final = "line_profile.py"
 _SUBJECT: Final = "rule_under_test.py"
 
@@ -78,6 +93,8 @@ class PolicyTestJob:
         seed: From which the seed of every request comes.
         profile: Time its lines even if it is quick.
         mode: As `moored serve --sandbox`.
+        examples_suffice: A policy that brings examples is tried on those alone.
+        progress: Say on stderr what is being done.
 
     """
 
@@ -87,17 +104,32 @@ class PolicyTestJob:
     seed: int = 1
     profile: bool = False
     mode: Mode = "jail"
+    examples_suffice: bool = False
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of one request."""
+    """What became of one request.
+
+    Args:
+        request: As it was asked.
+        outcome: `granted`, `advice`, `answered`, `waiting`, `not asked`, or a code.
+        detail: Where it goes, or why not.
+        values: What the policy returned.
+        seconds: How long it took.
+        traceback: The policy's calls that led to its exception.
+        printed: What it printed meanwhile.
+
+    """
 
     request: Document
     outcome: str
     detail: str
     values: tuple[Any, ...]
     seconds: float
+    traceback: tuple[str, ...] = ()
+    printed: str = ""
 
 
 @dataclass(slots=True)
@@ -111,7 +143,8 @@ class PolicyTestReport:
         outcomes: Requests, counted by what became of them.
         p50_seconds, max_seconds: Of the evaluations, with the way to the cell and back.
         profile: What the lines took, where that was asked or the policy is slow.
-        printed: What the policy printed and logged lately.
+        printed: What the policy printed and logged, by request, those that failed first.
+        untried: All that was found is that these requests are not what it is for.
         hash_seeds: The hash seeds under which it was asked.
 
     """
@@ -126,11 +159,12 @@ class PolicyTestReport:
     max_seconds: float = 0.0
     profile: Any = None
     printed: str = ""
+    untried: bool = False
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
     def find(self, finding: str) -> None:
         """Note what is wrong."""
-        self.passed = False
+        self.passed = self.untried = False
         self.findings.append(finding)
 
 
@@ -154,10 +188,12 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
             return report
         report.uri = record.ref.uri
         report.notes += rehearsal.warnings
+        if job.examples_suffice and read_examples(record.document, record.files):
+            return report  # The upload ran them.
         began = time.monotonic()
         report.requests = await _play(rehearsal, record, job, wanted)
         seconds = time.monotonic() - began
-        report.printed = rehearsal.output(record.ref.uri, TENANT)
+        report.printed = _printed(report.requests)
     stuck = any(tried.outcome == Code.POLICY_TIMEOUT for tried in report.requests)
     if stuck:
         _verdict(report, report.requests, builtin=not job.requests)
@@ -256,10 +292,16 @@ async def _play(
     if timeouts_max > 1:
         await rehearsal.ask(ask_of(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
     tried: list[Tried] = []
+    shown = Progress(job.progress, f"asking {record.ref.uri}", len(wanted))
+    rehearsal.output(record.ref.uri, TENANT)
     for number, request in enumerate(wanted):
-        tried.append(await _one(rehearsal, record, number, request, job.seed))
+        one = await _one(rehearsal, record, number, request, job.seed)
+        tried.append(replace(one, printed=rehearsal.output(record.ref.uri, TENANT)))
+        hung = one.outcome == Code.POLICY_TIMEOUT
+        shown.step(f"request {number} hung: {one.detail}" if hung else "")
         if sum(each.outcome == Code.POLICY_TIMEOUT for each in tried) >= timeouts_max:
             break
+    shown.end()
     return tried
 
 
@@ -272,14 +314,40 @@ async def _one(
         except PolicyFault as fault:
             code = fault.refusal.code
             outcome = "not asked" if code is Code.BAD_MESSAGE else code.value
-            return Tried(request, outcome, fault.refusal.reason, (), 0.0)
+            calls = _calls(fault.refusal)
+            return Tried(request, outcome, fault.refusal.reason, (), 0.0, calls)
         return Tried(request, "answered", "", (value,), 0.0)
     try:
         decision = await rehearsal.ask(ask_of(record, request, number, seed))
     except ServiceError as error:
         return Tried(request, "not asked", error.reason, (), 0.0)
     outcome, detail = _outcome(decision.answer)
-    return Tried(request, outcome, detail, decision.values, decision.seconds)
+    calls = _calls(decision.answer) if isinstance(decision.answer, Refusal) else ()
+    return Tried(request, outcome, detail, decision.values, decision.seconds, calls)
+
+
+def _calls(refusal: Refusal) -> tuple[str, ...]:
+    return tuple(refusal.details.get("traceback", ()))
+
+
+def _printed(tried: Sequence[Tried]) -> str:
+    """Return what was printed, by request: those that failed first, and of many the first ones."""
+    said = [(number, each) for number, each in enumerate(tried) if each.printed]
+    said.sort(key=lambda pair: (pair[1].outcome not in _AT_FAULT, pair[0]))
+    parts = [
+        f"request {number} ({each.outcome}):\n{_cut(each.printed)}"
+        for number, each in said[:PRINTS_SHOWN]
+    ]
+    if len(said) > PRINTS_SHOWN:
+        parts.append(f"… and at {len(said) - PRINTS_SHOWN} more requests (--json has all)")
+    return "\n".join(parts)
+
+
+def _cut(text: str) -> str:
+    text = text.rstrip("\n")
+    if len(text) > PRINT_CHARACTERS_MAX:
+        text = f"{text[:PRINT_CHARACTERS_MAX]}…"
+    return "\n".join(f"  {line}" for line in text.splitlines())
 
 
 def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
@@ -362,7 +430,8 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         if fault := _fault(tried):
             faults.setdefault(fault, []).append(number)
     for fault, numbers in faults.items():
-        report.find(f"request {numbers[0]}: {fault}{_likewise(numbers)}")
+        calls = "".join(f"\n  {call}" for call in report.requests[numbers[0]].traceback)
+        report.find(f"request {numbers[0]}: {fault}{_likewise(numbers)}{calls}")
     differing = _differing(report, again)
     if differing:
         number, first, second = differing[0]
@@ -373,12 +442,15 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
             'Draw from input_data["seed"] alone, and sort what comes out of a set'
         )
     asked = [tried for tried in report.requests if tried.outcome != "not asked"]
+    sound = report.passed
     if not asked:
         report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
     elif len(asked) < len(report.requests):
         left = len(report.requests) - len(asked)
         report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
     _look_at_declined(report, asked, builtin=builtin)
+    elsewhere = bool(asked) and {tried.outcome for tried in asked} <= _ELSEWHERE
+    report.untried = not report.passed and (sound or (elsewhere and builtin))
     taken = [tried.seconds for tried in asked if tried.seconds]
     if taken:
         report.p50_seconds, report.max_seconds = statistics.median(taken), max(taken)

@@ -206,8 +206,8 @@ class Rehearsal:
         return await self._sandbox.manage(self._codes[uri], tenant, action, None)
 
     def output(self, uri: str, tenant: Tenant) -> str:
-        """Return what a policy printed and logged lately."""
-        return "".join(self._sandbox.output(self._codes[uri].ref, tenant).values())
+        """Return what a policy printed and logged at its requests since this was called last."""
+        return self._sandbox.take_output(self._codes[uri].ref, tenant)
 
     async def step(self, event: Event) -> None:
         """Step the core, and answer its consultations until it has no more."""

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, FrameType, ModuleType
-from typing import Final
+from typing import Final, TypeGuard
 
 from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 from moorage.sandbox.cell.missing import WHY, InertLoader
@@ -189,9 +189,13 @@ def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool
             inside = set(node.body)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             guarded = False  # It runs later.
-        pending += [
-            (each, guarded or each in inside) for each in reversed([*ast.iter_child_nodes(node)])
-        ]
+        children = node.orelse if _is_for_editors(node) else ast.iter_child_nodes(node)
+        pending += [(each, guarded or each in inside) for each in reversed([*children])]
+
+
+def _is_for_editors(node: ast.AST) -> TypeGuard[ast.If]:
+    """Return whether what is below an `if` is there for type checkers, and never run."""
+    return isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING"
 
 
 def _names(node: ast.Import | ast.ImportFrom) -> Iterable[str]:

@@ -5,6 +5,7 @@ Sources live in memory; a policy imports what `preload` lists through `sys.modul
 through `imports`. What only a caller can supply does not keep a policy from being registered.
 """
 
+import builtins
 import contextlib
 import importlib
 import inspect
@@ -15,6 +16,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from copy import deepcopy
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Final
 
@@ -24,7 +26,12 @@ from moorage.sandbox.cell.imports import ROOT, PolicyImports
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
 from moorage.sandbox.wire.frames import Fault
-from moorage.sandbox.wire.limits import FINDINGS_MAX, INSTANCES_MAX, MESSAGE_CHARACTERS_MAX
+from moorage.sandbox.wire.limits import (
+    CALLS_SHOWN_MAX,
+    FINDINGS_MAX,
+    INSTANCES_MAX,
+    MESSAGE_CHARACTERS_MAX,
+)
 
 ENTRY: Final = "function.py"
 CLASS: Final = "AIOSv1PolicyRule"
@@ -43,6 +50,9 @@ _SUSPENDING: Final = (
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
+_NAME_LOOKED_UP_MAX: Final = 100
+_NEARLY: Final = 0.7
+"""Likeness from which on a name is taken for a misspelt one."""
 _NO_VALUE: Final = object()
 _NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
@@ -372,7 +382,7 @@ def name_of(value: object) -> str:
 def describe(error: BaseException) -> tuple[str, str, int]:
     """Return an exception's message, and file and line within the policy where it was raised."""
     try:
-        message = str.__str__(str(error))[:MESSAGE_CHARACTERS_MAX]
+        message = (str.__str__(str(error)) + _nearest(error))[:MESSAGE_CHARACTERS_MAX]
         message = message.encode("utf-8", "replace").decode()
     except BaseException:  # noqa: BLE001  # __str__ of the policy may raise anything.
         message = "(its message could not be read)"
@@ -386,3 +396,37 @@ def describe(error: BaseException) -> tuple[str, str, int]:
         return message, str(file).removeprefix(ROOT)[:200], int(line)
     except BaseException:  # noqa: BLE001  # No frame of the policy, or one that was tampered with.
         return message, "", 0
+
+
+def calls_of(error: BaseException) -> tuple[str, ...]:
+    """Return the policy's calls that led to an exception, outermost first, as Python shows them."""
+    try:
+        frames = [
+            (frame.f_code, line)
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if frame.f_code.co_filename.startswith(ROOT)
+        ]
+        shown = []
+        for code, line in frames[-CALLS_SHOWN_MAX:]:
+            file = str(code.co_filename).removeprefix(ROOT)[:200]
+            text = f"{file}, line {line}, in {code.co_name[:100]}: {_line_of(file, line).strip()}"
+            shown.append(text.encode("utf-8", "replace").decode())
+        return tuple(shown)
+    except BaseException:  # noqa: BLE001  # As above.
+        return ()
+
+
+def _nearest(error: BaseException) -> str:
+    """Return what Python's own traceback would suggest for a misspelt name; "" for nothing."""
+    if not isinstance(error, AttributeError | NameError) or isinstance(error, UnboundLocalError):
+        return ""
+    name = error.name
+    if not isinstance(name, str) or len(name) > _NAME_LOOKED_UP_MAX or "Did you mean" in str(error):
+        return ""
+    if isinstance(error, AttributeError):
+        known = dir(error.obj)
+    else:
+        frame = [each for each, _ in traceback.walk_tb(error.__traceback__)][-1]
+        known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
+    near = get_close_matches(name, [each for each in known if type(each) is str], 1, _NEARLY)
+    return f". Did you mean: {near[0]!r}?" if near else ""

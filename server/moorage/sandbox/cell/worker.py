@@ -30,7 +30,7 @@ from moorage.sandbox.cell.clients import (
 from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData
 from moorage.sandbox.cell.document_cache import DocumentCache
 from moorage.sandbox.cell.plain import NotPlainError, plain_and_packed, to_plain
-from moorage.sandbox.cell.policy import Policy, describe, name_of
+from moorage.sandbox.cell.policy import Policy, calls_of, describe, name_of
 from moorage.sandbox.cell.replica import Replica
 from moorage.sandbox.cell.syscalls import CHANNEL_FD
 from moorage.sandbox.wire import frames, limits
@@ -392,9 +392,8 @@ class Worker:
             return frames.Failed(self._nonce, error.kind, "", text, "", 0, self._output.take())
         kind: frames.FailureKind = "memory" if isinstance(error, MemoryError) else "error"
         message, file, line = describe(error)
-        return frames.Failed(
-            self._nonce, kind, name_of(error), message, file, line, self._output.take()
-        )
+        said = (name_of(error), message, file, line, self._output.take(), calls_of(error))
+        return frames.Failed(self._nonce, kind, *said)
 
 
 def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:

@@ -447,6 +447,10 @@ class Sandbox:
         }
         return {each: text for each, text in printed.items() if text}
 
+    def take_output(self, ref: PolicyRef, tenant: Tenant) -> str:
+        """Return what `output` does at a tenant's requests, and forget it."""
+        return self._output.pop((ref.uri, ref.digest, tenant), "")
+
     def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
         """Return the rest of a policy version at a tenant's requests, if it rests."""
         return self._pool.circuits.current(ref, tenant, time.monotonic())

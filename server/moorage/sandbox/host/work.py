@@ -17,6 +17,8 @@ from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
 from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
+    CALL_CHARACTERS_MAX,
+    CALLS_SHOWN_MAX,
     CONTEXT_BYTES_MAX,
     MESSAGE_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
@@ -192,6 +194,9 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
         details["exception"] = exception
     if file:
         details |= {"file": file, "line": frame.line}
+    if len(frame.traceback) > 1:  # A single call is what file and line say.
+        shown = frame.traceback[-CALLS_SHOWN_MAX:]
+        details["traceback"] = [each[:CALL_CHARACTERS_MAX] for each in shown]
     where = f" ({file}, line {frame.line})" if file else ""
     if frame.kind == "output":
         reason = f"the policy's answer cannot be sent: {message}"

@@ -187,7 +187,7 @@ FailureKind = Literal["error", "memory", "output", "context", "unsupported"]
 
 
 class Failed(_Frame, tag=21):
-    """The policy did not return a usable value."""
+    """The policy did not return a usable value; `traceback` has a line for each of its calls."""
 
     nonce: int
     kind: FailureKind
@@ -196,6 +196,7 @@ class Failed(_Frame, tag=21):
     file: str
     line: int
     output: str
+    traceback: tuple[str, ...] = ()
 
 
 class Call(_Frame, tag=22):

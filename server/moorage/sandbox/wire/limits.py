@@ -33,6 +33,10 @@ MESSAGE_CHARACTERS_MAX: Final = 900
 """Text of a policy or its cell in a refusal; the list of importable modules fits."""
 NAME_CHARACTERS_MAX: Final = 100
 """Name of an exception or a file of a policy in a refusal."""
+CALLS_SHOWN_MAX: Final = 8
+"""Innermost calls of a policy that a refusal names."""
+CALL_CHARACTERS_MAX: Final = 300
+"""Of one such call, with its line of source."""
 INSTANCES_MAX: Final = 8
 """Warm instances of a policy per cell, one per combination of overrides; LRU."""
 OUTSTANDING_MAX: Final = 4096

@@ -1,0 +1,98 @@
+"""What a policy is given and returns, as types for editors and type checkers.
+
+Import them below `if TYPE_CHECKING:`, as `moorage policy new` writes it: a policy needs none of
+them where it runs. Fields are those of the contract; see "Write a policy" in the documentation.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+from moorage.policy import FleetView
+
+
+class PolicyResources(TypedDict):
+    """What a request asks for, every field filled in.
+
+    Attributes:
+        gpus: GPUs on each node.
+        gpu_milli: Thousandths of each GPU; 1000 is a whole one.
+        models: Accepted models; empty: any.
+        gpu_memory_mib: Memory that each GPU has at least, in MiB.
+        cpu_milli: Thousandths of CPU cores on each node.
+        memory_mib: Memory on each node, in MiB.
+        nodes: Nodes; more than one is a gang.
+        topology: `nvlink`, `numa`, `rack`, or empty.
+
+    """
+
+    gpus: int
+    gpu_milli: int
+    models: tuple[str, ...]
+    gpu_memory_mib: int
+    cpu_milli: int
+    memory_mib: int
+    nodes: int
+    topology: str
+
+
+class PolicyCapacity(TypedDict):
+    """What is free on a node: GPUs in thousandths by their ids."""
+
+    cpu_milli: int
+    memory_mib: int
+    gpus: dict[str, int]
+
+
+class PolicyCluster(TypedDict):
+    """A cluster.
+
+    Attributes:
+        data: Its document, as it was registered.
+        cluster_metrics: Its latest metrics; None where there are none.
+        capacity: What is free now, by node id; reached by its key alone.
+
+    """
+
+    data: dict[str, Any]
+    cluster_metrics: dict[str, Any] | None
+    capacity: NotRequired[dict[str, PolicyCapacity]]
+
+
+class PolicyInput(TypedDict):
+    """What `eval` gets as `input_data`.
+
+    Attributes:
+        cluster_data: By cluster id.
+        inputs: The request's `inputs`.
+        resources: What it asks for; None where it does not say.
+        fleet: All nodes in numpy columns.
+        seed: For every choice made at random.
+
+    """
+
+    cluster_data: Mapping[str, PolicyCluster]
+    inputs: dict[str, Any]
+    resources: PolicyResources | None
+    fleet: FleetView
+    seed: int
+
+
+class Proposal(TypedDict):
+    """Where a request goes; `gpus` are ids of the node's devices."""
+
+    cluster_id: str
+    node_id: str
+    gpus: list[str]
+    gpu_milli: NotRequired[int]
+    cpu_milli: NotRequired[int]
+    memory_mib: NotRequired[int]
+
+
+class Declined(TypedDict):
+    """Why a request goes nowhere now."""
+
+    declined: str
+
+
+Answer = Proposal | Declined | dict[str, Any] | list[Proposal] | list[dict[str, Any]]
+"""What `eval` returns: a place, a place for each node of a gang, a no, or any other JSON value."""

@@ -1,0 +1,42 @@
+"""How far a test or a backtest has come, on stderr."""
+
+import sys
+import time
+from typing import Final
+
+PAUSE_SECONDS: Final = 0.1
+"""Between two states at least: drawing must not take the time that is measured."""
+
+
+class Progress:
+    """One line on a terminal, drawn again and again.
+
+    Args:
+        wanted: Nothing is drawn otherwise.
+        what: What is being done.
+        total: Steps that it takes.
+
+    """
+
+    def __init__(self, wanted: bool, what: str, total: int) -> None:
+        self._wanted, self._what, self._total = wanted, what, total
+        self._done, self._drawn_at = 0, 0.0
+
+    def step(self, news: str = "") -> None:
+        """Note one step more; what is worth a line of its own stays above."""
+        self._done += 1
+        if not self._wanted:
+            return
+        now = time.monotonic()
+        if news:
+            sys.stderr.write(f"\r\x1b[K{news}\n")
+        if news or now - self._drawn_at >= PAUSE_SECONDS:
+            self._drawn_at = now
+            sys.stderr.write(f"\r\x1b[K{self._what}: {self._done} of {self._total}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Wipe the line."""
+        if self._wanted:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,141 @@
+"""From an idea to a live policy, as its author goes: new, test, push, shadow, activate."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import ask_message, policy, until
+
+from moorage_client.cli import skeleton
+
+pytestmark = pytest.mark.heavy
+
+BIN = Path(sys.executable).parent
+TYPO = """
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        pass
+
+    def eval(self, parameters, input_data, context):
+        print("asked", input_data["seed"] % 100)
+        return self.pick(input_data["fleet"])
+
+    def pick(self, fleet):
+        return fleet.feasable()
+"""
+
+
+def moorage(server, *arguments, code=0, folder=None):
+    urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
+    return_code = subprocess.run(
+        [BIN / "moorage", *arguments],
+        env={**os.environ, **urls, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert return_code.returncode == code, return_code.stderr
+    return return_code
+
+
+def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
+    made = moorage(server, "policy", "new", "mine", folder=tmp_path)
+    assert "Try it: moorage policy test mine" in made.stdout
+    assert "passed" in moorage(server, "policy", "test", "mine", folder=tmp_path).stdout
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "mine"]
+    path = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    subprocess.run(tests, cwd=tmp_path, env=path, check=True, capture_output=True, timeout=120)
+    pushed = moorage(server, "policy", "push", "mine", "--uri", "mine:1-stable", folder=tmp_path)
+    assert pushed.stdout == "mine:1-stable\n"
+    assert "not available" not in pushed.stderr  # The types are for the editor alone.
+    moorage(server, "policy", "activate", "mine:1-stable")
+    answer = moorage(server, "ask", "mine", "--gpus", "1")
+    assert json.loads(answer.stdout)["gpus"] == ["0"]
+
+
+def test_its_code_is_typed(tmp_path):
+    code = skeleton._FUNCTION.replace("{name}", "mine")  # As `new` writes it.
+    (tmp_path / "function.py").write_text(code)
+    checked = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--cache-dir",
+        str(tmp_path),
+        "function.py",
+    ]
+    done = subprocess.run(checked, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_folder_that_exists_is_left_alone(server, tmp_path):
+    (tmp_path / "mine").mkdir()
+    said = moorage(server, "policy", "new", "mine", code=2, folder=tmp_path).stderr
+    assert "mine exists" in said
+    moorage(server, "policy", "new", "../mine", code=2, folder=tmp_path)
+
+
+def test_an_error_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path):
+    (tmp_path / "typo.py").write_text(TYPO)
+    tried = moorage(server, "policy", "test", "typo.py", code=6, folder=tmp_path)
+    first, *calls = tried.stdout.splitlines()[:3]
+    assert "no attribute 'feasable'. Did you mean: 'feasible'? (typo.py, line 11)" in first
+    assert calls == [
+        '  typo.py, line 8, in eval: return self.pick(input_data["fleet"])',
+        "  typo.py, line 11, in pick: return fleet.feasable()",
+    ]
+    assert "request 0 (policy_error):\n  asked 97\nrequest 1 " in tried.stderr
+    assert "more requests" in tried.stderr
+
+
+def test_push_tests_first_unless_told_not_to(server, tmp_path):
+    (tmp_path / "typo.py").write_text(TYPO)
+    push = ("policy", "push", "typo.py", "--uri", "typo:1-x")
+    assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    assert server.http.get("/policy/typo:1-x").status_code == 404
+    assert moorage(server, *push, "--no-test", folder=tmp_path).stdout == "typo:1-x\n"
+    refused = server.ask("typo:1-x", resources={"gpus": 1})["error"]
+    assert refused["traceback"] == [
+        'function.py, line 8, in eval: return self.pick(input_data["fleet"])',
+        "function.py, line 11, in pick: return fleet.feasable()",
+    ]
+
+
+def test_examples_say_what_a_policy_is_for(server, tmp_path):
+    """What ranks fails at requests; its own examples decide."""
+    text = policy("return [each['id'] for each in input_data]", "ranks:1-x")["code"]
+    (tmp_path / "ranks.py").write_text(text)
+    examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]
+    (tmp_path / "examples.json").write_text(json.dumps(examples))
+    push = ("policy", "push", "ranks.py", "--uri", "ranks:1-x")
+    assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    moorage(server, *push, "--examples", "examples.json", folder=tmp_path)
+
+
+def test_a_policy_that_hangs_is_told_with_its_line(server, tmp_path):
+    hangs = policy("while True:\n    pass", "hangs:1-x")["code"]
+    (tmp_path / "hangs.py").write_text(hangs)
+    said = moorage(server, "policy", "test", "hangs.py", code=6, folder=tmp_path).stdout
+    assert "did not answer within 1 s and was stopped (hangs.py, line " in said
+
+
+def test_what_fails_as_a_shadow_is_not_activated(server):
+    good = policy("return {'cluster_id': 'east', 'node_id': 'east-0'}", "shadowed:1-x")
+    bad = policy("return missing", "shadowed:2-x")
+    server.publish(good, bad)
+    moorage(server, "policy", "activate", "shadowed:1-x")
+    moorage(server, "policy", "shadow", "shadowed", "shadowed:2-x")
+    server.say(*[ask_message("shadowed", resources={"gpus": 1}) for _ in range(3)])
+    report = ("policy", "shadow", "shadowed", "--report", "--json")
+    until(lambda: json.loads(moorage(server, *report).stdout)["candidate"]["refused"])
+    refused = moorage(server, "policy", "activate", "shadowed:2-x", code=1).stderr
+    assert "shadowed:2-x fails as the shadow of shadowed:stable" in refused
+    assert "policy_error" in refused
+    moorage(server, "policy", "activate", "shadowed:2-x", "--force")
+    moorage(server, "policy", "rollback", "shadowed")
