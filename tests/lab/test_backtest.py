@@ -1,6 +1,7 @@
 """Backtests: production's own decisions, the same bytes every time, and a ledger's history."""
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -56,6 +57,10 @@ async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
         told.append((outcome, *(file.read_bytes() for file in files)))
     assert told[0] == told[1]
     assert told[0][1].startswith(b"<?xml")
+    assert b"requests from pods.csv" in told[0][1], "it has a title"
+    ends = re.findall(rb"(random|best_fit):1.0-stable  [\d.]+ %", told[0][1])
+    assert sorted(ends) == [b"best_fit"] * 2 + [b"random"] * 2, "each end of a line has its name"
+    assert {b"#0072b2", b"#d55e00"} <= set(re.findall(rb"stroke: (#\w+)", told[0][1]))
     assert told[0][2].startswith(b"\x89PNG")
     outcome = json.loads(told[0][0])
     first, second = outcome["rules"]

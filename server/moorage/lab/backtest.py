@@ -138,7 +138,9 @@ async def backtest(job: BacktestJob) -> dict[str, Any]:
         run.name += f" #{twins + 1}" if twins else ""
         runs.append(run)
         decided.append(outcomes)
-    plots.draw(paths, {run.name: run.samples for run in runs})
+    source = Path(job.pods).name if job.pods else f"the history of {job.ledger}"
+    title = f"Backtest of {len(line.asks)} requests from {source}"
+    plots.draw(paths, {run.name: run.samples for run in runs}, title)
     return {
         "source": line.source,
         "notes": list(line.notes),

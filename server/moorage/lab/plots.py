@@ -15,9 +15,12 @@ from moorage.lab.errors import CommandError
 
 KINDS: Final = (".png", ".svg")
 SECONDS_PER_DAY: Final = 86_400.0
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Told apart by those who see few colours, too: Okabe and Ito, "Color Universal Design", 2008."""
-DASHES: Final = ("-", "--", "-.", ":")
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+"""Also apart for those who see few colours (Okabe and Ito)."""
+DASHES: Final = ("-", "--", ":", "-.")
+"""Of the lines; the next one where the colours begin again."""
+LABEL_GAP: Final = 0.05
+"""Between the labels of two lines at least, as a share of the panel's height."""
 _METADATA: Final[Mapping[str, dict[str, Any]]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -57,12 +60,13 @@ def check(paths: Sequence[Path]) -> None:
         raise CommandError("plots need matplotlib: pip install 'moorage[plots]'")
 
 
-def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]]) -> None:
+def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title: str) -> None:
     """Draw to each of the files.
 
     Args:
         paths: `check` has seen them.
         runs: Samples by policy.
+        title: What was replayed.
 
     """
     if not paths:
@@ -71,30 +75,49 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]]) -> Non
     timed = any(sample.at_seconds for samples in runs.values() for sample in samples)
     for number, (name, samples) in enumerate(runs.items()):
         across = [s.at_seconds / SECONDS_PER_DAY if timed else s.demanded_percent for s in samples]
+        turn, colour = divmod(number, len(COLOURS))
         style = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": DASHES[number % len(DASHES)],
-            "linewidth": 1.4,
+            "label": name,
+            "color": COLOURS[colour],
+            "linestyle": DASHES[turn % len(DASHES)],
+            "linewidth": 1.6,
         }
-        for axes, values in (
-            (above, [s.allocation_percent for s in samples]),
-            (below, [s.fragmentation_percent for s in samples]),
-        ):
-            axes.plot(across, values, label=name, **style)
-            if values:
-                axes.annotate(
-                    f"{name} {values[-1]:.1f}", (across[-1], values[-1]), (4, 0),
-                    textcoords="offset points", va="center", fontsize="small", color=style["color"],
-                )  # fmt: skip
-    figure.suptitle(f"{' and '.join(runs) if len(runs) < 3 else f'{len(runs)} policies'}, backtest")  # noqa: PLR2004  # Few fit.
+        above.plot(across, [s.allocation_percent for s in samples], **style)
+        below.plot(across, [s.fragmentation_percent for s in samples], **style)
+    figure.suptitle(title)
     above.set_ylabel("GPU held, % of the fleet")
     below.set_ylabel("GPU free but of no use\nto typical requests, %")
     below.set_xlabel("days" if timed else "GPU demand that had arrived, % of the fleet")
     for axes in (above, below):
         axes.set_ylim(bottom=0)
-        axes.margins(x=0.16)  # Room for the names at the ends.
-    above.legend(loc="lower right", fontsize="small")
+        axes.margins(x=0)  # The names stand beside the frame, not across it.
+        _label_ends(axes)
     save(figure, paths)
+
+
+def _label_ends(axes: Any) -> None:
+    """Write each line's name and last value at its end, with room between them."""
+    bottom, top = axes.get_ylim()
+    ends = sorted(
+        (float(line.get_ydata()[-1]), float(line.get_xdata()[-1]), line)
+        for line in axes.get_lines()
+        if len(line.get_ydata())
+    )
+    rightmost = max((x for _, x, _ in ends), default=0.0)
+    free_above = bottom
+    for y, _, line in ends:
+        at = max(y, free_above)
+        free_above = at + LABEL_GAP * (top - bottom)
+        axes.annotate(
+            f"{line.get_label()}  {y:.1f} %",
+            (rightmost, at),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            color=line.get_color(),
+            fontsize="small",
+            annotation_clip=False,
+        )
 
 
 def panels(*, share_x: bool = False) -> tuple[Any, tuple[Any, Any]]:
