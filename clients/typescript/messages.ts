@@ -144,6 +144,79 @@ export interface CordonReply {
   policy_rule_uri?: string;
 }
 
+/** The fleet as it was when a request was decided, and the request. */
+export interface DecisionFleet {
+  op: "decision_fleet";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 128 characters */
+  request: string;
+}
+
+/** The reply to `DecisionFleet`, where it succeeds. */
+export interface DecisionFleetReply {
+  success: true;
+  data: RecalledFleet;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
+/** What was decided of late, newest first: the tenant's own; for operators, all. */
+export interface DecisionListing {
+  op: "decisions";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** an object whose values are strings, numbers or booleans */
+  filters?: { [name: string]: string | number | number | boolean };
+  /** a string of at most 256 characters */
+  cluster?: string;
+  /** a string of at most 256 characters */
+  after?: string;
+  /** a string of at most 256 characters */
+  next?: string;
+  /** a whole number between 1 and 1000 */
+  limit?: number;
+}
+
+/** The reply to `DecisionListing`, where it succeeds. */
+export interface DecisionListingReply {
+  success: true;
+  data: DecisionPage;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
+/** One page of decisions. `kept_since`: what was decided before is pruned; null: nothing is. */
+export interface DecisionPage {
+  decisions: DecisionRow[];
+  /** `after` of the next page; null: this is the last. */
+  next: string | null;
+  kept_since: number | null;
+}
+
+/** What was decided about a request. `resources` of a lease may be what it was granted. */
+export interface DecisionRow {
+  request: string;
+  /** Seconds since the epoch. */
+  at: number;
+  seq: number;
+  state: "ended" | "granted" | "queued" | "refused" | "requeued";
+  tenant: string;
+  policy_rule_uri: string;
+  reason: string;
+  resources: Resources | null;
+  code?: Code;
+  placement?: ShareObject[];
+}
+
 /** Place nothing new there, and let leave what is there, within `seconds` where given. */
 export interface Drain {
   op: "drain";
@@ -626,6 +699,15 @@ export interface Reasons {
   drift?: string[];
 }
 
+/** The fleet before a decision, as topic `map` packs it, and the message to ask again. */
+export interface RecalledFleet {
+  /** Seconds since the epoch. */
+  at: number;
+  seq: number;
+  request: { [name: string]: Json };
+  packed: string;
+}
+
 /** End a lease. A page of the console may leave out the token of its tenant's leases. */
 export interface Release {
   op: "release";
@@ -961,6 +1043,8 @@ export interface Operations {
   queue: { message: QueueListing; reply: QueueListingReply };
   leases: { message: LeaseListing; reply: LeaseListingReply };
   fleet: { message: FleetListing; reply: FleetListingReply };
+  decisions: { message: DecisionListing; reply: DecisionListingReply };
+  decision_fleet: { message: DecisionFleet; reply: DecisionFleetReply };
   manage: { message: Manage; reply: ManageReply };
   logs: { message: Logs; reply: LogsReply };
   exec: { message: Exec; reply: ExecReply };

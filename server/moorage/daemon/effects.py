@@ -20,10 +20,10 @@ from moorage.core.turn import Turn
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.requests import recall
 from moorage.daemon.requests.consultations import Consultations
+from moorage.daemon.requests.decisions import Decisions
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.ledger.base import Ledger
 
 
 class EffectCarrier:
@@ -35,7 +35,7 @@ class EffectCarrier:
         workloads: Starts and stops them.
         watchers: Are told the news.
         measures: Counts.
-        ledger: Has what the core has forgotten.
+        decisions: Notes what is refused at once; its ledger has what the core has forgotten.
 
     """
 
@@ -46,14 +46,14 @@ class EffectCarrier:
         workloads: WorkloadControl,
         watchers: Watchers,
         measures: Measures,
-        ledger: Ledger,
+        decisions: Decisions,
     ) -> None:
         self._replies = replies
         self._consultations = consultations
         self._workloads = workloads
         self._watchers = watchers
         self._measures = measures
-        self._ledger = ledger
+        self._decisions = decisions
 
     def stepped(self, event: Event, turn: Turn) -> None:
         """Pass on what the step means, before anything of it leaves.
@@ -68,6 +68,7 @@ class EffectCarrier:
             self._consultations.decided(event, turn)
         self._measures.stepped(event, turn)
         self._watchers.stepped(event)
+        self._decisions.stepped(event, turn)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
@@ -92,6 +93,6 @@ class EffectCarrier:
             case KeepWarm(lease):
                 self._workloads.keep(lease)
             case Recall(to):
-                self._replies.answer_later(to, recall.recalled(effect, self._ledger))
+                self._replies.answer_later(to, recall.recalled(effect, self._decisions.ledger))
             case _:
                 assert_never(effect)

@@ -39,12 +39,13 @@ from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.console_logins import ConsoleLogins
 from moorage.daemon.requests.consultations import Consultations
 from moorage.daemon.requests.context_keeper import ContextKeeper
+from moorage.daemon.requests.decisions import Decisions
 from moorage.daemon.requests.executor import PolicyExecutor
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.requests.map_news import MapNews
-from moorage.daemon.requests.operations import OperationBounds, Operations
+from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
@@ -115,6 +116,7 @@ class RequestParts:
     consultations: Consultations
     calls: HttpCalls
     replies: Replies
+    lookups: Lookups
     router: Router
 
 
@@ -278,7 +280,11 @@ def _requests(
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
     bounds = OperationBounds(config.lease_ttl_seconds_max, core.tokens.is_operator)
-    operations = Operations(inbox, replies, core.watchers, management, access, bounds)
+    decisions = Decisions(stores.ledger, core.tokens.is_operator)
+    lookups = Lookups(
+        access, decisions, RecalledFleets(stores.ledger, decisions, core.tokens.is_operator)
+    )
+    operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
         publishing,
@@ -287,6 +293,7 @@ def _requests(
         Consultations(catalog, sandbox, executor, publishing.shadows, inbox.post),
         calls,
         replies,
+        lookups,
         Router(admission, operations, blocks, replies, tasks),
     )
 
@@ -302,7 +309,7 @@ async def _run_core(
         runners.workloads,
         core.watchers,
         core.measures,
-        stores.ledger,
+        requests.lookups.decisions,
     )
     commit_loop = CommitLoop(
         allocator, stores.ledger, inbox, effects, tasks, config.checkpoint_every_facts
@@ -365,16 +372,17 @@ def _web(
         authenticate=core.tokens.tenant,
         readiness=health.readiness,
         metrics_text=core.measures.text,
-        console=_console(config, stores, core),
+        console=_console(config, stores, core, requests.lookups.fleets),
     )
     limits = descriptors.connection_limits()
     return WebServer(behind, origins=names(config), connections_max=limits.web)
 
 
-def _console(config: Config, stores: Stores, core: Core) -> Console | None:
+def _console(
+    config: Config, stores: Stores, core: Core, recalled: RecalledFleets
+) -> Console | None:
     if core.logins is None:
         return None
-    recalled = RecalledFleets(stores.ledger)
     playground = Playground(stores.catalog, stores.allocator.state, recalled.before, config.sandbox)
     return Console(
         logins=core.logins,

@@ -24,6 +24,8 @@ from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import (
     AllocationRequest,
+    DecisionFleet,
+    DecisionListing,
     FleetListing,
     LeaseListing,
     QueueListing,
@@ -48,6 +50,9 @@ class Counts:
     refused_unauthorized: int = 0
     refused_foreign: int = 0
 
+
+_LISTINGS = DecisionFleet | DecisionListing | FleetListing | LeaseListing | QueueListing
+"""What a session asks for one after the other."""
 
 _BINARY = failure(
     Code.BAD_MESSAGE,
@@ -164,7 +169,7 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
-        if isinstance(message, FleetListing | LeaseListing | QueueListing):
+        if isinstance(message, _LISTINGS):
             if self._gone:  # It changes nothing, and has no reader.
                 return None
             self._listing = number

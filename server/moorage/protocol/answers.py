@@ -242,6 +242,38 @@ class NodePage(Struct):
     next: Next
 
 
+class DecisionRow(Struct):
+    """What was decided about a request. `resources` of a lease may be what it was granted."""
+
+    request: str
+    at: Seconds
+    seq: int
+    state: Literal["granted", "queued", "refused", "requeued", "ended"]
+    tenant: str
+    policy_rule_uri: str
+    reason: str
+    resources: parts.Resources | None
+    code: Code | UnsetType = UNSET
+    placement: list[ShareObject] | UnsetType = UNSET
+
+
+class DecisionPage(Struct):
+    """One page of decisions. `kept_since`: what was decided before is pruned; null: nothing is."""
+
+    decisions: list[DecisionRow]
+    next: Next
+    kept_since: float | None
+
+
+class RecalledFleet(Struct):
+    """The fleet before a decision, as topic `map` packs it, and the message to ask again."""
+
+    at: Seconds
+    seq: int
+    request: dict[str, Any]
+    packed: str
+
+
 class OutputPart(Struct):
     """A piece of a workload's output; the next one starts at `offset`."""
 
@@ -306,6 +338,8 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.QueueListing: (QueuePage,),
     m.LeaseListing: (LeasePage,),
     m.FleetListing: (ClusterPage, NodePage),
+    m.DecisionListing: (DecisionPage,),
+    m.DecisionFleet: (RecalledFleet,),
     m.Manage: (Any,),
     m.Logs: (OutputPart,),
     m.Exec: (ExecutionAnswer,),

@@ -292,6 +292,16 @@ class QuotaListing(_Listing, frozen=True, kw_only=True, tag="quotas"):
     """What tenants and projects may hold, and what they hold of it."""
 
 
+class DecisionListing(_Listing, frozen=True, kw_only=True, tag="decisions"):
+    """What was decided of late, newest first: the tenant's own; for operators, all."""
+
+
+class DecisionFleet(_Operation, frozen=True, kw_only=True, tag="decision_fleet"):
+    """The fleet as it was when a request was decided, and the request."""
+
+    request: f.Identifier
+
+
 class Manage(_Operation, frozen=True, kw_only=True, tag="manage"):
     """Call `management` of a policy."""
 
@@ -363,6 +373,8 @@ Operation = (
     | QueueListing
     | LeaseListing
     | FleetListing
+    | DecisionListing
+    | DecisionFleet
     | Manage
     | Logs
     | Exec
@@ -452,12 +464,7 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
 
 
 def encode(message: Message) -> str:
-    """Write one message, for a client to send.
-
-    Args:
-        message: What to say. Defaults are left out.
-
-    """
+    """Write one message, for a client to send; defaults are left out."""
     if isinstance(message, AllocationRequest):
         fields = msgspec.to_builtins(message)
         return msgspec.json.encode({"adhoc": True, **fields}).decode()

@@ -148,7 +148,7 @@ class MapNews:
                 frame = deltas[each.viewer] = event("delta", data, TOPIC)
             self._push(session, frame)
         for viewer, sessions in behind.items():
-            packed = await asyncio.to_thread(_packed, shown.snapshot(viewer))
+            packed = await asyncio.to_thread(packed_text, shown.snapshot(viewer))
             frame = event("snapshot", {**head, "packed": packed}, TOPIC)
             for session in sessions:
                 if session in self._watching:
@@ -156,7 +156,7 @@ class MapNews:
                     self._push(session, frame)
 
 
-def _packed(snapshot: dict[str, Any]) -> str:
+def packed_text(snapshot: dict[str, Any]) -> str:
     """Return a snapshot as compressed JSON, in text: of a large fleet, that takes a while."""
     encoded = msgspec.json.encode(snapshot, enc_hook=np.ndarray.tolist)
     return base64.b64encode(zlib.compress(encoded, 6)).decode()

@@ -26,7 +26,9 @@ from moorage.core.facts import Refusal
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.requests.answers import refusal_of
+from moorage.daemon.requests.decisions import Decisions
 from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.access import WorkloadAccess
@@ -35,6 +37,34 @@ from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
 
 log = structlog.get_logger("moored")
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What is answered beside the core.
+
+    Args:
+        access: Looks into the workloads of leases.
+        decisions: Lists what was decided.
+        fleets: Has the fleet as it was then.
+
+    """
+
+    access: WorkloadAccess
+    decisions: Decisions
+    fleets: RecalledFleets
+
+    async def answer(
+        self,
+        message: wire.DecisionListing | wire.DecisionFleet | wire.Logs | wire.Exec,
+        tenant: Tenant,
+    ) -> Response:
+        """Answer a question."""
+        if isinstance(message, wire.DecisionListing):
+            return await self.decisions.page(message, tenant)
+        if isinstance(message, wire.DecisionFleet):
+            return await self.fleets.told(message.request, tenant)
+        return await self.access.answer(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +89,7 @@ class Operations:
         replies: Where answers go.
         watchers: Sessions that watch.
         management: Runs `management` of policies.
-        access: Looks into the workloads of leases.
+        lookups: What is answered beside the core.
         bounds: What not everybody may do.
 
     """
@@ -70,14 +100,14 @@ class Operations:
         replies: Replies,
         watchers: Watchers,
         management: Management,
-        access: WorkloadAccess,
+        lookups: Lookups,
         bounds: OperationBounds,
     ) -> None:
         self._inbox = inbox
         self._replies = replies
         self._watchers = watchers
         self._management = management
-        self._access = access
+        self._lookups = lookups
         self._ttl_seconds_max, self._is_operator = bounds.ttl_seconds_max, bounds.is_operator
 
     def lost(self, session: SessionId) -> None:
@@ -127,8 +157,8 @@ class Operations:
                 self._list(to, "fleet", tenant, message)
             case wire.Manage():
                 self._replies.answer_later(to, self._manage(to, tenant, message))
-            case wire.Logs() | wire.Exec():
-                self._replies.answer_later(to, self._access.answer(message))
+            case wire.DecisionListing() | wire.DecisionFleet() | wire.Logs() | wire.Exec():
+                self._replies.answer_later(to, self._lookups.answer(message, tenant))
             case wire.WatchTopics():
                 self._replies.answer(to, self._watch(to, tenant, message))
             case wire.WhatIf() | wire.Resume():

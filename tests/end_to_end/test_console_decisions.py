@@ -1,0 +1,235 @@
+"""What was decided of late, page by page, and the fleet as it was for a decision."""
+
+import base64
+import json
+import zlib
+
+import pytest
+from served import FIRST_FIT, Server, ask_message, cluster, until
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # A daemon for each.
+
+TERMS = {"ttl_seconds": 600}
+TOKENS = 'operators = ["ann"]\n[tokens]\nann = "of-ann"\nbob = "of-bob"\n'
+
+
+@pytest.fixture
+def fresh():
+    with daemon() as running:
+        server = Server(running)
+        server.register(cluster("east", nodes=2, gpus=4))
+        server.publish(catalog.document("first_fit"))
+        yield server
+        server.close()
+
+
+def decided(server, **fields):
+    (answer,) = server.say({"op": "decisions", **fields})
+    assert answer["success"], answer
+    return answer["data"]
+
+
+def release(server, lease):
+    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+
+
+def states(rows):
+    return [row["state"] for row in rows]
+
+
+def unpacked(text):
+    return json.loads(zlib.decompress(base64.b64decode(text)))
+
+
+def test_grants_refusals_queue_and_ends_are_listed_newest_first(fresh):
+    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+    refused = fresh.ask(id="r", resources={"gpus": 5}, lease=TERMS)
+    other = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+    with fresh.socket() as socket:
+        waits = TERMS | {"wait_seconds": 60}
+        socket.send(json.dumps(ask_message(id="w", resources={"gpus": 1}, lease=waits)))
+        until(lambda: fresh.say({"op": "queue"})[0]["data"]["waiting"])
+        release(fresh, held)
+        granted = json.loads(socket.recv(30))["lease"]
+    told = decided(fresh)
+    assert (told["next"], told["kept_since"]) == (None, None)
+    rows = told["decisions"]
+    assert states(rows) == ["granted", "ended", "queued", "granted", "refused", "granted"]
+    assert [row["request"] for row in rows] == [
+        granted["id"],
+        held["id"],
+        granted["id"],
+        other["id"],
+        refused["request"],
+        held["id"],
+    ]
+    assert rows[0]["placement"][0]["node_id"] == "east-0"
+    assert rows[4]["code"] == refused["error"]["code"]
+    assert rows[4]["reason"] == refused["error"]["reason"]
+    assert [row["resources"]["gpus"] for row in rows] == [1, 4, 1, 4, 5, 4]
+    assert {row["policy_rule_uri"] for row in rows} == {FIRST_FIT}
+    assert all(row["at"] > 1e9 for row in rows)
+
+
+def test_pages_join_without_gap_or_double(fresh):
+    for n in range(30):
+        answer = fresh.ask(resources={"gpus": 5 if n % 3 else 1}, lease=TERMS)
+        if answer["success"]:
+            release(fresh, answer["lease"])
+    whole = decided(fresh, limit=1000)["decisions"]
+    assert len(whole) == 40
+    for limit in (1, 3, 7, 40):
+        rows, after = [], ""
+        while True:
+            page = decided(fresh, limit=limit, **({"after": after} if after else {}))
+            assert len(page["decisions"]) <= limit
+            rows += page["decisions"]
+            if page["next"] is None:
+                break
+            after = page["next"]
+        assert rows == whole
+
+
+def test_more_facts_than_one_answer_looks_through(fresh):
+    """Where nothing of a page matches, `next` goes on."""
+    first = fresh.ask(resources={"gpus": 2}, lease=TERMS)["lease"]
+    message = json.dumps(ask_message(resources={"gpus": 1}, lease=TERMS))
+    with fresh.socket() as socket:
+        for _ in range(2600):
+            socket.send(message)
+            lease = json.loads(socket.recv(30))["lease"]
+            ended = {"op": "release", "lease": lease["id"], "token": lease["token"]}
+            socket.send(json.dumps(ended))
+            socket.recv(30)
+    found = {"filters": {"request": first["id"]}}
+    page = decided(fresh, **found)
+    assert page["decisions"] == []
+    page = decided(fresh, after=page["next"], **found)
+    assert [row["request"] for row in page["decisions"]] == [first["id"]]
+    assert page["next"] is None
+
+
+def test_the_server_filters(fresh):
+    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+    refused = fresh.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
+    for filters, wanted in [
+        ({"state": "refused"}, [refused]),
+        ({"state": "granted"}, [held["id"]]),
+        ({"code": "never_fits"}, [refused]),
+        ({"request": held["id"]}, [held["id"]]),
+        ({"policy_rule_uri": FIRST_FIT}, [refused, held["id"]]),
+        ({"policy_rule_uri": "other:1-x"}, []),
+        ({"state": "ended"}, []),
+    ]:
+        rows = decided(fresh, filters=filters)["decisions"]
+        assert [row["request"] for row in rows] == wanted, filters
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"filters": {"colour": "red"}}, "filters.colour"),
+        ({"after": "x"}, "after"),
+        ({"after": "4"}, "after"),
+        ({"after": "1:" + "9" * 4_000}, "after"),
+        ({"limit": 0}, "limit"),
+    ],
+)
+def test_what_cannot_be_listed_is_refused_with_its_field(server, fields, field):
+    (answer,) = server.say({"op": "decisions", **fields})
+    assert (answer["error"]["code"], answer["error"]["field"]) == ("bad_message", field)
+
+
+def test_a_restart_keeps_what_the_ledger_has(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.register(cluster("east", nodes=2, gpus=4))
+        server.publish(catalog.document("first_fit"))
+        held = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+        server.close()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        (row,) = decided(server)["decisions"]
+        assert (row["request"], row["state"]) == (held["id"], "granted")
+        refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
+        assert [row["request"] for row in decided(server)["decisions"]] == [refused, held["id"]]
+        server.close()
+
+
+def test_the_fleet_of_a_decision(fresh):
+    inputs = {"name": "one"}
+    before = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+    asked = fresh.ask(id="a", inputs=inputs, resources={"gpus": 3}, lease=TERMS)["lease"]
+    refused = fresh.ask(id="r", inputs=inputs, resources={"gpus": 4}, lease=TERMS)["request"]
+    for each in (before, asked):
+        release(fresh, each)
+    wholly = [1000] * 4
+    for request, gpus, taken in [
+        (before["id"], 4, [0] * 8),
+        (asked["id"], 3, [*wholly, 0, 0, 0, 0]),
+        (refused, 4, [*wholly, 1000, 1000, 1000, 0]),
+    ]:
+        (answer,) = fresh.say({"op": "decision_fleet", "request": request})
+        then = answer["data"]
+        assert unpacked(then["packed"])["milli"] == taken
+        assert then["request"]["resources"]["gpus"] == gpus
+        assert then["request"]["policy_rule_uri"] == FIRST_FIT
+        assert then["at"] > 1e9
+    assert then["request"]["inputs"] == inputs
+    (again,) = fresh.say(then["request"])
+    assert again["success"]
+    (unknown,) = fresh.say({"op": "decision_fleet", "request": "unheard-of"})
+    assert (unknown["error"]["code"], unknown["error"]["field"]) == ("unknown_request", "request")
+
+
+def test_a_refused_decision_opens_in_the_playground(fresh):
+    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+    refused = fresh.ask(id="r", resources={"gpus": 4, "nodes": 2}, lease=TERMS)
+    assert not refused["success"]
+    release(fresh, held)
+    (answer,) = fresh.say({"op": "decision_fleet", "request": refused["request"]})
+    wanted = {name: answer["data"]["request"][name] for name in ("inputs", "resources")}
+    body = {"policy_rule_uri": FIRST_FIT, "requests": [wanted]}
+    for fleet, good in (({"decision": refused["request"]}, False), ("live", True)):
+        played = fresh.http.post(
+            "/console/playground", json=body | {"fleet": fleet}, timeout=120
+        ).json()
+        assert [each["ok"] for each in played["data"]["results"]] == [good]
+
+
+def test_tenants_see_their_own_and_operators_all(tmp_path):
+    file = tmp_path / "moored.toml"
+    file.write_text(TOKENS)
+    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
+        server = Server(running)
+        as_ann, as_bob = ({"Authorization": f"Bearer of-{name}"} for name in ("ann", "bob"))
+        document = cluster("east", nodes=2, gpus=4)
+        server.http.post("/clusters", json=document, headers=as_ann).raise_for_status()
+        policy = catalog.document("first_fit")
+        server.http.post("/policy", json=policy, headers=as_ann).raise_for_status()
+        seen = {}
+        with server.socket(as_ann) as ann, server.socket(as_bob) as bob:
+
+            def say(socket, message):
+                socket.send(json.dumps(message))
+                return json.loads(socket.recv(30))
+
+            mine = say(ann, ask_message(resources={"gpus": 4}, lease=TERMS))["lease"]["id"]
+            lease = say(bob, ask_message(resources={"gpus": 1}, lease=TERMS))["lease"]["id"]
+            refused = say(bob, ask_message(id="r", resources={"gpus": 9}))["request"]
+            for name, socket in (("ann", ann), ("bob", bob)):
+                rows = say(socket, {"op": "decisions"})["data"]["decisions"]
+                seen[name] = [row["request"] for row in rows]
+            assert seen == {"ann": [refused, lease, mine], "bob": [refused, lease]}
+            only = say(bob, {"op": "decisions", "filters": {"tenant": "ann"}})
+            assert {row["tenant"] for row in only["data"]["decisions"]} <= {"bob"}
+            foreign = say(bob, {"op": "decision_fleet", "request": mine})
+            assert foreign["error"]["code"] == "unknown_request"
+            own = unpacked(say(bob, {"op": "decision_fleet", "request": lease})["data"]["packed"])
+            assert "ann" not in own["tenants"]
+            all_of_it = say(ann, {"op": "decision_fleet", "request": refused})["data"]["packed"]
+            assert {"ann", "bob"} <= set(unpacked(all_of_it)["tenants"])
+        server.close()
