@@ -503,11 +503,16 @@ export interface ManageReply {
   policy_rule_uri?: string;
 }
 
-/** A pushed message of a topic that the session watches. `missed` counts news that were lost. */
+/**
+ * A pushed message: news of a topic, or with `id` how far a request with `stream` is.
+ *
+ * `missed` counts those that were lost.
+ */
 export interface NewsMessage {
   event: string;
   data: { [name: string]: Json };
   topic?: string;
+  id?: string | number;
 }
 
 /** A node: what it has, and what of it is free; `gpus` says how many thousandths of each. */

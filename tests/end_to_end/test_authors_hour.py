@@ -97,7 +97,7 @@ def test_an_error_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path)
 def test_push_tests_first_unless_told_not_to(server, tmp_path):
     (tmp_path / "typo.py").write_text(TYPO)
     push = ("policy", "push", "typo.py", "--uri", "typo:1-x")
-    assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    assert "FAILS" in moorage(server, *push, code=6, folder=tmp_path).stderr
     assert server.http.get("/policy/typo:1-x").status_code == 404
     assert moorage(server, *push, "--no-test", folder=tmp_path).stdout == "typo:1-x\n"
     refused = server.ask("typo:1-x", resources={"gpus": 1})["error"]
@@ -114,7 +114,7 @@ def test_examples_say_what_a_policy_is_for(server, tmp_path):
     examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]
     (tmp_path / "examples.json").write_text(json.dumps(examples))
     push = ("policy", "push", "ranks.py", "--uri", "ranks:1-x")
-    assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    assert "FAILS" in moorage(server, *push, code=6, folder=tmp_path).stderr
     moorage(server, *push, "--examples", "examples.json", folder=tmp_path)
 
 

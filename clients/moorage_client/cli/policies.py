@@ -79,7 +79,7 @@ def push(
         metadata = document.get("metadata") or {}
         document["metadata"] = {**metadata, "examples": _json(examples)}
     if test and path.exists() and isinstance(document.get("code"), str):
-        test_first(path, document)
+        test_first(path, document, quiet=session.json)
     with session.services() as services:
         registered = services.publish_policy(document)
         warnings = services.warnings

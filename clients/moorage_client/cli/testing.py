@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import typer
 
+from moorage.model import Code
 from moorage_client import server_extra
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import note
@@ -15,6 +16,16 @@ from moorage_client.cli.server_program import run
 
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
+BROKEN: Final = frozenset(
+    {
+        Code.POLICY_BAD_OUTPUT,
+        Code.POLICY_CRASHED,
+        Code.POLICY_ERROR,
+        Code.POLICY_MEMORY,
+        Code.POLICY_TIMEOUT,
+    }
+)
+"""Outcomes of a policy that fails by itself, whatever it is asked about."""
 _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d)")
 """A file of a policy where a finding names one."""
 
@@ -45,29 +56,41 @@ def _own(path: Path, file: str) -> str:
     return file
 
 
-def test_first(path: Path, document: Mapping[str, Any]) -> None:
+def test_first(path: Path, document: Mapping[str, Any], *, quiet: bool) -> None:
     """Try a policy before it is registered, where the server is installed here.
 
+    What it proposes for requests that are not its own may be unsound here and sound there: that is
+    told, and the server refuses such proposals one by one. What it raises is a reason to stop.
+
+    Args:
+        path: Where the author has it.
+        document: Its PolicyRule document.
+        quiet: Say only what stops it.
+
     Raises:
-        typer.Exit: It is not sound.
+        typer.Exit: It fails.
 
     """
+    tell = (lambda _: None) if quiet else note
     if server_extra.missing():
-        note(f"not tested: that needs the server here: {server_extra.INSTALL}")
+        tell(f"not tested: that needs the server here: {server_extra.INSTALL}")
         return
     try:
         report = tested(path, {"policy": document, "examples_suffice": True})
     except typer.BadParameter as error:  # No jail here, or code that only the server has.
-        note(f"not tested: {error}")
+        tell(f"not tested: {error}")
         return
+    # What cannot be loaded the server refuses, with every line that is wrong.
     if report["passed"] or not report["requests"]:
-        return  # What cannot be loaded the server refuses, with every line that is wrong.
+        return
+    broken = any(each["outcome"] in BROKEN for each in report["requests"])
     for finding in report["findings"][:FINDINGS_SHOWN]:
-        note(finding)
-    if report["untried"]:  # It was not asked what it is for; the server tries its own examples.
+        (note if broken else tell)(finding)
+    if not broken:
+        tell(f"It is registered all the same. More: moorage policy test {path}")
         return
     note(
-        f"{report['uri']} is NOT SOUND and was not registered. Mend it, give it examples of what it"
-        f" is for, or push it with --no-test. More: moorage policy test {path}"
+        f"{report['uri']} FAILS and was not registered. Mend it, give it examples of what it is"
+        f" for, or push it with --no-test. More: moorage policy test {path}"
     )
     raise typer.Exit(Exit.RULE_FAILED)

@@ -50,6 +50,7 @@ from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
+from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
@@ -159,6 +160,7 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     web.name_websocket_port(port)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
+    core.tasks.spawn(core.watchers.progress.run())
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core)
     _follow_ray(config, stores, core, runners)
@@ -206,7 +208,9 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     state = stores.allocator.state
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
-    watchers = Watchers(gateway.push, state.lease, map_news, shape_news)
+    queue = stores.allocator.requests.queue
+    progress = RequestProgress(gateway.push, lambda: (each.ask.id for each in queue.waiters()))
+    watchers = Watchers(gateway.push, state.lease, map_news, shape_news, progress)
     measures = Measures()
     return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)
 
@@ -275,7 +279,8 @@ def _requests(
         clusters_max=config.candidates_max,
     )
     calls = HttpCalls()
-    replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks)
+    progress = core.watchers.progress
+    replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks, progress)
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)

@@ -68,15 +68,6 @@ _AT_FAULT: Final = frozenset(
         Code.POLICY_UNSOUND,
     }
 )
-_ELSEWHERE: Final = frozenset(
-    {
-        Code.POLICY_DECLINED.value,
-        Code.POLICY_UNSOUND.value,
-        Code.NEVER_FITS.value,
-        Code.NO_CAPACITY.value,
-    }
-)
-"""What becomes of all requests where a policy names places that the built-in site does not have."""
 _PROFILER: Final = "line_profile.py"
 _SUBJECT: Final = "rule_under_test.py"
 
@@ -144,7 +135,6 @@ class PolicyTestReport:
         p50_seconds, max_seconds: Of the evaluations, with the way to the cell and back.
         profile: What the lines took, where that was asked or the policy is slow.
         printed: What the policy printed and logged, by request, those that failed first.
-        untried: All that was found is that these requests are not what it is for.
         hash_seeds: The hash seeds under which it was asked.
 
     """
@@ -159,12 +149,11 @@ class PolicyTestReport:
     max_seconds: float = 0.0
     profile: Any = None
     printed: str = ""
-    untried: bool = False
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
     def find(self, finding: str) -> None:
         """Note what is wrong."""
-        self.passed = self.untried = False
+        self.passed = False
         self.findings.append(finding)
 
 
@@ -442,15 +431,12 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
             'Draw from input_data["seed"] alone, and sort what comes out of a set'
         )
     asked = [tried for tried in report.requests if tried.outcome != "not asked"]
-    sound = report.passed
     if not asked:
         report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
     elif len(asked) < len(report.requests):
         left = len(report.requests) - len(asked)
         report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
     _look_at_declined(report, asked, builtin=builtin)
-    elsewhere = bool(asked) and {tried.outcome for tried in asked} <= _ELSEWHERE
-    report.untried = not report.passed and (sound or (elsewhere and builtin))
     taken = [tried.seconds for tried in asked if tried.seconds]
     if taken:
         report.p50_seconds, report.max_seconds = statistics.median(taken), max(taken)

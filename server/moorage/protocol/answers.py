@@ -313,11 +313,15 @@ class FailureMessage(Struct):
 
 
 class NewsMessage(Struct):
-    """A pushed message of a topic that the session watches. `missed` counts news that were lost."""
+    """A pushed message: news of a topic, or with `id` how far a request with `stream` is.
+
+    `missed` counts those that were lost.
+    """
 
     event: str
     data: dict[str, Any]
     topic: str | UnsetType = UNSET
+    id: str | int | UnsetType = UNSET
 
 
 ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {

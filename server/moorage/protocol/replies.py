@@ -164,6 +164,12 @@ def event(name: str, data: Any, topic: str = "") -> bytes:
     return _encode({"event": name, **({"topic": topic} if topic else {}), "data": data})
 
 
+def progress(id: str | int | None, data: Any) -> bytes:  # noqa: A002  # The wire's name.
+    """Write a pushed message: how far a request is whose client asked for `stream`."""
+    named = {} if id is None else {"id": id}
+    return _encode({"event": "progress", **named, "data": data})
+
+
 def _check_finite(value: Any) -> None:
     """Raise ValueError where a float is no number."""
     todo = [value]
@@ -273,11 +279,12 @@ class Reply(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """A pushed message."""
+    """A pushed message; `id` is that of the request whose progress it tells."""
 
     event: str
     data: Any = None
     topic: str = ""
+    id: str | int | None = None
 
 
 class _Incoming(Struct, frozen=True):
@@ -315,7 +322,7 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
         raise BadReply(f"the server sent what is not a reply: {error}") from error
     if came.success is None:
         if came.event:
-            return Event(came.event, came.data, came.topic)
+            return Event(came.event, came.data, came.topic, came.id)
         raise BadReply("the server sent neither `success` nor `event`")
     return Reply(
         success=came.success,

@@ -134,7 +134,7 @@ class Admission:
         # Existing clients get the two documented keys; one that asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
         ask, token = verdict
-        context = ReplyContext(message.id, ask.id, token, shown, warnings)
+        context = ReplyContext(message.id, ask.id, token, shown, warnings, streams=message.stream)
         if alias:
             note = self._publishing.statistics(alias, version, tenant)
             context = replace(context, version=version, note=note, admitted_at=time.monotonic())

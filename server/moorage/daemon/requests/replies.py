@@ -14,6 +14,7 @@ from moorage.daemon.publishing.aliases import Noting
 from moorage.daemon.requests.answers import MessageId, encode, refusal_of
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.lease_tokens import LeaseTokens
+from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.server import Gateway
@@ -36,6 +37,7 @@ class ReplyContext:
         version: The version that was chosen; empty where the message named it itself.
         note: Takes the outcome, where an alias was named.
         admitted_at: By the monotonic clock; for `note`.
+        streams: The client wants to know how far the ask is.
 
     """
 
@@ -47,6 +49,7 @@ class ReplyContext:
     version: str = ""
     note: Noting | None = None
     admitted_at: float = 0.0
+    streams: bool = False
 
 
 class Replies:
@@ -58,6 +61,7 @@ class Replies:
         workloads: Says how far the workload of a lease is.
         tokens: Makes the tokens of leases.
         tasks: Runs what has to wait for its answer.
+        progress: Tells how far asks are.
 
     """
 
@@ -68,7 +72,9 @@ class Replies:
         workloads: WorkloadControl,
         tokens: LeaseTokens,
         tasks: Tasks,
+        progress: RequestProgress,
     ) -> None:
+        self._progress = progress
         self._gateway = gateway
         self._calls = calls
         self._workloads = workloads
@@ -92,6 +98,8 @@ class Replies:
         self._open[to] = context
         if context.request:
             self._askers[context.request] = to
+        if context.streams:
+            self._progress.add(to, context.request, context.message_id)
         self._numbers.get(to.session, set()).add(to)
 
     def named(self, to: Address, name: str) -> RequestId:
@@ -122,6 +130,7 @@ class Replies:
         if context is None:
             return
         self._forget(to)
+        self._progress.answered(to, answer)
         if context.note is not None:
             now, waited = time.monotonic(), context.admitted_at == 0.0
             context.note(answer, None if waited else now - context.admitted_at, now)

@@ -37,6 +37,7 @@ from moorage.core.facts import (
 from moorage.daemon.observability.counters import gauges
 from moorage.daemon.requests.map_news import TOPIC as MAP
 from moorage.daemon.requests.map_news import MapNews
+from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.requests.shape_news import TOPIC as SHAPES
 from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
@@ -73,6 +74,10 @@ class Watchers:
         lease: Finds a lease that holds, or one of the last that ended.
         map_news: Tells the news of the map.
         shape_news: Tells those of shapes.
+        progress: Tells how far requests are.
+
+    Attributes:
+        progress: As given.
 
     """
 
@@ -82,7 +87,9 @@ class Watchers:
         lease: Callable[[RequestId], Lease | None],
         map_news: MapNews,
         shape_news: ShapeNews,
+        progress: RequestProgress,
     ) -> None:
+        self.progress = progress
         self._push = push
         self._lease = lease
         self._map = map_news
@@ -121,6 +128,7 @@ class Watchers:
             watching.pop(session, None)
         self._map.lost(session)
         self._shapes.lost(session)
+        self.progress.lost(session)
 
     def stepped(self, event: Event) -> None:
         """Take note of what is asked for. On the hot path."""
@@ -151,6 +159,7 @@ class Watchers:
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""
         self._map.durable(facts)
+        self.progress.durable(facts)
         leases, fleet = self._watching["leases"], self._watching["fleet"]
         if not leases and not fleet:
             return
@@ -167,6 +176,7 @@ class Watchers:
 
     def workload(self, workload: WorkloadReport) -> None:
         """Tell those who watch their leases how far a workload is."""
+        self.progress.workload(workload)
         lease = self._lease(RequestId(workload.id))
         if lease is not None:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)

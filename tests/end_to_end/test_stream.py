@@ -1,0 +1,121 @@
+"""`stream`: how far a request is, as messages with its id, beside its one reply."""
+
+import json
+import sys
+
+import pytest
+from served import FIRST_FIT, Server, ask_message, until
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.protocol.replies import Event, decode_reply, progress
+
+ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
+
+
+def lease(server, **more):
+    reply = server.ask(FIRST_FIT, resources=ALL, lease={"ttl_seconds": 60, **more})
+    assert reply["success"], reply
+    return reply["lease"]
+
+
+def release(server, held):
+    assert server.say({"op": "release", "lease": held["id"], "token": held["token"]})[0]["success"]
+
+
+def waiting(**more):
+    terms = {"ttl_seconds": 60, "wait_seconds": 30}
+    return ask_message(FIRST_FIT, resources=ALL, lease=terms, stream=True, **more)
+
+
+def test_a_request_that_waits_is_told_its_position_until_it_is_decided(server):
+    held = lease(server)
+    with server.socket() as first, server.socket() as second:
+        first.send(json.dumps(waiting(id="one")))
+        said = json.loads(first.recv(10))
+        assert (said["event"], said["id"]) == ("progress", "one")
+        assert (said["data"]["state"], said["data"]["position"]) == ("queued", 1)
+        second.send(json.dumps(waiting(id=2)))
+        said = json.loads(second.recv(10))
+        assert (said["id"], said["data"]["position"]) == (2, 2)
+        release(server, held)
+        decided, reply = sorted((json.loads(first.recv(10)) for _ in range(2)), key=len)
+        assert (decided["id"], decided["data"]["state"]) == ("one", "decided")
+        assert reply["id"] == "one"
+        assert decided["data"]["lease"] == reply["lease"]["id"] == decided["data"]["request"]
+        assert decided["data"]["placement"] == reply["lease"]["placement"]
+        said = json.loads(second.recv(10))
+        assert (said["data"]["state"], said["data"]["position"]) == ("queued", 1)
+        release(server, reply["lease"])
+        replies = [json.loads(second.recv(10)) for _ in range(2)]
+        (reply,) = [each for each in replies if "success" in each]
+        release(server, reply["lease"])
+
+
+def test_who_does_not_ask_for_it_gets_one_message(server):
+    held = lease(server)
+    with server.socket() as socket:
+        socket.send(json.dumps({**waiting(id=1), "stream": False}))
+        with pytest.raises(TimeoutError):
+            socket.recv(1.5)
+        release(server, held)
+        reply = json.loads(socket.recv(10))
+        assert reply["success"]
+        release(server, reply["lease"])
+
+
+def test_a_refusal_is_the_last_word(server):
+    with server.socket() as socket:
+        socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 99}, id=1, stream=True)))
+        assert json.loads(socket.recv(10))["error"]["code"] == "never_fits"
+        socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 1}, id=2, stream=True)))
+        assert json.loads(socket.recv(10))["success"]  # Advice is decided at once.
+
+
+def test_a_client_that_left_is_told_nothing_and_loses_its_place(server):
+    held = lease(server)
+    with server.socket() as socket:
+        socket.send(json.dumps(waiting(id=1)))
+        assert json.loads(socket.recv(10))["data"]["position"] == 1
+    until(lambda: not server.say({"op": "queue"})[0]["data"]["waiting"])
+    with server.socket() as socket:
+        socket.send(json.dumps(waiting(id=1)))
+        assert json.loads(socket.recv(10))["data"]["position"] == 1
+    release(server, held)
+
+
+@pytest.mark.heavy
+def test_a_workload_is_told_until_it_is_ready(tmp_path):
+    with daemon(tmp_path, options=["--here"]) as running:
+        server = Server(running)
+        until(lambda: server.http.get(f"/policy/{FIRST_FIT}").is_success)
+        spec = {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}
+        provision = {"backend": "local", "spec": spec}
+        with server.socket() as socket:
+            message = ask_message(
+                FIRST_FIT,
+                resources={"cpu_milli": 100},
+                lease={"ttl_seconds": 60},
+                provision=provision,
+                stream=True,
+                id="w",
+            )
+            socket.send(json.dumps(message))
+            states, reply = [], None
+            while "ready" not in states:
+                came = json.loads(socket.recv(20))
+                if "success" in came:
+                    reply = came
+                    assert reply["success"], reply
+                else:
+                    assert came["id"] == "w"
+                    states.append(came["data"]["state"])
+            assert reply is not None
+            assert states[0] == "decided"
+            assert states[-1] == "ready"
+            release(server, reply["lease"])
+        server.close()
+
+
+def test_the_library_knows_them_apart():
+    came = decode_reply(progress(7, {"state": "queued"}))
+    assert came == Event("progress", {"state": "queued"}, id=7)
