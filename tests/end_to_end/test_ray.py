@@ -112,10 +112,16 @@ class Workers:
         held: dict[tuple[str, str], str] = {}
         found = []
         for each in self.folder.iterdir():
-            pid = each.name.rpartition(".")[2]
+            lease, fencing, pid = each.name.rsplit(".", 2)
             with contextlib.suppress(OSError):
                 variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
                 known = dict(line.split("=", 1) for line in variables if "=" in line)
+                # A process that ends has none, and another one may have its number by now.
+                if (known.get("MOORAGE_LEASE_ID"), known.get("MOORAGE_FENCING")) != (
+                    lease,
+                    fencing,
+                ):
+                    continue
                 for gpu in known["CUDA_VISIBLE_DEVICES"].split(","):
                     place = known["MOORAGE_NODE_ID"], gpu
                     if held.setdefault(place, each.name) != each.name:
