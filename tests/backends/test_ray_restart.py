@@ -1,6 +1,8 @@
 """The backend `ray` on a cluster that is started again, and through the port of Ray's client."""
 
 import asyncio
+import contextlib
+import json
 import shutil
 import socket
 import tempfile
@@ -9,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
 from ray.cluster_utils import Cluster
+from ray.experimental import internal_kv
 from ray_world import until
 
 from moorage.backends.base import Order, Phase
@@ -59,10 +64,24 @@ class Restartable:
 def restartable(monkeypatch) -> Iterator[Restartable]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    (folder / "nothing" / "moorage").mkdir(parents=True)
+    broken = "raise ImportError('the nodes need nothing of Moorage')"
+    (folder / "nothing" / "moorage" / "__init__.py").write_text(broken)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "nothing"))
     made = Restartable(folder)
+    monkeypatch.delenv("PYTHONPATH")  # What the test starts beside the cluster has it.
     yield made
     made.cluster.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    ray.init(address, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 async def share(backend: RayBackend) -> Share:
@@ -93,6 +112,10 @@ async def test_through_the_port_of_rays_client(restartable, tmp_path):
             await asyncio.sleep(0.1)  # Nothing tells.
     await backend.start(Order("a", FOREVER, (await share(backend),)))
     assert (await backend.execute("a", ["echo", "x"])).output == "x\n"
+    await backend.request([{"GPU": 2.0}])
+    with connected(restartable.cluster.address):
+        asked = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
+    assert json.loads(asked) == [{"GPU": 2.0}]
     await backend.stop("a")
     assert list(await backend.discover()) == []
     await backend.close()

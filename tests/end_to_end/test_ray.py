@@ -12,12 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 import ray
 from moorage_ray_classes import Counter
+from ray.autoscaler._private.constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
+from ray.autoscaler.sdk import request_resources
+from ray.experimental import internal_kv
 from ray_world import RayWorld, ray_world
 from served import Server, until
 from websockets.exceptions import WebSocketException
@@ -87,6 +91,43 @@ def test_run_shows_what_a_command_wrote_on_ray(ray_world, tmp_path):
         assert reply["error"]["code"] == "unsupported"
         assert reply["error"]["field"] == "provision.spec"
         server.close()
+
+
+def requested() -> list[dict]:
+    """Return what Ray's autoscaler reads as the requests of users, where it finds it."""
+    text = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
+    return json.loads(text or "[]")
+
+
+def test_rays_autoscaler_is_asked_for_what_waits_beside_what_is_taken(ray_world, tmp_path):
+    """The test is the autoscaler: it adds the node that the request wants."""
+    request_resources(bundles=[{"GPU": 64}])  # A daemon that is gone left this.
+    variables = {**environment(ray_world), "MOORAGE_RAY_AUTOSCALE": "true"}
+    spec = {"command": ["sleep", "1000"]}
+    with daemon(tmp_path, environment=variables) as running:
+        server = opened(running, ray_world)
+        server.publish(catalog.document("first_fit"))
+        until(lambda: requested() == [])
+        held = [ask(server, spec, count)["lease"] for count in (4, 3)]
+        until(lambda: all(each["state"] == "active" for each in leases(server)))
+        with ThreadPoolExecutor(1) as threads:
+            waits = {"ttl_seconds": 3_600, "wait_seconds": 100}
+            waiting = threads.submit(
+                server.ask,
+                resources={"gpus": 2},
+                lease=waits,
+                provision={"backend": "ray", "spec": spec},
+            )
+            until(lambda: [each.get("GPU") for each in requested()] == [4, 4, 2])
+            ray_world.add(2)
+            reply = waiting.result(100)
+        assert reply["lease"]["placement"][0]["node_id"] == ray_world.node(2)
+        until(lambda: requested() == [])
+        for lease in (*held, reply["lease"]):
+            server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+        until(lambda: not ray_world.workloads())
+        server.close()
+    ray_world.kill(2)
 
 
 class Workers:

@@ -44,15 +44,40 @@ def document(cluster_id: str, seen: Mapping[str, Any], *, live: bool = True) -> 
     return made if live else made | {"status": UNREACHABLE}
 
 
-def bundles(demands: Sequence[Demand]) -> list[dict[str, float]]:
-    """Return what Ray's autoscaler is asked for, so that waiting requests find room."""
-    found: list[dict[str, float]] = []
+def bundles(demands: Sequence[Demand], seen: Mapping[str, Any]) -> list[dict[str, float]]:
+    """Return what Ray's autoscaler is asked for, so that waiting requests find room.
+
+    Ray takes it for all that its cluster must be able to hold, not for what must be added. So what
+    is taken now is asked for, too.
+
+    Args:
+        demands: Of the requests that wait.
+        seen: As `driver.observation` has it.
+
+    """
+    waiting: list[dict[str, float]] = []
     for demand in demands:
         gpus = demand.gpus * demand.gpu_milli / 1000
         bundle = {"GPU": gpus, "CPU": demand.cpu_milli / 1000, "memory": demand.memory_mib * MIB}
         wanted = {name: float(amount) for name, amount in bundle.items() if amount}
-        found += [wanted or {"CPU": 1.0}] * demand.nodes
-    return found
+        waiting += [wanted or {"CPU": 1.0}] * demand.nodes
+    if not waiting:
+        return []
+    return [taken for node in seen["nodes"] if (taken := _taken(node, waiting))] + waiting
+
+
+def _taken(node: Mapping[str, Any], waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return what is taken of a node: all of it where the rest is too little for any request."""
+    total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
+    free = {name: float(node["free"].get(name, 0)) for name in total}
+    used = {
+        name: total[name] - free[name] for name in total if total[name] - free[name] > 1 - _WHOLE
+    }
+    if not used or any(
+        all(free[name] >= amount for name, amount in bundle.items()) for bundle in waiting
+    ):
+        return used
+    return {name: amount for name, amount in total.items() if amount}
 
 
 def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:

@@ -52,7 +52,9 @@ class RayInventory:
         self._answered = time.monotonic()
         self._last: Document = {}
         self._seen: dict[str, Any] | None = None
-        self._requested: list[dict[str, float]] = []
+        self._requested: list[dict[str, float]] | None = (
+            None  # What Ray was asked for is not known.
+        )
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -68,13 +70,14 @@ class RayInventory:
         try:
             self._seen = await self._backend.observe()
         except BackendError as error:
+            self._requested = None  # A cluster that is started again has forgotten it.
             if time.monotonic() - self._answered < UNREACHABLE_SECONDS:
                 return str(error)
             return await self._away() or str(error)
         self._answered = time.monotonic()
         wrong = await self._write(inventory.document(self._cluster, self._seen))
         if self._autoscale:
-            await self._request()
+            wrong = await self._request(self._seen) or wrong
         return wrong
 
     async def _away(self) -> str:
@@ -106,8 +109,8 @@ class RayInventory:
         self._last = document
         return ""
 
-    async def _request(self) -> None:
-        """Ask Ray's autoscaler for what requests in the queue wait for."""
+    async def _request(self, seen: dict[str, Any]) -> str:
+        """Ask Ray's autoscaler for what requests in the queue wait for; return what is wrong."""
         wanted = inventory.bundles(
             [
                 waiter.ask.demand
@@ -115,8 +118,14 @@ class RayInventory:
                 if waiter.ask.demand is not None
                 and waiter.ask.provision is not None
                 and waiter.ask.provision.backend == self._backend.name
-            ]
+            ],
+            seen,
         )
         if wanted != self._requested:
-            await self._backend.request(wanted)
+            self._requested = None  # Where no answer comes, it may have been asked for or not.
+            try:
+                await self._backend.request(wanted)
+            except BackendError as error:
+                return f"Ray's autoscaler was not asked for more: {error}"
             self._requested = wanted
+        return ""

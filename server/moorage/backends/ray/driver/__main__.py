@@ -19,7 +19,7 @@ from typing import Any, Final
 import ray
 
 from moorage import ray_devices
-from moorage.backends.ray.driver.observation import observe
+from moorage.backends.ray.driver import observation
 from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
 from moorage.backends.ray.node import host
 
@@ -43,7 +43,6 @@ class Driver:
         self._output = output
         self._writing = threading.Lock()
         self._client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]  # Ray has no types for it.
-        self._observe: Any = ray.remote(num_cpus=0)(observe) if self._client else None
         self._workloads = Workloads(server, namespace, self._ended)
         self._calls: Mapping[str, Callable[..., Any]] = {
             "discover": self._workloads.discover,
@@ -53,7 +52,7 @@ class Driver:
             "logs": self._logs,
             "execute": self._workloads.execute,
             "observe": self._look,
-            "request": self._request,
+            "request": lambda bundles: self._over_there(observation.request, bundles),
         }
 
     def say(self, message: Mapping[str, Any]) -> None:
@@ -100,13 +99,14 @@ class Driver:
 
     def _look(self) -> dict[str, Any]:
         ours = sorted(self._workloads.actor_ids())
-        seen = observe() if self._observe is None else ray.get(self._observe.remote())
+        seen = self._over_there(observation.observe)
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
-    def _request(self, bundles: list[dict[str, float]]) -> None:
-        from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # Few sites use it.
-
-        request_resources(bundles=bundles)
+    def _over_there(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Do what a client of `ray://` may not: then in a task on the cluster."""
+        if not self._client:
+            return work(*arguments)
+        return ray.get(ray.remote(num_cpus=0)(work).remote(*arguments))
 
 
 def main() -> None:
@@ -116,6 +116,7 @@ def main() -> None:
     os.dup2(2, 1)  # What Ray prints is no answer.
     # No node needs this package: its classes travel to the cluster by value.
     ray.cloudpickle.register_pickle_by_value(ray_devices)  # type: ignore[no-untyped-call]  # As above.
+    ray.cloudpickle.register_pickle_by_value(observation)  # type: ignore[no-untyped-call]  # As above.
     ray.cloudpickle.register_pickle_by_value(host)  # type: ignore[no-untyped-call]  # As above.
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False)

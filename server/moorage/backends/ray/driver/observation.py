@@ -1,9 +1,13 @@
-"""What a Ray cluster has and what is taken of it, as JSON. It may run in a task on the cluster."""
+"""What a Ray cluster has, what is taken of it, and what it shall have, as JSON.
 
+It may run in a task on the cluster, and travels there by value.
+"""
+
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["observe"]
+__all__ = ["observe", "request"]
 
 
 def observe() -> dict[str, Any]:
@@ -61,3 +65,10 @@ def observe() -> dict[str, Any]:
             for node, found in zip(alive, told, strict=True)
         ]
     }
+
+
+def request(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Ask Ray's autoscaler for a cluster that can hold these."""
+    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # It travels.
+
+    request_resources(bundles=[dict(each) for each in bundles])
