@@ -13,6 +13,7 @@ from ray_world import RayWorld, ray_world, until
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError
 from moorage.backends.ray import inventory
 from moorage.backends.ray.backend import RayBackend
+from moorage.backends.ray.connection import WorkloadFailedError
 from moorage.backends.remote_specs import RayActorResourceSpec
 from moorage.backends.specs import ProcessResourceSpec, ServiceResourceSpec
 from moorage.model import ClusterId, NodeId, Share
@@ -151,6 +152,10 @@ async def test_an_object_that_cannot_be_made_says_why(backend, ray_world):
     spec = RayActorResourceSpec(actor_cls_path="moorage_ray_classes.Missing")
     with pytest.raises(BackendError, match="Missing"):
         await backend.start(Order("a", spec))
+    wrong = {"runtime_env": {"env_vars": {"X": 5}}}
+    spec = RayActorResourceSpec(actor_cls_path="collections.Counter", ray_actor_options=wrong)
+    with pytest.raises(WorkloadFailedError, match="env_vars"):
+        await backend.start(Order("a", spec))
     slow = RayActorResourceSpec(
         actor_cls_path="moorage_ray_classes.Counter", init_kwargs={"seconds": 60}
     )
@@ -167,6 +172,17 @@ async def test_an_object_that_cannot_be_made_says_why(backend, ray_world):
         (
             RayActorResourceSpec(actor_cls_path="a.B", ray_actor_options={"num_gpus": 2}),
             "ray_actor_options.num_gpus",
+        ),
+        *(
+            (RayActorResourceSpec(actor_cls_path="a.B", ray_actor_options={name: wrong}), field)
+            for name, wrong, field in [
+                ("max_concurrency", True, "ray_actor_options.max_concurrency"),
+                ("runtime_env", 5, "ray_actor_options.runtime_env"),
+                ("resources", "x", "ray_actor_options.resources"),
+                ("resources", {"GPU": 2}, "ray_actor_options.resources.GPU"),
+                ("resources", {"x": -1}, "ray_actor_options.resources.x"),
+                ("resources", {"x": float("nan")}, "ray_actor_options.resources.x"),
+            ]
         ),
     ],
 )

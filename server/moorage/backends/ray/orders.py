@@ -1,5 +1,6 @@
 """What an order means on Ray: one plan for each node of the placement. Nothing is asked of Ray."""
 
+import math
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Final
@@ -51,14 +52,29 @@ def check(spec: BaseResourceSpec) -> None:
         module, dot, name = spec.actor_cls_path.rpartition(".")
         if not (module and dot and name.isidentifier()):
             raise UnsupportedSpecError("actor_cls_path: expected package.module.Class")
-        for option in spec.ray_actor_options.keys() - OPTIONS:
-            known = ", ".join(sorted(OPTIONS))
-            reason = f"expected one of {known}; the lease says all else"
-            raise UnsupportedSpecError(f"ray_actor_options.{option}: {reason}")
-        calls = spec.ray_actor_options.get("max_concurrency", 1)
-        if not (isinstance(calls, int) and 1 <= calls <= CALLS_MAX):
-            reason = f"expected a number from 1 to {CALLS_MAX}"
-            raise UnsupportedSpecError(f"ray_actor_options.max_concurrency: {reason}")
+        _check_options(spec.ray_actor_options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what Ray would only refuse once the lease is granted."""
+    for option in options.keys() - OPTIONS:
+        known = ", ".join(sorted(OPTIONS))
+        reason = f"expected one of {known}; the lease says all else"
+        raise UnsupportedSpecError(f"ray_actor_options.{option}: {reason}")
+    calls = options.get("max_concurrency", 1)
+    if isinstance(calls, bool) or not (isinstance(calls, int) and 1 <= calls <= CALLS_MAX):
+        reason = f"expected a number from 1 to {CALLS_MAX}"
+        raise UnsupportedSpecError(f"ray_actor_options.max_concurrency: {reason}")
+    for option in ("resources", "runtime_env"):
+        if not isinstance(options.get(option, {}), dict):
+            raise UnsupportedSpecError(f"ray_actor_options.{option}: expected an object")
+    for name, amount in options.get("resources", {}).items():
+        field = f"ray_actor_options.resources.{name}"
+        if name in {"CPU", "GPU", "memory", "object_store_memory"}:
+            raise UnsupportedSpecError(f"{field}: the lease says it; ask for it in resources")
+        number = isinstance(amount, int | float) and not isinstance(amount, bool)
+        if not (number and 0 <= amount < math.inf):
+            raise UnsupportedSpecError(f"{field}: expected a number from 0 on")
 
 
 def plans(order: Order, server: str) -> list[Plan]:

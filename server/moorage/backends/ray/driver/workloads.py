@@ -142,7 +142,9 @@ class Workloads:
             except BaseException as error:
                 with contextlib.suppress(UnknownActorError):
                     self._end(self._members(workload))
-                if isinstance(error, ray.exceptions.RayError | DeviceError):
+                # The last two: Ray refuses a `runtime_env` before it asks the cluster for anything.
+                kinds = ray.exceptions.RayError | DeviceError | ValueError | TypeError
+                if isinstance(error, kinds):
                     raise NotDoneError(_first_line(error)) from error
                 raise
             finally:
