@@ -17,8 +17,9 @@ from moorage_policies import catalog
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
+    """A browser. It must end with its module: while it is open, no test can start a loop."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("chromium is not here; on Debian: apt-get install chromium")
