@@ -51,7 +51,7 @@ test-fast: $(VENV)/dev ## Run the tests that take seconds.
 .PHONY: test-heavy
 test-heavy: $(VENV)/dev kubernetes-tools ## Run the tests that take minutes, those that measure last and one by one.
 	$(BIN)/pytest -m "heavy and not quiet" -n 2 --dist loadfile
-	$(BIN)/pytest -m quiet
+	$(BIN)/pytest -m quiet --reruns 2
 
 .PHONY: kubernetes-tools
 kubernetes-tools: $(VENV)/dev ## Build the Kubernetes that tests need, once; without Go they skip.
