@@ -100,9 +100,11 @@ class RayWorld:
 @pytest.fixture(scope="module")
 def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    (folder / "ray").mkdir()
     here = os.fspath(Path(__file__).parent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
         patch.setenv("PYTHONPATH", here)  # What users' classes are imported from over there.
         cluster = Cluster(
             initialize_head=True,

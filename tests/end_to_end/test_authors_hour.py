@@ -48,8 +48,8 @@ def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
     assert "Try it: moorage policy test mine" in made.stdout
     assert "passed" in moorage(server, "policy", "test", "mine", folder=tmp_path).stdout
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "mine"]
-    path = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    subprocess.run(tests, cwd=tmp_path, env=path, check=True, capture_output=True, timeout=120)
+    own = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTEST_ADDOPTS": ""}
+    subprocess.run(tests, cwd=tmp_path, env=own, check=True, capture_output=True, timeout=120)
     pushed = moorage(server, "policy", "push", "mine", "--uri", "mine:1-stable", folder=tmp_path)
     assert pushed.stdout == "mine:1-stable\n"
     assert "not available" not in pushed.stderr  # The types are for the editor alone.

@@ -39,7 +39,8 @@ def url() -> Iterator[str]:
 
 def shown(*command: str | Path, **environment: str) -> str:
     """Run a command, and return what it printed."""
-    variables = {**os.environ, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", **environment}
+    own = {"PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "PYTEST_ADDOPTS": ""}
+    variables = {**os.environ, **own, **environment}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=variables
     )

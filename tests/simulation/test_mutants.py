@@ -43,8 +43,9 @@ MUTANTS = [
     Mutant(
         "frees at Ending",
         "core/state.py",
-        'replace(lease, state="ending", reason=reason)',
-        'replace(lease, state="ending", reason=reason)\n    state._free(state.leases[request])',
+        'replace(lease, state="ending", reason=reason, notice=None)',
+        'replace(lease, state="ending", reason=reason, notice=None)\n'
+        "    state._free(state.leases[request], at)",
         "capacity drifted",
     ),
     Mutant(
@@ -282,7 +283,7 @@ MUTANTS = [
     Mutant(
         "asks no policy again that declined without what is not kept any more",
         "core/queue.py",
-        "for line in [each for each in self._declined if each.withheld]:",
+        "for line in [each for each in self._declined if each.withheld or each.over_quota_at]:",
         "for line in ():",
         "no request sleeps that could be served",
     ),
@@ -292,7 +293,7 @@ MUTANTS = [
         "            self._unreserved += 1",
         "            pass",
         "no request sleeps that could be served",
-        seeds="120:150",
+        seeds="180:210",
     ),
     Mutant(
         "forgets those that come back and were never judged",
@@ -432,8 +433,8 @@ MUTANTS = [
     Mutant(
         "lets anybody release",
         "core/leases.py",
-        "elif lease.token_digest != token_digest:",
-        "elif False:",
+        "if lease.token_digest != token_digest and lease.tenant != tenant:",
+        "if False:",
         "only the owner",
     ),
     Mutant(
@@ -474,7 +475,7 @@ MUTANTS = [
     Mutant(
         "holds on to what a lease in the queue held",
         "core/state.py",
-        "state._free(lease)  # noqa: SLF001  # Called by apply().\n    avoid",
+        "state._free(lease, at)  # noqa: SLF001  # Called by apply().\n    avoid",
         "avoid",
         "drifted",
     ),

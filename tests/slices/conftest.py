@@ -167,8 +167,10 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """The cluster of one file of tests; its functions travel to it by value."""
     ray.cloudpickle.register_pickle_by_value(request.module)
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    (folder / "ray").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
         patch.setenv("RAY_DEDUP_LOGS", "0")
         for name in [each for each in os.environ if each.startswith(("EFORMER_", "TPU_"))]:
             patch.delenv(name)

@@ -113,9 +113,11 @@ class World:
 def world() -> Iterator[World]:
     """The cluster of one file of tests."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    (folder / "ray").mkdir()
     folder.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
         cluster = Cluster(
             initialize_head=True,
             head_node_args={
