@@ -38,6 +38,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
         *(f"--parameters=@{tmp_path}/parameters.json", '--settings={"a": 1}'),
         *('--filter={"b": 2}', '--search={"c": 3}', '--provision={"backend": "local"}'),
         *("--ttl=60", "--wait=1", "--priority=5", "--preemptible", "--key=k"),
+        *("--runtime-min=7", "--notice=8"),
     )
     assert done.returncode == 0
     [heard] = harbour.heard
@@ -56,6 +57,8 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
         "wait_seconds": 1,
         "priority": 5,
         "preemptible": True,
+        "runtime_seconds_min": 7,
+        "notice_seconds": 8,
         "idempotency_key": "k",
     }
     assert heard["clusters"] == ["c0", "c1"]

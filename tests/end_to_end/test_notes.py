@@ -27,9 +27,11 @@ BODIES = {
     "POST /policy/{uri}/manage": {"action": "look"},
     "POST /executor": {"executor_id": "e"},
     "PUT /executor/{executor}": {"$set": {"note": "x"}},
+    "PUT /quotas/{tenant}": {"weight": 2},
 }
 NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:stable"} | {
-    "executor": "e"
+    "executor": "e",
+    "tenant": "ann",
 }
 REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
 """These never do anything."""
@@ -54,7 +56,7 @@ def managed(name):
 
 @pytest.fixture
 def noting(tmp_path):
-    variables = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_LOG_LEVEL": "info"}
+    variables = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_OPERATORS": "ann", "MOORAGE_LOG_LEVEL": "info"}
     with daemon(tmp_path, environment=variables) as running:
         server = Server(running)
         server.http.headers["Authorization"] = "Bearer sesame"

@@ -48,6 +48,7 @@ def test_the_page_does_what_it_says(data: Path, tmp_path: Path) -> None:
             **os.environ,
             "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
             "MOORAGE_URL": server.running.ws,
+            "MOORAGE_HTTP_URL": server.running.http,
             "MOORAGE_STATE": str(tmp_path / "leases.json"),
             "NO_COLOR": "1",
         }
@@ -118,3 +119,46 @@ def test_a_refusal_has_the_numbers_and_only_operators_change_them(data: Path) ->
             assert (told["used"], told["quota"], told["borrowed"]) == (0, 1000, 0)
             ops.call({"op": "remove_quota", "tenant": "ann"})
             assert ann.ask("first_fit:1.0-stable", **wanted).lease is not None
+
+
+def test_operators_change_quotas_over_http_while_it_runs(data: Path) -> None:
+    tokens = {"MOORAGE_TOKENS": "ann:a1,ops:o1", "MOORAGE_OPERATORS": "ops"}
+    with served(data, **tokens) as server, BlockingClient(server.running.ws, "a1") as ann:
+        operator, other = {"Authorization": "Bearer o1"}, {"Authorization": "Bearer a1"}
+        http, change = server.http, {"nominal": {"gpu_milli": 1000}, "weight": 2}
+        asked = {"resources": {"gpus": 2}, "lease": {"ttl_seconds": 60}}
+        held = ann.ask("first_fit:1.0-stable", **asked)
+        assert held.lease is not None
+
+        def put(path: str, body: object, headers: dict[str, str] = operator, status: int = 200):
+            answer = http.put(path, json=body, headers=headers)
+            assert answer.status_code == status, answer.text
+            return answer.json()
+
+        told = put("/quotas/ann", change)["data"]
+        assert (told["tenant"], told["project"], told["weight"]) == ("ann", None, 2.0)
+        assert told["resources"]["gpu_milli"]["used"] == 2000, "what is held stays"
+        with pytest.raises(RequestRefused) as caught:
+            ann.ask("first_fit:1.0-stable", **asked)
+        assert caught.value.code == "quota_exceeded"
+        assert ann.status(held.lease.id)["state"] in {"granted", "active"}
+        put("/quotas/ann?project=night", {"nominal": {"cpu_milli": 5}})
+        page = http.get("/quotas", headers=operator, params={"limit": 1}).json()["data"]
+        assert [row["project"] for row in page["quotas"]] == [None]
+        own = http.get("/quotas", headers=other).json()["data"]["quotas"]
+        assert [row["project"] for row in own] == [None, "night"]
+
+        assert put("/quotas/ann", change, other, 403)["error"]["code"] == "unauthorized"
+        assert http.put("/quotas/ann", json=change).status_code == 401
+        assert put("/quotas/*?project=x", change, status=400)["error"]["field"] == "project"
+        assert put("/quotas/ann", {"wieght": 2}, status=400)["error"]["field"] == "wieght"
+        assert put("/quotas/ann", {"op": "flush"}, status=400)["error"]["field"] == "op"
+        wrong = {"nominal": {"gpu_milli": -1}}
+        assert put("/quotas/ann", wrong, status=400)["error"]["field"] == "nominal.gpu_milli"
+        foreign = operator | {"Origin": "https://elsewhere.example"}
+        assert put("/quotas/ann", change, foreign, 403)["error"]["code"] == "forbidden"
+
+        for path in ("/quotas/ann?project=night", "/quotas/ann"):
+            gone = http.delete(path, headers=operator).json()["data"]
+            assert gone["quota"] is None
+        assert ann.ask("first_fit:1.0-stable", **asked).lease is not None

@@ -50,6 +50,32 @@ _WaitSeconds = Annotated[
     float | None,
     typer.Option(min=0, max=WAIT_SECONDS_MAX, help="Wait for seconds", rich_help_panel=_LEASE),
 ]
+Preemptible = Annotated[
+    bool,
+    typer.Option(
+        "--preemptible", help="May give way to higher priority", rich_help_panel=_LEASE
+    ),
+]
+RuntimeMin = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=WAIT_SECONDS_MAX,
+        metavar="SECONDS",
+        help="With --preemptible: not before it has lasted so long",
+        rich_help_panel=_LEASE,
+    ),
+]
+Notice = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=WAIT_SECONDS_MAX,
+        metavar="SECONDS",
+        help="With --preemptible: how long it stays once it is told",
+        rich_help_panel=_LEASE,
+    ),
+]
 
 
 def json_object(text: str | None, option: str) -> Any:
@@ -129,9 +155,9 @@ def ask(
     priority: Annotated[
         int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
     ] = None,
-    preemptible: Annotated[
-        bool, typer.Option("--preemptible", help="May be ended early", rich_help_panel=_LEASE)
-    ] = False,
+    preemptible: Preemptible = False,
+    runtime_min: RuntimeMin = 0.0,
+    notice: Notice = 0.0,
     key: Annotated[
         str | None,
         typer.Option(help="Idempotency key: same key, same lease", rich_help_panel=_LEASE),
@@ -146,7 +172,8 @@ def ask(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
-    terms = _terms(lease, ttl, wait, priority, preemptible, key, project, provision)
+    gives_way = gives_way_terms(preemptible, runtime_min, notice)
+    terms = _terms(lease, ttl, wait, priority, gives_way, key, project, provision)
     resources = {
         "gpus": gpus,
         "gpu_milli": gpu_milli,
@@ -255,12 +282,22 @@ def cancel(
         fields(ended)
 
 
+def gives_way_terms(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
+    """Return the terms on which a lease gives way to others; none where it does not."""
+    for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
+        if given and not preemptible:
+            raise typer.BadParameter(f"{option} is about giving way; add --preemptible")
+    if not preemptible:
+        return {}
+    return {"preemptible": True, "runtime_seconds_min": runtime_min, "notice_seconds": notice}
+
+
 def _terms(
     lease: bool,
     ttl: float | None,
     wait: float | None,
     priority: int | None,
-    preemptible: bool,
+    gives_way: dict[str, Any],
     key: str | None,
     project: str,
     provision: str | None,
@@ -268,7 +305,7 @@ def _terms(
     wanted = {
         "--wait": wait is not None,
         "--priority": priority is not None,
-        "--preemptible": preemptible,
+        "--preemptible": bool(gives_way),
         "--key": key is not None,
         "--project": bool(project),
         "--provision": provision is not None,
@@ -282,9 +319,9 @@ def _terms(
         ttl_seconds=TTL_SECONDS if ttl is None else ttl,
         wait_seconds=wait or 0.0,
         priority=priority or 0,
-        preemptible=preemptible,
         idempotency_key=key or "",
         project=project,
+        **gives_way,
     )
 
 

@@ -14,7 +14,15 @@ import typer
 
 from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import LeaseArgument, keep, token_of
+from moorage_client.cli.asking import (
+    LeaseArgument,
+    Notice,
+    Preemptible,
+    RuntimeMin,
+    gives_way_terms,
+    keep,
+    token_of,
+)
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import Attempt, ShownExecution, ShownOutput
@@ -56,6 +64,9 @@ def run(
     cluster: Annotated[list[str] | None, typer.Option(help="Cluster to choose from")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait in the queue")] = 0.0,
     priority: Annotated[int, typer.Option(help="Higher goes first")] = 0,
+    preemptible: Preemptible = False,
+    runtime_min: RuntimeMin = 0.0,
+    notice: Notice = 0.0,
     image: Annotated[
         str | None, typer.Option(help="Run it in a container of this image (else as a process)")
     ] = None,
@@ -102,6 +113,7 @@ def run(
     }
 
     terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
+    terms |= gives_way_terms(preemptible, runtime_min, notice)
     output = bytearray()
     write = output.extend if session.json else write_bytes
     name, code = session.run(lambda client: _hold(client, write, policy, terms | request))

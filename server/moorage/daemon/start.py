@@ -374,6 +374,7 @@ def _web(
         search=services.SearchServices(requests.finder).search,
         execute=PolicyExecutor(catalog, sandbox).execute,
         allocate=allocation.allocate if config.allocate_over_http else None,
+        operate=allocation.operate,
         authenticate=core.tokens.tenant,
         readiness=health.readiness,
         metrics_text=core.measures.text,

@@ -29,6 +29,7 @@ from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
 from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
+from moorage.web.quotas import quota_routes
 from moorage.web.schemas import (
     AllocationAnswer,
     BlockPlacementRequest,
@@ -74,6 +75,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
         _policies,
         alias_routes,
         executor_routes,
+        quota_routes,
         _allocator,
         _blocks,
     )

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from moorage.model import Code
+from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.web.bodies import is_of_clusters
@@ -479,7 +480,8 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
         for each in operations.values():
             each["responses"].pop("422", None)  # The framework's own, which is never answered.
             each["responses"]["default"] = {"description": "Failure", "content": _json(failure)}
-    types = (*WebType.__subclasses__(), AllocationRequest, Activation, CanaryStart)
+    of_the_socket = (AllocationRequest, QuotaPage, QuotaState)
+    types = (*WebType.__subclasses__(), *of_the_socket, Activation, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for schema in schemas.values():
         if "description" in schema:

@@ -139,6 +139,7 @@ class WebServices:
         execute: Takes an executor, a body and who asks; returns what the policy returned.
         allocate: Takes the body of `POST /allocate` and who asks; returns the status and the JSON
             of the answer. None: that endpoint is not served.
+        operate: Takes an operation, as on the socket, and who asks; returns the same as `allocate`.
         authenticate: Takes the bearer token, or None where there is none; returns its tenant, or
             None to answer 401.
         readiness: Returns whether requests can be served, and what says so, by component.
@@ -161,6 +162,7 @@ class WebServices:
     ]
     execute: Callable[[str, Document, Tenant], Awaitable[Any]]
     allocate: Callable[[bytes, Tenant], Awaitable[tuple[int, bytes]]] | None
+    operate: Callable[[Document, Tenant], Awaitable[tuple[int, bytes]]]
     authenticate: Callable[[str | None], Tenant | None]
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]

@@ -229,7 +229,8 @@ class Operations:
         self._inbox.post(QuotaAsked(to, who, tenant, message.project, quota))
         done = "set_quota" if quota else "remove_quota"
         about = {"what": done, "tenant": tenant, "project": message.project or ""}
-        _note(who, self._replies.remote(to), about)
+        if remote := self._replies.remote(to):  # `web.notes` tells of HTTP.
+            _note(who, remote, about)
 
     def _watch(self, to: Address, tenant: Tenant, message: wire.WatchTopics) -> Response:
         try:

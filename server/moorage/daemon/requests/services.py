@@ -31,7 +31,7 @@ from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.faults import ServiceError, twin_status
+from moorage.protocol.faults import ServiceError, status_of, twin_status
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -171,7 +171,7 @@ class PolicyServices:
 
 
 class AllocationServices:
-    """`POST /allocate`, the HTTP twin of an ad-hoc request.
+    """`POST /allocate`, the HTTP twin of an ad-hoc request, and those of operations.
 
     Args:
         router: Where the request goes.
@@ -189,17 +189,38 @@ class AllocationServices:
             message: Request = wire.decode_allocation(body)
             warnings = wire.ignored_fields(body, message)
         except BadMessage as error:
-            refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
-            return 400, refuse(refusal, message_id=error.id)
+            return 400, _unread(error)
+        code, reply = await self._replied(message, tenant, warnings)
+        return (200 if code is None else twin_status(code)), reply
+
+    async def operate(self, operation: JsonDocument, tenant: Tenant) -> tuple[int, bytes]:
+        """Do what an operation says; return the status and the JSON of the answer."""
+        try:
+            message = wire.decode(msgspec.json.encode(operation))
+        except BadMessage as error:
+            return status_of(error.code), _unread(error)
+        code, reply = await self._replied(message, tenant)
+        if code is Code.UNAUTHORIZED:  # It is known who asks, and that they may not.
+            return status_of(Code.FORBIDDEN), reply
+        return (200 if code is None else status_of(code)), reply
+
+    async def _replied(
+        self, message: Request, tenant: Tenant, warnings: Sequence[str] = ()
+    ) -> tuple[Code | None, bytes]:
+        """Return the code of a refusal, or None, and the reply."""
         if self._calls.draining:
-            return twin_status(STOPPING.code), refuse(STOPPING, message_id=message.id)
+            return STOPPING.code, refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
         if not self._router.request_nowait(to, tenant, message, warnings):
             await self._router.request(to, tenant, message, warnings)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
-        code = verdict.error.code if verdict.error else None
-        return (200 if verdict.success or code is None else twin_status(code)), reply
+        return (verdict.error.code if verdict.error else None), reply
+
+
+def _unread(error: BadMessage) -> bytes:
+    refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
+    return refuse(refusal, message_id=error.id)
 
 
 async def settle(router: Router, calls: HttpCalls) -> None:

@@ -1,0 +1,59 @@
+"""Endpoints of quotas: what the operations `quotas`, `set_quota` and `remove_quota` do, over HTTP."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.protocol.answers import QuotaPage, QuotaState
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.fields import WaitSeconds, Weight
+from moorage.protocol.parts import QuotaAmounts
+from moorage.web.bodies import BodyReader, read_document, who_of
+from moorage.web.schemas import WebType, operation
+from moorage.web.services import WebServices
+
+__all__ = ["quota_routes"]
+
+
+class QuotaChange(WebType, rename=None, forbid_unknown_fields=True):
+    """A quota, with the fields of `set_quota`; what is left out is as it is at first."""
+
+    weight: Weight = 1.0
+    nominal: QuotaAmounts = QuotaAmounts()
+    borrow: QuotaAmounts = QuotaAmounts()
+    lend: QuotaAmounts = QuotaAmounts()
+    notice_seconds: WaitSeconds = 0.0
+
+
+def quota_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+    """Return the router of these endpoints; arguments as `service_routes`."""
+    router = APIRouter(tags=["quotas"])
+
+    async def done(request: Request, name: str, **fields: object) -> Response:
+        said = {key: value for key, value in fields.items() if value is not None}
+        status, answer = await services.operate({**said, "op": name}, who_of(request))
+        return Response(answer, status, media_type="application/json")
+
+    @router.get("/quotas", summary="List quotas", **operation(QuotaPage))
+    async def list_quotas(
+        request: Request, tenant: str | None = None, after: str = "", limit: int = 100
+    ) -> Response:
+        """Answer one page of quotas, and what is held of them; for operators, those of all."""
+        filters = {"tenant": tenant} if tenant is not None else {}
+        return await done(request, "quotas", filters=filters, after=after, limit=limit)
+
+    @router.put("/quotas/{tenant}", summary="Set a quota", **operation(QuotaState, QuotaChange))
+    async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
+        """Let a tenant, or with `?project=` one of its projects, hold so much from now on."""
+        change = await read_document(request, bodies)
+        known = QuotaChange.__struct_fields__
+        for name in change.keys() - set(known):
+            raise ServiceError.wrong_field(name, f"one of {', '.join(known)}")
+        return await done(request, "set_quota", **change, tenant=tenant, project=project)
+
+    @router.delete("/quotas/{tenant}", summary="Remove a quota", **operation(QuotaState))
+    async def remove_quota(tenant: str, request: Request, project: str | None = None) -> Response:
+        """Let a tenant, or with `?project=` one of its projects, hold what everyone may."""
+        return await done(request, "remove_quota", tenant=tenant, project=project)
+
+    return router
