@@ -114,8 +114,6 @@ class BlockingClient:
         wait_seconds: float = 0.0,
         priority: int = 0,
         preemptible: bool = False,
-        runtime_seconds_min: float = 0.0,
-        notice_seconds: float = 0.0,
         idempotency_key: str = "",
         timeout: float | None = None,
         **request: Unpack[Request],
@@ -127,10 +125,7 @@ class BlockingClient:
         block. Long work calls `held.check()` between its steps.
         """
         client = self._open()
-        stays = (runtime_seconds_min, notice_seconds)
-        terms = LeaseTerms(
-            ttl_seconds, wait_seconds, priority, preemptible, idempotency_key, *stays
-        )
+        terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         message = request_message(policy_rule_uri, terms, **request)
         return BlockingGuard(
             lambda: self._run(client.acquire(message, timeout)),

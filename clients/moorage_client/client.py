@@ -210,8 +210,6 @@ class Client:
         wait_seconds: float = 0.0,
         priority: int = 0,
         preemptible: bool = False,
-        runtime_seconds_min: float = 0.0,
-        notice_seconds: float = 0.0,
         idempotency_key: str = "",
         cancel_when_lost: bool = True,
         timeout: float | None = None,
@@ -231,8 +229,6 @@ class Client:
             wait_seconds: How long to wait for it in the queue.
             priority: Higher goes first.
             preemptible: It may be ended early for a request of higher priority.
-            runtime_seconds_min: But not before it has lasted so long.
-            notice_seconds: And not before it has been told for so long.
             idempotency_key: Take over the lease that this key was granted earlier, if any.
             cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
                 for blocks that call `held.check()` themselves.
@@ -247,10 +243,7 @@ class Client:
             Timeout: As `ask`, or as `ConnectionFailed`.
 
         """
-        stays = (runtime_seconds_min, notice_seconds)
-        terms = LeaseTerms(
-            ttl_seconds, wait_seconds, priority, preemptible, idempotency_key, *stays
-        )
+        terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         message = request_message(policy_rule_uri, terms, **request)
         return LeaseGuard(
             lambda: self.acquire(message, timeout),

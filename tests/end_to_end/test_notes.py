@@ -56,7 +56,11 @@ def managed(name):
 
 @pytest.fixture
 def noting(tmp_path):
-    variables = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_OPERATORS": "ann", "MOORAGE_LOG_LEVEL": "info"}
+    variables = {
+        "MOORAGE_TOKENS": "ann:sesame",
+        "MOORAGE_OPERATORS": "ann",
+        "MOORAGE_LOG_LEVEL": "info",
+    }
     with daemon(tmp_path, environment=variables) as running:
         server = Server(running)
         server.http.headers["Authorization"] = "Bearer sesame"

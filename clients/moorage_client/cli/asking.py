@@ -52,11 +52,9 @@ _WaitSeconds = Annotated[
 ]
 Preemptible = Annotated[
     bool,
-    typer.Option(
-        "--preemptible", help="May give way to higher priority", rich_help_panel=_LEASE
-    ),
+    typer.Option("--preemptible", help="May give way to higher priority", rich_help_panel=_LEASE),
 ]
-RuntimeMin = Annotated[
+_RuntimeMin = Annotated[
     float,
     typer.Option(
         min=0,
@@ -66,7 +64,7 @@ RuntimeMin = Annotated[
         rich_help_panel=_LEASE,
     ),
 ]
-Notice = Annotated[
+_Notice = Annotated[
     float,
     typer.Option(
         min=0,
@@ -76,6 +74,7 @@ Notice = Annotated[
         rich_help_panel=_LEASE,
     ),
 ]
+_Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)]
 
 
 def json_object(text: str | None, option: str) -> Any:
@@ -156,15 +155,13 @@ def ask(
         int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
     ] = None,
     preemptible: Preemptible = False,
-    runtime_min: RuntimeMin = 0.0,
-    notice: Notice = 0.0,
+    runtime_min: _RuntimeMin = 0.0,
+    notice: _Notice = 0.0,
     key: Annotated[
         str | None,
         typer.Option(help="Idempotency key: same key, same lease", rich_help_panel=_LEASE),
     ] = None,
-    project: Annotated[
-        str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)
-    ] = "",
+    project: _Project = "",
     provision: Annotated[
         str | None, typer.Option(help="What to start: JSON, @file", rich_help_panel=_LEASE)
     ] = None,
@@ -172,7 +169,7 @@ def ask(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
-    gives_way = gives_way_terms(preemptible, runtime_min, notice)
+    gives_way = _gives_way(preemptible, runtime_min, notice)
     terms = _terms(lease, ttl, wait, priority, gives_way, key, project, provision)
     resources = {
         "gpus": gpus,
@@ -282,7 +279,7 @@ def cancel(
         fields(ended)
 
 
-def gives_way_terms(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
+def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
     """Return the terms on which a lease gives way to others; none where it does not."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:

@@ -14,15 +14,7 @@ import typer
 
 from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import (
-    LeaseArgument,
-    Notice,
-    Preemptible,
-    RuntimeMin,
-    gives_way_terms,
-    keep,
-    token_of,
-)
+from moorage_client.cli.asking import LeaseArgument, Preemptible, keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import Attempt, ShownExecution, ShownOutput
@@ -65,8 +57,6 @@ def run(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait in the queue")] = 0.0,
     priority: Annotated[int, typer.Option(help="Higher goes first")] = 0,
     preemptible: Preemptible = False,
-    runtime_min: RuntimeMin = 0.0,
-    notice: Notice = 0.0,
     image: Annotated[
         str | None, typer.Option(help="Run it in a container of this image (else as a process)")
     ] = None,
@@ -113,7 +103,7 @@ def run(
     }
 
     terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
-    terms |= gives_way_terms(preemptible, runtime_min, notice)
+    terms["preemptible"] = preemptible
     output = bytearray()
     write = output.extend if session.json else write_bytes
     name, code = session.run(lambda client: _hold(client, write, policy, terms | request))
@@ -143,6 +133,8 @@ async def _hold(
             note(f"lease {name} on {where(held.placement)}")
             reader = _Reader(client, name, held.token, write)
             code = await reader.follow()
+            if code < 0:
+                await _say_why(client, name)
     except LeaseLost:
         if code is None:
             raise
@@ -155,6 +147,13 @@ async def _hold(
         return name, -received[0]
     assert code is not None
     return name, code
+
+
+async def _say_why(client: Any, lease: str) -> None:
+    """Say why a lease ended while its workload ran: preempted, say, and by whom."""
+    with contextlib.suppress(MoorageError):  # It has ended all the same.
+        if reason := (await client.status(lease)).get("reason"):
+            note(f"moorage: lease {lease}: {reason}")
 
 
 async def _ended(client: Any, lease: str, reader: "_Reader") -> None:

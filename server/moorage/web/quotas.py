@@ -1,4 +1,4 @@
-"""Endpoints of quotas: what the operations `quotas`, `set_quota` and `remove_quota` do, over HTTP."""
+"""Endpoints of quotas: the operations `quotas`, `set_quota` and `remove_quota`, over HTTP."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
