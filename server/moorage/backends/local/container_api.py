@@ -327,11 +327,13 @@ class ContainerApi:
     def output(self, name: str) -> Iterator[bytes]:
         """Yield what a container has written so far."""
         with self._errors("read output"):
-            pieces = self._api.logs(name, stdout=True, stderr=True, stream=True, follow=False)
-            try:
-                yield from pieces
-            finally:
-                _hang_up(pieces)
+            # The SDK's own method loses the connection where the container is removed meanwhile.
+            url = self._api._url("/containers/{0}/logs", name)  # noqa: SLF001  # As above.
+            wanted = {"stdout": 1, "stderr": 1}
+            response = self._api.get(url, params=wanted, stream=True, timeout=ANSWER_SECONDS_MAX)
+            with contextlib.closing(response):
+                self._api._raise_for_status(response)  # noqa: SLF001  # As above.
+                yield from self._api._multiplexed_response_stream_helper(response)  # noqa: SLF001  # As above.
 
     def log(self, name: str, offset: int) -> Log:
         """Read what a container wrote, from a byte offset on; see `Backend.logs`.
