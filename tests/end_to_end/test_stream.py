@@ -22,8 +22,8 @@ def release(server, held):
     assert server.say({"op": "release", "lease": held["id"], "token": held["token"]})[0]["success"]
 
 
-def waiting(**more):
-    terms = {"ttl_seconds": 60, "wait_seconds": 30}
+def waiting(seconds=30, **more):
+    terms = {"ttl_seconds": 60, "wait_seconds": seconds}
     return ask_message(FIRST_FIT, resources=ALL, lease=terms, stream=True, **more)
 
 
@@ -71,15 +71,15 @@ def test_a_refusal_is_the_last_word(server):
         assert json.loads(socket.recv(10))["success"]  # Advice is decided at once.
 
 
-def test_a_client_that_left_is_told_nothing_and_loses_its_place(server):
+def test_what_a_client_left_behind_waits_until_its_time_is_up(server):
     held = lease(server)
     with server.socket() as socket:
-        socket.send(json.dumps(waiting(id=1)))
+        socket.send(json.dumps(waiting(id=1, seconds=3)))
         assert json.loads(socket.recv(10))["data"]["position"] == 1
-    until(lambda: not server.say({"op": "queue"})[0]["data"]["waiting"])
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1)))
-        assert json.loads(socket.recv(10))["data"]["position"] == 1
+        assert json.loads(socket.recv(10))["data"]["position"] == 2
+        assert json.loads(socket.recv(30))["data"]["position"] == 1
     release(server, held)
 
 
