@@ -46,6 +46,7 @@ def test_every_block_of_a_page_runs(name: str, reader, tmp_path: Path) -> None:
                 story.play(language, text)
 
 
+@pytest.mark.heavy
 def test_the_quick_starts_of_the_readme_run_twice(reader, tmp_path: Path) -> None:
     found = blocks(ROOT / "README.md")
     assert {"python", "console"} <= {language for language, _ in found}
