@@ -20,6 +20,7 @@ from moorage_client.cli import (
     quotas,
     running,
     skeleton,
+    whatif,
 )
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
@@ -112,6 +113,7 @@ command(app, "logs")(running.logs)
 command(app, "status")(looking.status)
 command(app, "why")(looking.why)
 command(app, "queue")(looking.queue)
+command(app, "whatif")(whatif.whatif)
 command(app, "gpus")(gpus.gpus)
 command(app, "watch")(looking.watch)
 command(machines, fleet.DEFAULT)(looking.fleet)

@@ -55,6 +55,7 @@ from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
 from moorage.daemon.requests.watchers import Watchers
+from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.backends import configured_backends
@@ -223,11 +224,7 @@ async def _open_runners(
         fleet=state.fleet,
         services=services.CatalogReader(stores.catalog),
         deliver=core.inbox.post,
-        limits=Limits(
-            evaluation_seconds=config.policy_deadline_seconds,
-            evaluation_seconds_max=config.policy_deadline_seconds_max,
-            memory_mib=config.policy_memory_mib,
-        ),
+        limits=_limits(config),
         mode=config.sandbox,
         isolation=config.isolation,
         circuits=core.watchers.circuits,
@@ -246,6 +243,14 @@ async def _open_runners(
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
     ray = backends.get("ray")
     return Runners(sandbox, workloads, ray if isinstance(ray, RayBackend) else None)
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        evaluation_seconds=config.policy_deadline_seconds,
+        evaluation_seconds_max=config.policy_deadline_seconds_max,
+        memory_mib=config.policy_memory_mib,
+    )
 
 
 def _workers(config: Config) -> WorkerSettings | None:
@@ -286,9 +291,10 @@ def _requests(
     access = WorkloadAccess(workloads, state.lease)
     bounds = OperationBounds(config.lease_ttl_seconds_max, core.tokens.is_operator)
     decisions = Decisions(stores.ledger, core.tokens.is_operator)
-    lookups = Lookups(
-        access, decisions, RecalledFleets(stores.ledger, decisions, core.tokens.is_operator)
-    )
+    fleets = RecalledFleets(stores.ledger, decisions, core.tokens.is_operator)
+    terms = WhatIfBounds(config.sandbox, _limits(config), core.tokens.is_operator)
+    whatifs = WhatIfs(catalog, publishing, asks, state, terms)
+    lookups = Lookups(access, decisions, fleets, whatifs)
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,

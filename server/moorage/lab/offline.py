@@ -1,6 +1,6 @@
-"""What `moorage policy test`, `backtest`, `push` and the console's playground run.
+"""What `moorage policy test`, `backtest`, `push`, `moorage whatif` and the playground run.
 
-JSON comes on stdin, its outcome goes to stdout.
+JSON (of a what-if, msgpack) comes on stdin, its outcome goes to stdout.
 
 The command line is a client and may not import the server's packages; it starts this program
 instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import uvloop
 
-from moorage.lab import backtest, playground, policy_test
+from moorage.lab import backtest, playground, policy_test, whatif
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
 from moorage.protocol.faults import ServiceError
@@ -38,6 +38,10 @@ def _play(text: bytes) -> Any:
     return uvloop.run(playground.play_trace(job) if job.trace else playground.play(job))
 
 
+def _whatif(packed: bytes) -> Any:
+    return uvloop.run(whatif.whatif(msgspec.msgpack.decode(packed, type=whatif.WhatIfJob)))
+
+
 def _shipped(text: bytes) -> Any:
     name = msgspec.json.decode(text)["name"]
     if name not in shipped.shipped():
@@ -50,6 +54,7 @@ COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
     "test": _test,
     "backtest": _backtest,
     "play": _play,
+    "whatif": _whatif,
     "shipped": _shipped,
 }
 

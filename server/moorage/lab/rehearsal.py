@@ -41,13 +41,13 @@ from moorage.core.events import (
     ReleaseAsked,
     Tick,
 )
-from moorage.core.facts import Granted
+from moorage.core.facts import Granted, Refusal
 from moorage.core.turn import Turn
 from moorage.daemon.publishing.vetting import vet
 from moorage.daemon.requests.finder import code_of
 from moorage.daemon.requests.services import CatalogReader
-from moorage.model import Ask, Lease, RequestId, SessionId, Tenant
-from moorage.sandbox.host.contract import Mode
+from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
+from moorage.sandbox.host.contract import HostServices, Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
 
 Document = dict[str, Any]
@@ -81,6 +81,7 @@ class Rehearsal:
         limits: Of one evaluation and its cell. A policy has one cell here, since two of them
             would answer in the order of their luck, and never rests.
         hash_seed: Of the cells' hashes of texts, so that the order of a set can be repeated too.
+        services: Answer policies' clients; None: the rehearsal's own catalog does.
 
     Attributes:
         allocator: The core. Its state may be read.
@@ -91,8 +92,13 @@ class Rehearsal:
     """
 
     def __init__(
-        self, mode: Mode = "jail", limits: Limits | None = None, hash_seed: int = 1
+        self,
+        mode: Mode = "jail",
+        limits: Limits | None = None,
+        hash_seed: int = 1,
+        services: HostServices | None = None,
     ) -> None:
+        self._services = services
         self.allocator = Allocator()
         self.now = 0.0
         self.decisions: dict[RequestId, Decision] = {}
@@ -115,7 +121,7 @@ class Rehearsal:
             stack.push_async_callback(self._catalog.close)
             self._sandbox = Sandbox(
                 fleet=self.allocator.state.fleet,
-                services=CatalogReader(self._catalog),
+                services=self._services or CatalogReader(self._catalog),
                 deliver=self._deliver,
                 limits=self._limits,
                 mode=self._mode,
@@ -231,7 +237,7 @@ class Rehearsal:
             match effect:
                 case Consult(ask, number):
                     self._asked[number] = time.perf_counter()
-                    self._sandbox.consult(effect, self._codes[ask.policy.uri])
+                    self._consult(effect, self._codes.get(ask.policy.uri))
                 case Forget(request, number):
                     self._asked.pop(number, None)
                     self._sandbox.forget(request, number)
@@ -242,12 +248,21 @@ class Rehearsal:
                 case _:
                     assert_never(effect)
 
+    def _consult(self, effect: Consult, code: PolicyCode | None) -> None:
+        ask = effect.ask
+        if code is None:
+            reason = f"Policy {ask.policy.uri} was removed while the request waited."
+            refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
+            self._deliver(ConsultFailed(ask.id, effect.consultation, refusal))
+        else:
+            self._sandbox.consult(effect, code)
+
     def _deliver(self, event: Proposed | ConsultFailed) -> None:
-        decision = self.decisions[event.request]
+        decision = self.decisions.get(event.request)
         started = self._asked.get(event.consultation)
-        if started is not None:
+        if decision is not None and started is not None:
             decision.seconds = max(decision.seconds, time.perf_counter() - started)
-        if isinstance(event, Proposed):
+        if decision is not None and isinstance(event, Proposed):
             decision.values = (*decision.values, event.value)
         self._answered[event.consultation] = event
         self._news.set()

@@ -298,6 +298,53 @@ class WatchedTopics(Struct):
     topics: list[str]
 
 
+class WhatIfAnswer(Struct):
+    """What a request would be answered. `waiting`: its place in the queue is `position`."""
+
+    state: Literal["granted", "waiting", "advised", "refused"]
+    request: str
+    placement: list[ShareObject] | UnsetType = UNSET
+    data: Any = UNSET
+    code: Code | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    position: int | UnsetType = UNSET
+
+
+class WouldBeGranted(Struct):
+    """A waiter that would be granted a lease, or a lease that would go on elsewhere."""
+
+    request: str
+    placement: list[ShareObject]
+
+
+class WouldGiveWay(Struct):
+    """A lease that would have to give way, to whom, and until when it might stay."""
+
+    lease: str
+    by: str
+    until: Seconds
+
+
+class WouldLeave(Struct):
+    """A lease on what would be drained; `stays` until it ends, or `moves` elsewhere, or `waits`."""
+
+    lease: str
+    becomes: Literal["stays", "moves", "waits", "ends"]
+    placement: list[ShareObject] | UnsetType = UNSET
+
+
+class Consequences(Struct):
+    """What would come of a change; `others` counts what is of other tenants and not shown."""
+
+    at: Seconds
+    answer: WhatIfAnswer | None
+    granted: list[WouldBeGranted]
+    preempted: list[WouldGiveWay]
+    drained: list[WouldLeave]
+    others: dict[str, int]
+    warnings: list[str]
+
+
 class FailureMessage(Struct):
     """Every failure: `message` is a sentence for a person, `error` is for programs."""
 
@@ -347,7 +394,7 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Manage: (Any,),
     m.Logs: (OutputPart,),
     m.Exec: (ExecutionAnswer,),
-    m.WhatIf: (Any,),
+    m.WhatIf: (Consequences,),
     m.WatchTopics: (WatchedTopics,),
     m.Resume: (Any,),
 }

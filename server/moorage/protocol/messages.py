@@ -28,7 +28,13 @@ from moorage.protocol.diagnosis import (
     unknown_op,
 )
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.parts import LeaseRequest, ProvisionRequest, QuotaAmounts, Resources
+from moorage.protocol.parts import (
+    Change,
+    LeaseRequest,
+    ProvisionRequest,
+    QuotaAmounts,
+    Resources,
+)
 
 _NOTHING: Final = msgspec.Raw(b"")
 _ABSENT: Final = (_NOTHING, msgspec.Raw(b"null"))
@@ -339,10 +345,10 @@ class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):
 
 
 class WhatIf(_Operation, frozen=True, kw_only=True, tag="whatif"):
-    """The answer that `request` would get if `change` had happened."""
+    """The answer that `request` would get if `change` had happened, and what else would differ."""
 
-    request: AllocationRequest
-    change: f.Document = {}
+    request: AllocationRequest | None = None
+    change: Change = Change()
 
 
 class WatchTopics(_Operation, frozen=True, kw_only=True, tag="watch"):

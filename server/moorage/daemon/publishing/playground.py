@@ -5,10 +5,6 @@ jail. It has no variables of this process, runs behind all that serves, and ends
 """
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -16,7 +12,8 @@ import msgspec
 
 from moorage.catalog.ports import Catalog
 from moorage.core.state import State
-from moorage.model import Code, Tenant
+from moorage.daemon.offline import offline
+from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.contract import Mode, PolicyFault
 from moorage.sandbox.host.fair_semaphore import FairSemaphore
@@ -26,14 +23,11 @@ BACKTEST_SECONDS_MAX: Final = 240.0
 AT_ONCE_MAX: Final = 2
 """Runs at one time, one of a tenant."""
 WAITING_MAX: Final = 8
-OUTCOME_BYTES_MAX: Final = 16 << 20
-ERROR_CHARACTERS_MAX: Final = 2_000
 TRIAL: Final = "playground:1.0-trial"
 """What code that has no version is called while it is tried."""
 _FIELDS: Final = frozenset(
     {"code", "policy_rule_uri", "fleet", "requests", "parameters", "settings", "trace"}
 )
-_KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOME")
 
 Fleet = dict[str, Any]
 """`clusters` and `held` of a job, or `documents` alone."""
@@ -86,7 +80,8 @@ class Playground:
                     **await self._fleet(body.get("fleet", "live"), tenant),
                 }
                 seconds = BACKTEST_SECONDS_MAX if trace else RUN_SECONDS_MAX
-                return await _played(await asyncio.to_thread(msgspec.json.encode, job), seconds)
+                packed = await asyncio.to_thread(msgspec.json.encode, job)
+                return await offline("play", packed, seconds)
         except PolicyFault as fault:
             raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
 
@@ -122,40 +117,3 @@ def _requests(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ServiceError.wrong_field("requests", "a list of requests, each an object")
     common = {name: body[name] for name in ("parameters", "settings") if name in body}
     return [{**common, **each} for each in requests]
-
-
-async def _played(job: bytes, seconds: float) -> dict[str, Any]:
-    """Have a program of its own do a job, and return its outcome."""
-    variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    command = ("nice", "-n", "10", sys.executable, "-P", "-m", "moorage.lab.offline", "play")
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=variables,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(seconds):
-            told, errors = await process.communicate(job)
-    except TimeoutError as error:
-        reason = f"it was not done within {seconds:g} seconds; try fewer requests"
-        raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
-    finally:
-        # Its cells, too; they die with it where they have left its group.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    if len(told) > OUTCOME_BYTES_MAX:
-        raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try fewer requests")
-    try:
-        outcome: dict[str, Any] = msgspec.json.decode(told, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
-        raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error
-    if "error" in outcome:
-        code = Code(outcome.get("code", Code.BAD_MESSAGE))
-        field, details = outcome.get("field", ""), outcome.get("details", {})
-        raise ServiceError(code, outcome["error"], field=field, details=details)
-    return outcome

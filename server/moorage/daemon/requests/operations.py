@@ -31,6 +31,7 @@ from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.daemon.requests.watchers import Watchers
+from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.model import ClusterId, Code, NodeId, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
@@ -47,19 +48,23 @@ class Lookups:
         access: Looks into the workloads of leases.
         decisions: Lists what was decided.
         fleets: Has the fleet as it was then.
+        whatifs: Says what would come of a change.
 
     """
 
     access: WorkloadAccess
     decisions: Decisions
     fleets: RecalledFleets
+    whatifs: WhatIfs
 
     async def answer(
         self,
-        message: wire.DecisionListing | wire.DecisionFleet | wire.Logs | wire.Exec,
+        message: wire.DecisionListing | wire.DecisionFleet | wire.WhatIf | wire.Logs | wire.Exec,
         tenant: Tenant,
     ) -> Response:
         """Answer a question."""
+        if isinstance(message, wire.WhatIf):
+            return await self.whatifs.answer(message, tenant)
         if isinstance(message, wire.DecisionListing):
             return await self.decisions.page(message, tenant)
         if isinstance(message, wire.DecisionFleet):
@@ -157,11 +162,13 @@ class Operations:
                 self._list(to, "fleet", tenant, message)
             case wire.Manage():
                 self._replies.answer_later(to, self._manage(to, tenant, message))
-            case wire.DecisionListing() | wire.DecisionFleet() | wire.Logs() | wire.Exec():
+            case wire.DecisionListing() | wire.DecisionFleet() | wire.WhatIf():
+                self._replies.answer_later(to, self._lookups.answer(message, tenant))
+            case wire.Logs() | wire.Exec():
                 self._replies.answer_later(to, self._lookups.answer(message, tenant))
             case wire.WatchTopics():
                 self._replies.answer(to, self._watch(to, tenant, message))
-            case wire.WhatIf() | wire.Resume():
+            case wire.Resume():
                 name = type(message).__struct_config__.tag
                 reason = f"The operation “{name}” is not served yet."
                 self._replies.answer(to, Refusal(Code.UNSUPPORTED, reason, "op"))

@@ -14,13 +14,12 @@ export function WhatIf({ query }) {
 			const changed = JSON.parse(form.change.value);
 			// Without a change it is what `dry_run` says today.
 			const still = Object.keys(changed).length === 0;
-			setAnswer({ value: still ? await ask({ adhoc: true, ...request, lease: {}, dry_run: true, explain: true }) : await ask({ op: "whatif", request, change: changed }) });
+			setAnswer({ value: still ? await ask({ adhoc: true, ...request, lease: {}, dry_run: true, explain: true }) : await ask({ op: "whatif", request: { ...request, lease: {} }, change: changed }) });
 		} catch (error) {
 			setAnswer({ error: error instanceof SyntaxError ? new Error(`That is no JSON: ${error.message}`) : error });
 		}
 	};
 	const of = query.get("request");
-	const missing = answer?.error?.code === "unsupported";
 	return html`
 		<p>A request is judged on the fleet as it is, with a change that is not made.${of ? ` It began with request ${of}.` : ""}</p>
 		<form class="form" onSubmit=${run}>
@@ -30,7 +29,6 @@ export function WhatIf({ query }) {
 			<label>Change <textarea name="change" rows="3" spellcheck="false" defaultValue="{}"></textarea></label>
 			<p class="buttons"><button type="submit" class="primary">What if?</button><${Command} words=${["moorage", "ask", "POLICY", "--gpus", "1", "--dry-run", "--explain"]} /></p>
 		</form>
-		${missing ? html`<p class="empty" role="status">This server does not play changes through yet. Without a change it answers: what would be granted now.</p>`
-			: answer?.error ? html`<${Refused} error=${answer.error} />` : answer ? html`<${Section} title="What would happen">
-				<${Facts} pairs=${[["placement", answer.value?.placement ? places(answer.value.placement) : answer.value?.node_id ? places([answer.value]) : ""]]} /><${Raw} value=${answer.value} /><//>` : null}`;
+		${answer?.error ? html`<${Refused} error=${answer.error} />` : answer ? html`<${Section} title="What would happen">
+				<${Facts} pairs=${[["placement", answer.value?.answer?.placement ? places(answer.value.answer.placement) : answer.value?.node_id ? places([answer.value]) : ""]]} /><${Raw} value=${answer.value} /><//>` : null}`;
 }

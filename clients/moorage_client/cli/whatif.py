@@ -1,0 +1,163 @@
+"""`moorage whatif`: what a request would be answered, and what else would differ, after a change."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage.model import GPU_MILLI
+from moorage_client.cli import completing
+from moorage_client.cli.asking import json_object
+from moorage_client.cli.output import note, print_json, say, table, to_line
+from moorage_client.cli.session import CommandSession
+
+_REQUEST: Final = "A request to submit"
+_CHANGE: Final = "What would be different"
+_AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
+_QUOTA: Final = "TENANT[/PROJECT] and weight=, gpus=, cpu_milli=, memory_mib=, borrow_gpus=, …"
+
+
+def whatif(
+    session: CommandSession,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="Submit a request to this policy",
+            rich_help_panel=_REQUEST,
+            autocompletion=completing.policies,
+        ),
+    ] = "",
+    gpus: Annotated[
+        int, typer.Option("--gpus", "-g", min=0, help="GPUs", rich_help_panel=_REQUEST)
+    ] = 1,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds it would wait", rich_help_panel=_REQUEST)
+    ] = 0.0,
+    priority: Annotated[int, typer.Option(help="Higher goes first", rich_help_panel=_REQUEST)] = 0,
+    request: Annotated[
+        str | None,
+        typer.Option(help="The whole request: JSON, @file or @-", rich_help_panel=_REQUEST),
+    ] = None,
+    add_nodes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLUSTER/NODE[:N]", help="N like NODE", rich_help_panel=_CHANGE),
+    ] = None,
+    drain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLUSTER[/NODE]", help="Drain it", rich_help_panel=_CHANGE),
+    ] = None,
+    quota: Annotated[list[str] | None, typer.Option(help=_QUOTA, rich_help_panel=_CHANGE)] = None,
+    swap: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OLD=NEW", help="Policy NEW for OLD", rich_help_panel=_CHANGE),
+    ] = None,
+) -> None:
+    """Say what would come of a change, or of a request; nothing is changed."""
+    asked = json_object(request, "--request")
+    if asked is None and policy:
+        lease = {"wait_seconds": wait, "priority": priority}
+        asked = {"policy_rule_uri": policy, "inputs": {}, "resources": {"gpus": gpus}}
+        asked |= {"lease": lease}
+    change = {
+        "add_nodes": [_nodes(each) for each in add_nodes or ()],
+        "drain": [_place(each) for each in drain or ()],
+        "quotas": [_changed_quota(each) for each in quota or ()],
+        "policies": dict(_swapped(each) for each in swap or ()),
+    }
+    change = {name: each for name, each in change.items() if each}
+    if asked is None and not change:
+        raise typer.BadParameter("give a request (--policy or --request), or a change, or both")
+    message: dict[str, Any] = {"op": "whatif", "change": change}
+    if asked is not None:
+        message["request"] = asked
+    told = session.run(lambda client: client.call(message))
+    if session.json:
+        print_json(told)
+    else:
+        _show(told)
+
+
+def _show(told: dict[str, Any]) -> None:
+    for warning in told["warnings"]:
+        note(f"warning: {warning}")
+    if (answer := told["answer"]) is not None:
+        say(f"the request is {answer['state']}{_about(answer)}")
+    rows = [
+        *(("granted", row["request"], _places(row)) for row in told["granted"]),
+        *(("preempted", row["lease"], f"by {row['by']}") for row in told["preempted"]),
+        *(("drained", row["lease"], f"{row['becomes']} {_places(row)}") for row in told["drained"]),
+    ]
+    if rows or answer is None:
+        empty = "Nothing that you may see would differ"
+        table(("what", "lease or request", "what becomes of it"), rows, empty=empty)
+    for kind, many in told["others"].items():
+        say(f"of others: {many} {kind}")
+
+
+def _about(answer: dict[str, Any]) -> str:
+    match answer["state"]:
+        case "granted":
+            return f": {_places(answer)}"
+        case "advised":
+            return f": {to_line(answer['data'])}"
+        case "waiting":
+            reason = answer.get("reason", "")
+            return f", number {answer['position']} in the queue" + (f": {reason}" if reason else "")
+        case _:
+            return f": {answer['reason']}"
+
+
+def _places(row: dict[str, Any]) -> str:
+    shares: Sequence[dict[str, Any]] = row.get("placement", ())
+    return "; ".join(
+        f"{each['cluster_id']}/{each['node_id']} gpus {','.join(each['gpus'])}" for each in shares
+    )
+
+
+def _nodes(given: str) -> dict[str, Any]:
+    place, colon, count = given.rpartition(":")
+    if not (colon and count.isdecimal()):
+        place, count = given, "1"
+    cluster, slash, node = place.partition("/")
+    if not (cluster and slash and node):
+        raise typer.BadParameter(f"--add-nodes {given!r}: expected CLUSTER/NODE, or CLUSTER/NODE:N")
+    return {"cluster": cluster, "like": node, "count": int(count)}
+
+
+def _place(given: str) -> dict[str, Any]:
+    cluster, _, node = given.partition("/")
+    return {"cluster": cluster, "node": node}
+
+
+def _swapped(given: str) -> tuple[str, str]:
+    before, equals, after = given.partition("=")
+    if not (before and equals and after):
+        raise typer.BadParameter(f"--swap {given!r}: expected OLD=NEW, two policies")
+    return before, after
+
+
+def _changed_quota(given: str) -> dict[str, Any]:
+    """Return a quota of `TENANT key=value …`, as the setting `quotas` has it."""
+    who, *terms = given.split()
+    tenant, slash, project = who.partition("/")
+    change: dict[str, Any] = {"tenant": tenant} | ({"project": project} if slash else {})
+    if terms == ["remove"]:
+        return change | {"remove": True}
+    for term in terms:
+        key, _, text = term.partition("=")
+        kind, _, rest = key.partition("_")
+        kind, name = (kind, rest) if kind in {"borrow", "lend"} else ("nominal", key)
+        try:
+            amount = float(text)
+        except ValueError:
+            raise typer.BadParameter(f"--quota {term!r}: expected KEY=NUMBER") from None
+        if key in {"weight", "notice_seconds"}:
+            change[key] = amount
+        elif name in _AMOUNTS:
+            whole = round(amount * GPU_MILLI if name == "gpus" else amount)
+            change.setdefault(kind, {})[_AMOUNTS[name]] = whole
+        else:
+            raise typer.BadParameter(f"--quota {term!r}: expected one of {_QUOTA}")
+    return change

@@ -1,0 +1,68 @@
+"""Work beside the daemon: a program that decides on a core, and in cells, of its own.
+
+The console's playground and what-ifs start it. It has no variables of this process, runs behind all
+that serves, and ends at its time.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import Any, Final
+
+import msgspec
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+OUTCOME_BYTES_MAX: Final = 16 << 20
+ERROR_CHARACTERS_MAX: Final = 2_000
+_KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOME")
+
+
+async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
+    """Have a program of its own do a job, and return its outcome.
+
+    Args:
+        command: Of `moorage.lab.offline`.
+        job: As that takes it.
+        seconds: How long it may take.
+
+    Raises:
+        ServiceError: What it refuses; `policy_timeout`, `too_large`, `unavailable`.
+
+    """
+    variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    program = ("nice", "-n", "10", sys.executable, "-P", "-m", "moorage.lab.offline", command)
+    process = await asyncio.create_subprocess_exec(
+        *program,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=variables,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            told, errors = await process.communicate(job)
+    except TimeoutError as error:
+        reason = f"it was not done within {seconds:g} seconds; try less"
+        raise ServiceError(Code.POLICY_TIMEOUT, reason, status=504) from error
+    finally:
+        # Its cells, too; they die with it where they have left its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if len(told) > OUTCOME_BYTES_MAX:
+        raise ServiceError(Code.TOO_LARGE, "its outcome is too large; try less")
+    try:
+        outcome: dict[str, Any] = msgspec.json.decode(told, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        text = errors.decode("utf-8", "replace")[-ERROR_CHARACTERS_MAX:]
+        raise ServiceError(Code.UNAVAILABLE, f"it could not be tried here: {text}") from error
+    if "error" in outcome:
+        code = Code(outcome.get("code", Code.BAD_MESSAGE))
+        field, details = outcome.get("field", ""), outcome.get("details", {})
+        raise ServiceError(code, outcome["error"], field=field, details=details)
+    return outcome

@@ -1,0 +1,250 @@
+"""What-if: a message, and the state as it is now, become a job of `lab.whatif`.
+
+The state is copied as a checkpoint copies it; all else happens in a program of its own, so no
+what-if changes anything here or holds anything up.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import PolicyRecord
+from moorage.core import refusals
+from moorage.core.checkpoint import condense
+from moorage.core.effects import Information, Response
+from moorage.core.facts import Carried, Fact, Queued, Refusal
+from moorage.core.state import State
+from moorage.daemon.offline import offline
+from moorage.daemon.publishing.aliases import Publishing
+from moorage.daemon.requests.asks import Asks
+from moorage.daemon.requests.reading import is_described, outranked, unknown_policy
+from moorage.ledger.codec import seal
+from moorage.model import Ask, ClusterId, Code, PolicyRef, Tenant
+from moorage.protocol import messages as wire
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import AllocationRequest
+from moorage.protocol.parts import Change
+from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.host.sandbox import Limits
+
+SECONDS_MAX: Final = 30.0
+"""How long one may take; then it is refused with `policy_timeout`."""
+AT_ONCE_MAX: Final = 2
+"""What-ifs at one time, one of a tenant; the next one is answered `busy`."""
+JOB_BYTES_MAX: Final = 128 << 20
+"""The state, and what policies read of clusters; beyond it, `too_large`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfBounds:
+    """How what-ifs are decided, and who sees what.
+
+    Args:
+        mode: Of the jail.
+        limits: Of one evaluation.
+        is_operator: Tells who sees what would become of others.
+
+    """
+
+    mode: Mode
+    limits: Limits
+    is_operator: Callable[[Tenant], bool]
+
+
+class WhatIfs:
+    """Answers what-ifs.
+
+    Args:
+        catalog: Knows policies and clusters.
+        publishing: Chooses the version that an alias means.
+        asks: Makes the ask of a request.
+        state: As it is at any moment; read only.
+        bounds: How they are decided.
+
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        publishing: Publishing,
+        asks: Asks,
+        state: State,
+        bounds: WhatIfBounds,
+    ) -> None:
+        self._catalog = catalog
+        self._publishing = publishing
+        self._asks = asks
+        self._state = state
+        self._bounds = bounds
+        self._under_way: set[Tenant] = set()
+
+    async def answer(self, message: wire.WhatIf, tenant: Tenant) -> Response:
+        """Return what would come of a change.
+
+        Raises:
+            ServiceError: It cannot be read, or decided in time.
+
+        """
+        if message.request is None and message.change == Change():
+            reason = "Missing required fields: request or change"
+            expected = "a request, or something that changes"
+            return Refusal(Code.MISSING_FIELDS, reason, "request", expected)
+        if tenant in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
+            reason = f"A what-if of yours, or {AT_ONCE_MAX} of others, are being answered."
+            return Refusal(Code.BUSY, reason, expected="the same what-if, when they are answered")
+        self._under_way.add(tenant)
+        try:
+            return await self._answer(message, tenant)
+        finally:
+            self._under_way.discard(tenant)
+
+    async def _answer(self, message: wire.WhatIf, tenant: Tenant) -> Response:
+        change, warnings = message.change, list[str]()
+        refusal = self._refusal(change)
+        if refusal is not None:
+            return refusal
+        swaps = await self._swaps(change.policies)
+        if isinstance(swaps, Refusal):
+            return swaps
+        ask = None
+        if message.request is not None:
+            ask = await self._ask(tenant, message.request, swaps, warnings)
+        if isinstance(ask, Refusal):
+            return ask
+        packed = await self._packed(change, swaps, ask, tenant)
+        told = await offline("whatif", packed, SECONDS_MAX)
+        return Information({**told, "warnings": warnings})
+
+    def _refusal(self, change: Change) -> Refusal | None:
+        """Return why a place of a change is none, or None."""
+        for kind, places in (("add_nodes", change.add_nodes), ("drain", change.drain)):
+            for number, each in enumerate(places):
+                at = f"change.{kind}[{number}]"
+                cluster = self._state.clusters.get(ClusterId(each.cluster))
+                if cluster is None:
+                    return replace(refusals.no_such_cluster(each.cluster), field=f"{at}.cluster")
+                name, part = each.node, "node"
+                if kind == "add_nodes":
+                    name, part = each.like, "like"  # type: ignore[union-attr]  # As `kind` says.
+                    if bool(name) == bool(each.node):
+                        expected = "a node to be `like`, or a `node` as cluster documents have it"
+                        reason = f"{at}: expected {expected}, and one of the two."
+                        return Refusal(Code.BAD_MESSAGE, reason, at, expected)
+                if name and all(node.id != name for node in cluster.nodes):
+                    unknown = refusals.no_such_node(cluster.id, str(name))
+                    return replace(unknown, field=f"{at}.{part}")
+        return None
+
+    async def _swaps(self, given: dict[str, str]) -> dict[str, PolicyRef] | Refusal:
+        swaps: dict[str, PolicyRef] = {}
+        for before, after in given.items():
+            records = [await self._record(self._version(name)) for name in (before, after)]
+            for name, record in zip((before, after), records, strict=True):
+                if record is None:
+                    known = self._catalog.memory.policy_uris()
+                    return replace(unknown_policy(name, known), field="change.policies")
+            one, other = records
+            assert one is not None
+            assert other is not None
+            swaps[one.ref.uri] = other.ref
+        return swaps
+
+    def _version(self, name: str) -> str:
+        alias = self._catalog.aliases.find(name) if name in self._catalog.aliases else None
+        return name if alias is None else alias.version
+
+    async def _record(self, uri: str) -> PolicyRecord | None:
+        await self._catalog.freshness.fetch(uri, (), Allowance())
+        return self._catalog.memory.policy(uri)
+
+    async def _ask(
+        self,
+        tenant: Tenant,
+        message: AllocationRequest,
+        swaps: dict[str, PolicyRef],
+        warnings: list[str],
+    ) -> Ask | Refusal:
+        """Return what a request asks for, as admission makes it."""
+        if message.policy_rule_uri in self._catalog.aliases:
+            version = self._publishing.choose(tenant, message)
+            message = structs.replace(message, policy_rule_uri=version)
+        uri = message.policy_rule_uri
+        if uri in swaps:
+            message = structs.replace(message, policy_rule_uri=swaps[uri].uri)
+        allowance, fetch = Allowance(), self._catalog.freshness.fetch
+        warnings += outranked(message)
+        if is_described(message):
+            message, found = await self._asks.searched(tenant, message, allowance)
+            warnings += found
+        wanted = self._asks.wanted(message)
+        warnings += await fetch(message.policy_rule_uri, wanted, allowance)
+        made = self._asks.ask(tenant, message, warnings)
+        return made if isinstance(made, Refusal) else replace(made[0], dry_run=False)
+
+    async def _packed(
+        self, change: Change, swaps: dict[str, PolicyRef], ask: Ask | None, tenant: Tenant
+    ) -> bytes:
+        """Return the job; the state is copied before anything else has its turn."""
+        at = time.time()
+        facts = [fact for fact in condense(self._state) if not _is_over(fact)]
+        documents = self._catalog.memory.blobs(self._state.clusters)
+        if ask is not None:
+            facts.append(Queued(ask, at, at))
+        job = {
+            "at": at,
+            "documents": documents,
+            "policies": [
+                (each.ref, each.files, {**each.document, "code": ""})
+                for each in self._policies(facts, swaps.values())
+            ],
+            "change": change,
+            "swaps": swaps,
+            "asks": ask is not None,
+            "tenant": tenant,
+            "sees_all": self._bounds.is_operator(tenant),
+            "mode": self._bounds.mode,
+            "limits": self._bounds.limits,
+        }
+        return await asyncio.to_thread(_encoded, job, facts)
+
+    def _policies(
+        self, facts: Sequence[Fact], swaps: Iterable[PolicyRef]
+    ) -> Iterable[PolicyRecord]:
+        """Yield the policies that may be asked."""
+        uris = {each.uri for each in swaps}
+        for fact in facts:
+            match fact:
+                case Queued(ask):
+                    uris.add(ask.policy.uri)
+                case Carried(lease) if lease.may_start_again:
+                    uris.add(lease.policy.uri)
+                case _:  # It asks none.
+                    pass
+        known = map(self._catalog.memory.policy, sorted(uris))
+        return (each for each in known if each is not None)
+
+
+def _is_over(fact: Fact) -> bool:
+    return isinstance(fact, Carried) and fact.lease.over
+
+
+def _encoded(job: dict[str, Any], facts: Sequence[Fact]) -> bytes:
+    size, rows = sum(len(each[2]) for each in job["documents"]), list[Any]()
+    for number, fact in enumerate(facts, 1):
+        row = seal(number, 0.0, fact, 0)
+        rows.append(row)
+        size += len(row.body)
+        if size > JOB_BYTES_MAX:
+            reason = (
+                f"what is waiting, held and registered here takes more than {JOB_BYTES_MAX} bytes; "
+                "a what-if copies no more"
+            )
+            raise ServiceError(Code.TOO_LARGE, reason)
+    return msgspec.msgpack.encode(job | {"facts": rows})

@@ -1,0 +1,334 @@
+"""What-if: a copy of a server's state in which something changes, and what would come of it.
+
+The daemon starts it as a program of its own (`lab.offline`) and hands it the state as facts, as a
+checkpoint has them. The core, the jail and the policies are those of the daemon. Nothing runs on
+what is granted here, and every workload that has to stop has stopped at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.catalog.documents.policies import record_from
+from moorage.core.allocator import Allocator
+from moorage.core.effects import Address, Advice, Information, LeaseNews, Respond, Stop
+from moorage.core.events import (
+    ClusterSeen,
+    CordonAsked,
+    Event,
+    Inquired,
+    QuotaAsked,
+    WorkloadStopped,
+)
+from moorage.core.explain import refusal_object, share_row
+from moorage.core.facts import Carried, Fact, Granted, Preempted, Queued, Refusal
+from moorage.core.turn import Turn
+from moorage.daemon.requests.finder import code_of
+from moorage.lab.rehearsal import SESSION, Document, Rehearsal
+from moorage.ledger.codec import FactRow, unseal
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Lease,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+from moorage.protocol import parts
+from moorage.sandbox.host import contract
+from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.host.sandbox import Limits
+
+SHOWN_MAX: Final = 1_000
+"""Rows of each kind in the answer; the others are counted."""
+_NOBODY: Final = Tenant("what-if")
+_NOWHERE: Final = Address(SESSION, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfJob:
+    """What to change, and what to ask.
+
+    Args:
+        at: As of when the state is, in seconds since the epoch.
+        facts: The state; the last one, a `Queued`, is the request where there is one.
+        documents: What policies read of clusters: id, version and content.
+        policies: Those that may be asked: reference, files and document.
+        change: What would be different. Its `policies` are references of versions, by URI.
+        swaps: Which policy stands for which.
+        asks: There is a request.
+        tenant: Who wants to know.
+        sees_all: Whether rows of others are shown.
+        mode: As `moored serve --sandbox`.
+        limits: Of one evaluation and its cell.
+
+    """
+
+    at: float
+    facts: list[FactRow]
+    documents: list[tuple[str, int, bytes]]
+    policies: list[tuple[PolicyRef, dict[str, bytes], Document]]
+    change: parts.Change
+    swaps: dict[str, PolicyRef]
+    asks: bool
+    tenant: Tenant
+    sees_all: bool
+    mode: Mode
+    limits: Limits
+
+
+async def whatif(job: WhatIfJob) -> Document:
+    """Return what would come of a change.
+
+    Raises:
+        ServiceError: A node that would be added cannot be read.
+        JailError: No jail stands here.
+
+    """
+    facts = [_swapped(unseal(row, "the job").fact, job.swaps) for row in job.facts]
+    ask = None
+    if job.asks:
+        asked = facts.pop()
+        assert isinstance(asked, Queued)
+        ask = asked.ask
+    documents = Documents(job.documents)
+    world = _World(job, documents)
+    world.allocator.replay(facts)
+    async with world:
+        for ref, files, document in job.policies:
+            world.use(code_of(record_from(ref, files, document)))
+        for added in job.change.add_nodes:
+            await world.step(ClusterSeen(_grown(world.allocator, documents, added)))
+        for quota in job.change.quotas:
+            about = (Tenant(quota.tenant), quota.project)
+            await world.step(QuotaAsked(None, _NOBODY, *about, quota.quota()))
+        leaving: dict[RequestId, Lease] = {}
+        for place in job.change.drain:
+            leaving |= await world.drain(ClusterId(place.cluster), NodeId(place.node))
+        told = _Told(job, world)
+        answer = None if ask is None else await told.answer(ask)
+    return {"at": job.at, "answer": answer, **told.rows(ask, leaving)}
+
+
+class _World(Rehearsal):
+    """A copy of the state. A workload that has to stop has stopped, so that what follows is seen.
+
+    Attributes:
+        facts: What became true in it.
+
+    """
+
+    def __init__(self, job: WhatIfJob, documents: "Documents") -> None:
+        super().__init__(job.mode, job.limits, services=documents)
+        self.now = job.at
+        self.allocator = Allocator(requeue_pause_seconds=0.0)
+        self.facts: list[Fact] = []
+        self._stopping: list[Lease] = []
+        self._said: Document = {}
+
+    async def step(self, event: Event) -> None:
+        """Step the core, and see to everything that follows from it."""
+        await super().step(event)
+        while self._stopping:
+            lease = self._stopping.pop(0)
+            await super().step(WorkloadStopped(lease.id, lease.fencing))
+
+    async def drain(self, cluster: ClusterId, node: NodeId) -> dict[RequestId, Lease]:
+        """Drain a place; return the leases that held something of it."""
+        held = [
+            lease
+            for lease in self.allocator.state.leases.values()
+            if any(
+                share.cluster_id == cluster and node in {"", share.node_id}
+                for share in lease.placement
+            )
+        ]
+        await self.step(CordonAsked(_NOWHERE, _NOBODY, cluster, node, "drain"))
+        return {lease.id: lease for lease in held if lease.state != "warm"}
+
+    async def why(self, ask: Ask) -> Document:
+        """Return why a request waits."""
+        await self.step(Inquired(_NOWHERE, "why", ask.tenant, ask.id))
+        return {name: each for name, each in self._said.items() if name in {"code", "reason"}}
+
+    def _carry_out(self, event: Event, turn: Turn) -> None:
+        self.facts += turn.facts
+        self._stopping += [each.lease for each in turn.effects if isinstance(each, Stop)]
+        for effect in turn.effects:
+            if isinstance(effect, Respond) and isinstance(effect.answer, Information):
+                self._said = dict(effect.answer.data)
+        super()._carry_out(event, turn)
+
+
+class Documents:
+    """What policies read of clusters, as it was when the state was copied.
+
+    Args:
+        packed: Id, version and content of each.
+
+    """
+
+    def __init__(self, packed: Sequence[tuple[str, int, bytes]]) -> None:
+        self._packed = {name: contract.Document(name, each, blob) for name, each, blob in packed}
+
+    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
+        """Answer an injected client: about one cluster; see `HostServices`."""
+        del client
+        found = self._packed.get(str(arguments[0]))
+        if method not in {"read_cluster", "get_cluster"}:
+            reason = f"a what-if answers no {method}"
+            raise contract.CallRefusedError(reason, 503)
+        part = "data" if method == "read_cluster" else "cluster_metrics"
+        content = None if found is None else msgspec.msgpack.decode(found.blob)[part]
+        if content is None:
+            raise contract.CallRefusedError(f"there is nothing about {arguments[0]}", 404)
+        return content
+
+    def at_hand(
+        self, client: str, method: contract.Method, ids: Sequence[str]
+    ) -> Mapping[str, bytes]:
+        """Return nothing: what is asked for is answered by `call`."""
+        del client, method, ids
+        return {}
+
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[contract.Document]:
+        """Return the packed documents of clusters."""
+        return [self._packed[name] for name in cluster_ids if name in self._packed]
+
+    def node(self, cluster: str, name: str) -> Document | None:
+        """Return how a cluster's document describes a node, if it does."""
+        for each in self._nodes(cluster)[1]:
+            if str(each.get("id")) == name:
+                return each
+        return None
+
+    def add(self, cluster: str, nodes: Sequence[Document]) -> None:
+        """Describe more nodes in a cluster's document."""
+        content, listed = self._nodes(cluster)
+        if content is not None:
+            listed += nodes
+            old = self._packed[cluster]
+            blob = msgspec.msgpack.encode(content)
+            self._packed[cluster] = contract.Document(cluster, old.version + 1, blob)
+
+    def _nodes(self, cluster: str) -> tuple[Any, list[Document]]:
+        known = self._packed.get(cluster)
+        content = None if known is None else msgspec.msgpack.decode(known.blob)
+        listed = ((content or {}).get("data", {}).get("nodes") or {}).get("nodeData")
+        return content, listed if isinstance(listed, list) else []
+
+
+def _grown(allocator: Allocator, documents: Documents, added: parts.AddedNodes) -> Cluster:
+    """Return a cluster with more nodes, which are machines of their own, and free."""
+    cluster = allocator.state.clusters[ClusterId(added.cluster)]
+    known = {node.id: node for node in cluster.nodes}
+    if added.like:
+        model = known[NodeId(added.like)]
+        described = documents.node(cluster.id, added.like)
+    else:
+        described = {"id": "node", **added.node}
+        described["id"] = str(described["id"])
+        nodes = {"nodeData": [described], "count": 1}
+        model = read_cluster_document({"id": cluster.id, "nodes": nodes}).cluster.nodes[0]
+    bare: dict[str, Any] = {"identity": (), "duplicate_of": "", "unavailable": ""}
+    more: list[Node] = []
+    number = 0
+    while len(more) < added.count:
+        number += 1
+        name = NodeId(f"{model.id}+{number}")
+        if name not in known:
+            more.append(replace(model, id=name, **bare))
+    if described is not None:
+        documents.add(cluster.id, [{**described, "id": node.id} for node in more])
+    return replace(cluster, nodes=(*cluster.nodes, *more))
+
+
+def _swapped(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
+    """Return a fact in which who would ask one policy asks another."""
+    match fact:
+        case Queued(ask) if ask.policy.uri in swaps:
+            return replace(fact, ask=replace(ask, policy=swaps[ask.policy.uri]))
+        case Carried(lease) if lease.ask is not None and lease.ask.policy.uri in swaps:
+            other = swaps[lease.ask.policy.uri]
+            ask = replace(lease.ask, policy=other)
+            return Carried(replace(lease, ask=ask, policy=other))
+        case _:  # It asks no policy.
+            return fact
+
+
+class _Told:
+    """What became of a world, as JSON values for who asked."""
+
+    def __init__(self, job: WhatIfJob, world: _World) -> None:
+        self._job = job
+        self._world = world
+        self._state = world.allocator.state
+        self._others: dict[str, int] = {}
+
+    async def answer(self, ask: Ask) -> Document:
+        """Have the request decided; return what it is answered."""
+        told: Document = {"request": ask.id}
+        answer = (await self._world.ask(ask)).answer
+        match answer:
+            case LeaseNews(lease):
+                return told | {"state": "granted", "placement": self._placement(lease)}
+            case Advice(data):
+                return told | {"state": "advised", "data": data}
+            case Refusal():
+                return told | {"state": "refused", **refusal_object(answer)}
+            case _:  # None: it has a place in the queue.
+                waiters = self._world.allocator.requests.queue.waiters()
+                ids = [each.ask.id for each in waiters]
+                position = ids.index(ask.id) + 1
+                told |= {"state": "waiting", "position": position}
+                return await self._world.why(ask) | told
+
+    def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> Document:
+        """Return what would differ for others than the request."""
+        granted: list[Document] = []
+        preempted: list[Document] = []
+        for fact in self._world.facts:
+            match fact:
+                case Granted(lease) if lease.id not in leaving and (not ask or lease.id != ask.id):
+                    row = {"request": lease.id, "placement": self._placement(lease)}
+                    self._add(granted, "granted", lease.tenant, row)
+                case Preempted(lease_id, _, by, until):
+                    tenant = self._tenant(lease_id)
+                    row = {"lease": lease_id, "by": by, "until": until}
+                    self._add(preempted, "preempted", tenant, row)
+                case _:
+                    pass
+        drained: list[Document] = []
+        for lease in leaving.values():
+            self._add(drained, "drained", lease.tenant, self._left(lease))
+        told = {"granted": granted, "preempted": preempted, "drained": drained}
+        return told | {"others": self._others}
+
+    def _add(self, rows: list[Document], kind: str, tenant: Tenant, row: Document) -> None:
+        if len(rows) < SHOWN_MAX and (self._job.sees_all or tenant == self._job.tenant):
+            rows.append(row)
+        else:
+            self._others[kind] = self._others.get(kind, 0) + 1
+
+    def _left(self, before: Lease) -> Document:
+        """Return what becomes of a lease whose place is drained."""
+        lease = self._state.leases.get(before.id)
+        if lease is None:
+            waits = before.id in self._state.waiting
+            return {"lease": before.id, "becomes": "waits" if waits else "ends"}
+        if lease.fencing == before.fencing:
+            return {"lease": before.id, "becomes": "stays"}
+        return {"lease": before.id, "becomes": "moves", "placement": self._placement(lease)}
+
+    def _tenant(self, lease: RequestId) -> Tenant:
+        found = self._state.lease(lease)
+        return Tenant("") if found is None else found.tenant
+
+    def _placement(self, lease: Lease) -> list[Document]:
+        return [share_row(share) for share in lease.placement]
