@@ -3,6 +3,18 @@
 /** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
+/** Nodes that a cluster would have, too: `like` one it has, or as `node` of its document. */
+export interface AddedNodes {
+  /** a string of 1 to 256 characters */
+  cluster: string;
+  /** a string of at most 256 characters */
+  like?: string;
+  /** an object */
+  node?: { [name: string]: Json };
+  /** a whole number of nodes between 1 and 1024 */
+  count?: number;
+}
+
 /**
  * A request for a placement (`adhoc: true`).
  *
@@ -93,6 +105,34 @@ export interface CancelledRequest {
   state: "cancelled";
 }
 
+/** What would be different; it is done in this order. `policies`: which one stands for which. */
+export interface Change {
+  /** a list of at most 100 changes */
+  add_nodes?: AddedNodes[];
+  /** a list of at most 100 changes */
+  quotas?: ChangedQuota[];
+  /** an object of at most 100 policies' URIs */
+  policies?: { [name: string]: string };
+  /** a list of at most 100 changes */
+  drain?: DrainedPlace[];
+}
+
+/** A quota that would be set, with the fields of `set_quota`, or removed. */
+export interface ChangedQuota {
+  /** a string of 1 to 256 characters */
+  tenant: string;
+  project?: string | null;
+  /** a number between 0.001 and 1000000 */
+  weight?: number;
+  nominal?: QuotaAmounts;
+  borrow?: QuotaAmounts;
+  lend?: QuotaAmounts;
+  /** a number of seconds between 0 and 604800 */
+  notice_seconds?: number;
+  /** true or false */
+  remove?: boolean;
+}
+
 /** A cluster: what it has, and what of it is free. */
 export interface ClusterCapacity {
   cluster_id: string;
@@ -116,6 +156,18 @@ export interface ClusterPage {
 
 /** Why the answer is no: the machine-readable part of every failure reply. */
 export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
+
+/** What would come of a change; `others` counts what is of other tenants and not shown. */
+export interface Consequences {
+  /** Seconds since the epoch. */
+  at: number;
+  answer: WhatIfAnswer | null;
+  granted: WouldBeGranted[];
+  preempted: WouldGiveWay[];
+  drained: WouldLeave[];
+  others: { [name: string]: number };
+  warnings: string[];
+}
 
 /** Place nothing new there. */
 export interface Cordon {
@@ -243,6 +295,14 @@ export interface DrainReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+}
+
+/** A node, or a whole cluster, that would be drained. */
+export interface DrainedPlace {
+  /** a string of 1 to 256 characters */
+  cluster: string;
+  /** a string of at most 256 characters */
+  node?: string;
 }
 
 /** Run a command inside of the workload of a lease. */
@@ -961,20 +1021,30 @@ export interface WatchedTopics {
   topics: string[];
 }
 
-/** The answer that `request` would get if `change` had happened. */
+/** The answer that `request` would get if `change` had happened, and what else would differ. */
 export interface WhatIf {
   op: "whatif";
   /** a string of at most 128 characters, or a 64-bit whole number */
   id?: string | number | null;
-  request: AllocationRequest;
-  /** an object */
-  change?: { [name: string]: Json };
+  request?: AllocationRequest | null;
+  change?: Change;
+}
+
+/** What a request would be answered. `waiting`: its place in the queue is `position`. */
+export interface WhatIfAnswer {
+  state: "advised" | "granted" | "refused" | "waiting";
+  request: string;
+  placement?: ShareObject[];
+  data?: Json;
+  code?: Code;
+  reason?: string;
+  position?: number;
 }
 
 /** The reply to `WhatIf`, where it succeeds. */
 export interface WhatIfReply {
   success: true;
-  data: Json;
+  data: Consequences;
   id?: string | number | null;
   request?: string;
   lease?: LeaseAnswer;
@@ -1028,6 +1098,27 @@ export interface WorkloadEnd {
   nodes: NodeName[];
   exit_code: number | null;
   log_tail: string[];
+}
+
+/** A waiter that would be granted a lease, or a lease that would go on elsewhere. */
+export interface WouldBeGranted {
+  request: string;
+  placement: ShareObject[];
+}
+
+/** A lease that would have to give way, to whom, and until when it might stay. */
+export interface WouldGiveWay {
+  lease: string;
+  by: string;
+  /** Seconds since the epoch. */
+  until: number;
+}
+
+/** A lease on what would be drained; `stays` until it ends, or `moves` elsewhere, or `waits`. */
+export interface WouldLeave {
+  lease: string;
+  becomes: "ends" | "moves" | "stays" | "waits";
+  placement?: ShareObject[];
 }
 
 /** What each operation says, and what answers it where it succeeds. */

@@ -5,7 +5,7 @@ import platform
 
 import pytest
 from jsonschema import Draft202012Validator
-from served import FIRST_FIT, ask_message, cluster
+from served import ask_message, cluster
 
 NAMES = {"ask": "AllocationRequest", "queue": "QueueListing", "leases": "LeaseListing"} | {
     "fleet": "FleetListing",
@@ -79,6 +79,7 @@ def test_a_whole_session_is_as_described(server, session):
         {"op": "leases", "state": "active"},
         {"op": "fleet"},
         {"op": "fleet", "cluster": "east", "limit": 1},
+        {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}},
     ):
         session.say(message)
     session.say({"op": "release", **owned})
@@ -86,7 +87,7 @@ def test_a_whole_session_is_as_described(server, session):
     session.say({"op": "manage", "policy_rule_uri": "managed:1-x", "action": "count"})
     assert session.said == {
         *("ask", "watch", "status", "why", "logs", "exec", "renew", "leases", "fleet", "release"),
-        *("flush", "manage"),
+        *("flush", "manage", "whatif"),
     }
     server.http.delete("/clusters/here").raise_for_status()
     assert {"granted", "renewed"} <= set(session.news)
@@ -127,7 +128,7 @@ def test_failures_are_as_described(session):
         {"op": "release"},
         {"op": "leases", "state": "sunk"},
         {"op": "resume", "session": "s"},
-        {"op": "whatif", "request": {"policy_rule_uri": FIRST_FIT, "inputs": {}}},
+        {"op": "whatif", "change": {"drain": [{"cluster": "none"}]}},
         ask_message("none:1-x", id=2),
         ask_message(resources={"gpus": 900}),
     ):

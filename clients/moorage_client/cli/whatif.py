@@ -1,4 +1,4 @@
-"""`moorage whatif`: what a request would be answered, and what else would differ, after a change."""
+"""`moorage whatif`: what a request would be answered, and what would differ, after a change."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -105,7 +105,7 @@ def _about(answer: dict[str, Any]) -> str:
         case "waiting":
             reason = answer.get("reason", "")
             return f", number {answer['position']} in the queue" + (f": {reason}" if reason else "")
-        case _:
+        case _:  # It is refused.
             return f": {answer['reason']}"
 
 

@@ -97,7 +97,7 @@ async def whatif(job: WhatIfJob) -> Document:
         asked = facts.pop()
         assert isinstance(asked, Queued)
         ask = asked.ask
-    documents = Documents(job.documents)
+    documents = CopiedDocuments(job.documents)
     world = _World(job, documents)
     world.allocator.replay(facts)
     async with world:
@@ -124,7 +124,7 @@ class _World(Rehearsal):
 
     """
 
-    def __init__(self, job: WhatIfJob, documents: "Documents") -> None:
+    def __init__(self, job: WhatIfJob, documents: "CopiedDocuments") -> None:
         super().__init__(job.mode, job.limits, services=documents)
         self.now = job.at
         self.allocator = Allocator(requeue_pause_seconds=0.0)
@@ -166,7 +166,7 @@ class _World(Rehearsal):
         super()._carry_out(event, turn)
 
 
-class Documents:
+class CopiedDocuments:
     """What policies read of clusters, as it was when the state was copied.
 
     Args:
@@ -224,7 +224,7 @@ class Documents:
         return content, listed if isinstance(listed, list) else []
 
 
-def _grown(allocator: Allocator, documents: Documents, added: parts.AddedNodes) -> Cluster:
+def _grown(allocator: Allocator, documents: CopiedDocuments, added: parts.AddedNodes) -> Cluster:
     """Return a cluster with more nodes, which are machines of their own, and free."""
     cluster = allocator.state.clusters[ClusterId(added.cluster)]
     known = {node.id: node for node in cluster.nodes}
@@ -296,18 +296,18 @@ class _Told:
         for fact in self._world.facts:
             match fact:
                 case Granted(lease) if lease.id not in leaving and (not ask or lease.id != ask.id):
-                    row = {"request": lease.id, "placement": self._placement(lease)}
+                    row: Document = {"request": lease.id, "placement": self._placement(lease)}
                     self._add(granted, "granted", lease.tenant, row)
                 case Preempted(lease_id, _, by, until):
                     tenant = self._tenant(lease_id)
                     row = {"lease": lease_id, "by": by, "until": until}
                     self._add(preempted, "preempted", tenant, row)
-                case _:
+                case _:  # It is about no grant.
                     pass
         drained: list[Document] = []
         for lease in leaving.values():
             self._add(drained, "drained", lease.tenant, self._left(lease))
-        told = {"granted": granted, "preempted": preempted, "drained": drained}
+        told: Document = {"granted": granted, "preempted": preempted, "drained": drained}
         return told | {"others": self._others}
 
     def _add(self, rows: list[Document], kind: str, tenant: Tenant, row: Document) -> None:

@@ -220,13 +220,8 @@ class SetQuota(_Operation, frozen=True, kw_only=True, tag="set_quota"):
 
     def quota(self) -> model.Quota:
         """Return it as the core knows it."""
-        return model.Quota(
-            self.weight,
-            self.nominal.amounts(),
-            self.borrow.amounts(),
-            self.lend.amounts(),
-            self.notice_seconds,
-        )
+        limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
+        return model.Quota(self.weight, *limits, self.notice_seconds)
 
 
 class _Inquiry(_Operation, frozen=True, kw_only=True):

@@ -98,13 +98,8 @@ class ChangedQuota(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         """Return it as the core knows it; None: there would be none."""
         if self.remove:
             return None
-        return model.Quota(
-            self.weight,
-            self.nominal.amounts(),
-            self.borrow.amounts(),
-            self.lend.amounts(),
-            self.notice_seconds,
-        )
+        limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
+        return model.Quota(self.weight, *limits, self.notice_seconds)
 
 
 class Change(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

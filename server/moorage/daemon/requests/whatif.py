@@ -124,22 +124,28 @@ class WhatIfs:
 
     def _refusal(self, change: Change) -> Refusal | None:
         """Return why a place of a change is none, or None."""
-        for kind, places in (("add_nodes", change.add_nodes), ("drain", change.drain)):
-            for number, each in enumerate(places):
-                at = f"change.{kind}[{number}]"
-                cluster = self._state.clusters.get(ClusterId(each.cluster))
-                if cluster is None:
-                    return replace(refusals.no_such_cluster(each.cluster), field=f"{at}.cluster")
-                name, part = each.node, "node"
-                if kind == "add_nodes":
-                    name, part = each.like, "like"  # type: ignore[union-attr]  # As `kind` says.
-                    if bool(name) == bool(each.node):
-                        expected = "a node to be `like`, or a `node` as cluster documents have it"
-                        reason = f"{at}: expected {expected}, and one of the two."
-                        return Refusal(Code.BAD_MESSAGE, reason, at, expected)
-                if name and all(node.id != name for node in cluster.nodes):
-                    unknown = refusals.no_such_node(cluster.id, str(name))
-                    return replace(unknown, field=f"{at}.{part}")
+        for number, added in enumerate(change.add_nodes):
+            at = f"change.add_nodes[{number}]"
+            if bool(added.like) == bool(added.node):
+                expected = "a node to be `like`, or a `node` as cluster documents have it"
+                reason = f"{at}: expected {expected}, and one of the two."
+                return Refusal(Code.BAD_MESSAGE, reason, at, expected)
+            refusal = self._no_place(at, added.cluster, "like", added.like)
+            if refusal is not None:
+                return refusal
+        for number, place in enumerate(change.drain):
+            at = f"change.drain[{number}]"
+            refusal = self._no_place(at, place.cluster, "node", place.node)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _no_place(self, at: str, cluster: str, part: str, node: str) -> Refusal | None:
+        known = self._state.clusters.get(ClusterId(cluster))
+        if known is None:
+            return replace(refusals.no_such_cluster(cluster), field=f"{at}.cluster")
+        if node and all(each.id != node for each in known.nodes):
+            return replace(refusals.no_such_node(cluster, node), field=f"{at}.{part}")
         return None
 
     async def _swaps(self, given: dict[str, str]) -> dict[str, PolicyRef] | Refusal:
