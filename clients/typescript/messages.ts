@@ -3,18 +3,6 @@
 /** Any JSON value. */
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
-/** Nodes that a cluster would have, too: `like` one it has, or as `node` of its document. */
-export interface AddedNodes {
-  /** a string of 1 to 256 characters */
-  cluster: string;
-  /** a string of at most 256 characters */
-  like?: string;
-  /** an object */
-  node?: { [name: string]: Json };
-  /** a whole number of nodes between 1 and 1024 */
-  count?: number;
-}
-
 /**
  * A request for a placement (`adhoc: true`).
  *
@@ -103,34 +91,6 @@ export interface CancelReply {
 export interface CancelledRequest {
   request: string;
   state: "cancelled";
-}
-
-/** What would be different; it is done in this order. `policies`: which one stands for which. */
-export interface Change {
-  /** a list of at most 100 changes */
-  add_nodes?: AddedNodes[];
-  /** a list of at most 100 changes */
-  quotas?: ChangedQuota[];
-  /** an object of at most 100 policies' URIs */
-  policies?: { [name: string]: string };
-  /** a list of at most 100 changes */
-  drain?: DrainedPlace[];
-}
-
-/** A quota that would be set, with the fields of `set_quota`, or removed. */
-export interface ChangedQuota {
-  /** a string of 1 to 256 characters */
-  tenant: string;
-  project?: string | null;
-  /** a number between 0.001 and 1000000 */
-  weight?: number;
-  nominal?: QuotaAmounts;
-  borrow?: QuotaAmounts;
-  lend?: QuotaAmounts;
-  /** a number of seconds between 0 and 604800 */
-  notice_seconds?: number;
-  /** true or false */
-  remove?: boolean;
 }
 
 /** A cluster: what it has, and what of it is free. */
@@ -295,14 +255,6 @@ export interface DrainReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
-}
-
-/** A node, or a whole cluster, that would be drained. */
-export interface DrainedPlace {
-  /** a string of 1 to 256 characters */
-  cluster: string;
-  /** a string of at most 256 characters */
-  node?: string;
 }
 
 /** Run a command inside of the workload of a lease. */
@@ -1026,8 +978,9 @@ export interface WhatIf {
   op: "whatif";
   /** a string of at most 128 characters, or a 64-bit whole number */
   id?: string | number | null;
-  request?: AllocationRequest | null;
-  change?: Change;
+  request?: AllocationRequest;
+  /** an object */
+  change?: { [name: string]: Json };
 }
 
 /** What a request would be answered. `waiting`: its place in the queue is `position`. */

@@ -40,7 +40,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
-from moorage.protocol import parts
+from moorage.protocol.changes import AddedNodes, Change
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -74,7 +74,7 @@ class WhatIfJob:
     facts: list[FactRow]
     documents: list[tuple[str, int, bytes]]
     policies: list[tuple[PolicyRef, dict[str, bytes], Document]]
-    change: parts.Change
+    change: Change
     swaps: dict[str, PolicyRef]
     asks: bool
     tenant: Tenant
@@ -224,7 +224,7 @@ class CopiedDocuments:
         return content, listed if isinstance(listed, list) else []
 
 
-def _grown(allocator: Allocator, documents: CopiedDocuments, added: parts.AddedNodes) -> Cluster:
+def _grown(allocator: Allocator, documents: CopiedDocuments, added: AddedNodes) -> Cluster:
     """Return a cluster with more nodes, which are machines of their own, and free."""
     cluster = allocator.state.clusters[ClusterId(added.cluster)]
     known = {node.id: node for node in cluster.nodes}

@@ -28,13 +28,7 @@ from moorage.protocol.diagnosis import (
     unknown_op,
 )
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.parts import (
-    Change,
-    LeaseRequest,
-    ProvisionRequest,
-    QuotaAmounts,
-    Resources,
-)
+from moorage.protocol.parts import LeaseRequest, ProvisionRequest, QuotaAmounts, Resources
 
 _NOTHING: Final = msgspec.Raw(b"")
 _ABSENT: Final = (_NOTHING, msgspec.Raw(b"null"))
@@ -342,8 +336,8 @@ class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):
 class WhatIf(_Operation, frozen=True, kw_only=True, tag="whatif"):
     """The answer that `request` would get if `change` had happened, and what else would differ."""
 
-    request: AllocationRequest | None = None
-    change: Change = Change()
+    request: AllocationRequest | msgspec.UnsetType = msgspec.UNSET
+    change: f.Document = {}
 
 
 class WatchTopics(_Operation, frozen=True, kw_only=True, tag="watch"):

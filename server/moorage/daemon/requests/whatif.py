@@ -28,9 +28,10 @@ from moorage.daemon.requests.reading import is_described, outranked, unknown_pol
 from moorage.ledger.codec import seal
 from moorage.model import Ask, ClusterId, Code, PolicyRef, Tenant
 from moorage.protocol import messages as wire
+from moorage.protocol.changes import Change, read_change
+from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
-from moorage.protocol.parts import Change
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
 
@@ -92,7 +93,7 @@ class WhatIfs:
             ServiceError: It cannot be read, or decided in time.
 
         """
-        if message.request is None and message.change == Change():
+        if message.request is msgspec.UNSET and not message.change:
             reason = "Missing required fields: request or change"
             expected = "a request, or something that changes"
             return Refusal(Code.MISSING_FIELDS, reason, "request", expected)
@@ -106,7 +107,10 @@ class WhatIfs:
             self._under_way.discard(tenant)
 
     async def _answer(self, message: wire.WhatIf, tenant: Tenant) -> Response:
-        change, warnings = message.change, list[str]()
+        try:
+            change, warnings = read_change(message.change), list[str]()
+        except BadMessage as error:
+            return Refusal(error.code, error.reason, error.field, error.expected, error.details)
         refusal = self._refusal(change)
         if refusal is not None:
             return refusal
@@ -114,7 +118,7 @@ class WhatIfs:
         if isinstance(swaps, Refusal):
             return swaps
         ask = None
-        if message.request is not None:
+        if message.request is not msgspec.UNSET:
             ask = await self._ask(tenant, message.request, swaps, warnings)
         if isinstance(ask, Refusal):
             return ask
