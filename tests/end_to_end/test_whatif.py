@@ -151,6 +151,52 @@ def test_a_drain_says_which_leases_would_move_and_which_stay(server):
     assert everything(server) == before
 
 
+def test_what_then_happens_is_what_it_said(tmp_path):
+    """More nodes and a drain, first as a what-if, then really: everybody is where it said."""
+    pauses = {"MOORAGE_BACKENDS": "memory", "MOORAGE_REQUEUE_PAUSE_SECONDS": "0"}
+    with daemon(tmp_path, environment=pauses) as running:
+        server = Server(running)
+        document = cluster("east", nodes=3, gpus=4)
+        server.register(document)
+        server.publish(catalog.document("first_fit"))
+        again = {"backend": "memory", "spec": {}, "on_failure": "requeue"}
+        held = [hold(server, gpus, provision=again) for gpus in (4, 2, 1, 3)]
+
+        def lease(name: str) -> dict | None:
+            return server.say({"op": "status", "lease": name})[0].get("lease")
+
+        until(lambda: all((lease(each["id"]) or {})["state"] == "active" for each in held))
+        with server.socket() as socket:
+            first, second = waiting(server, socket, 3), waiting(server, socket, 4)
+            more = {"add_nodes": [{"cluster": "east", "like": "east-1", "count": 2}]}
+            told = whatif(server, change=more)
+            assert {row["request"] for row in told["granted"]} == {first, second}
+            node = document["nodes"]["nodeData"][1]
+            document["nodes"]["nodeData"] += [{**node, "id": f"east-1+{n}"} for n in (1, 2)]
+            document["nodes"]["count"] = 5
+            server.http.put("/clusters/east", json=document).raise_for_status()
+            for row in told["granted"]:
+                until(lambda row=row: lease(row["request"]))
+                assert lease(row["request"])["placement"] == row["placement"]
+            told = whatif(server, change={"drain": [{"cluster": "east", "node": "east-1"}]})
+            assert len(told["drained"]) == 2
+            assert server.say({"op": "drain", "cluster": "east", "node": "east-1"})[0]["success"]
+            states = {"moves": {"starting", "active"}, "waits": {"queued"}}
+            for row in told["drained"]:
+                wanted = states[row["becomes"]]
+                before = next(each["fencing"] for each in held if each["id"] == row["lease"])
+
+                def settled(row=row, wanted=wanted, before=before) -> bool:
+                    now = lease(row["lease"])
+                    new = now["fencing"] > before or "placement" not in row
+                    return now["state"] in wanted and new
+
+                until(settled)
+                if "placement" in row:
+                    assert lease(row["lease"])["placement"] == row["placement"]
+        server.close()
+
+
 def test_quotas_preemption_and_other_policies(server):
     refuses = policy("return {}", "refuses:1.0-stable")
     server.publish(refuses)
