@@ -218,6 +218,20 @@ def test_who_logs_out_is_out_everywhere(page):
     other.http.close()
 
 
+def test_a_socket_ends_with_its_login(tmp_path):
+    with served(tmp_path, f"console_login_seconds = 3\n{TOKENS}") as server:
+        page = Page(server)
+        page.log_in("of-ann")
+        with page.socket() as socket, server.socket({"Authorization": "Bearer of-ann"}) as program:
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(60)
+            assert closed.value.rcvd.code == 4401
+            assert closed.value.rcvd.reason == "the login is over; log in again"
+            assert leases(program)["success"]
+        assert page.http.get("/console/session").status_code == 401
+        page.http.close()
+
+
 def test_without_tokens_there_is_no_login_and_origins_still_count(open_server):
     page = Page(open_server)
     told = page.http.get("/console/session").json()["data"]

@@ -143,6 +143,9 @@ class Config(ShareSettings):
     console: Annotated[
         bool, Setting(SWITCH, "Serve the web console at `/console` of the HTTP services.")
     ] = True
+    console_login_seconds: Annotated[
+        float, Setting(seconds(1, 2_592_000), "How long a login, and its sockets, last.")
+    ] = 28_800.0
     sandbox: Annotated[
         Sandbox,
         Setting(

@@ -204,7 +204,7 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     if settings.sessions_max > settings.connections_max:
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
     tokens = Tokens(config.tokens, config.operators)
-    logins = ConsoleLogins(tokens.tenant) if config.console else None
+    logins = ConsoleLogins(tokens.tenant, config.console_login_seconds) if config.console else None
     gateway = Gateway(settings, tokens.tenant, logins)
     state = stores.allocator.state
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)

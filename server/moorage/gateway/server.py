@@ -6,8 +6,10 @@ loop runs; all of its methods are called from that loop.
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
@@ -23,6 +25,9 @@ from moorage.protocol.logins import Logins
 from moorage.protocol.peers import Peers
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
+
+_LOGIN_LOOK_SECONDS: Final = 60.0
+"""Between two looks whether a page's login lasts: one may be over before its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,7 @@ class Gateway:
         self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
         self._dropping: set[asyncio.Task[None]] = set()
+        self._looks: dict[SessionId, asyncio.TimerHandle] = {}
         self._doorman = Doorman(settings, authenticate, self._counts, self._open, logins)
         self._server: Server | None = None
         self._draining = False
@@ -226,14 +232,24 @@ class Gateway:
             self._expel_stranger(session)
 
     def _expel_stranger(self, session: Session) -> None:
+        """Close a session whose token or login is over; look again when a login ends."""
         connection = session.connection
-        if connection.cookies and self._logins is not None:
-            login = self._logins.find(connection.cookies)
-            tenant = None if login is None else login.tenant
-        else:
-            tenant = self._authenticate(connection.bearer)
-        if tenant != session.tenant:
-            self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
+        if not connection.cookies or self._logins is None:
+            if self._authenticate(connection.bearer) != session.tenant:
+                self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
+            return
+        login = self._logins.find(connection.cookies)
+        if login is None or login.tenant != session.tenant:
+            self._drop(session, Close.UNAUTHORIZED, "the login is over; log in again")
+            return
+        pause = min(max(login.expires_at - time.time(), 0.0), _LOGIN_LOOK_SECONDS)
+        self._forget_login(session)
+        loop = asyncio.get_running_loop()
+        self._looks[session.id] = loop.call_later(pause, self._expel_stranger, session)
+
+    def _forget_login(self, session: Session) -> None:
+        if (timer := self._looks.pop(session.id, None)) is not None:
+            timer.cancel()
 
     def stats(self) -> GatewayStats:
         """Return the gateway in numbers."""
@@ -277,6 +293,7 @@ class Gateway:
         try:
             await session.serve()
         finally:
+            self._forget_login(session)
             del self._sessions[session.id]
             self._open.remove(connection)
             deliver.lost(session.id)

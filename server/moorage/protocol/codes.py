@@ -85,6 +85,6 @@ CLOSE_CODES: Final[dict[int, str]] = {
     Close.DEFECT: "The server met a defect of its own, or the client answered no ping in time.",
     Close.RESTART: "The server stops or restarts; connect again, leases are kept.",
     Close.TRY_LATER: "The client read its replies too slowly; connect again and read faster.",
-    Close.UNAUTHORIZED: "The token that opened the session is no longer valid.",
+    Close.UNAUTHORIZED: "The token or login that opened the session is no longer valid.",
 }
 """One sentence for each close code that the server or the library under it uses."""

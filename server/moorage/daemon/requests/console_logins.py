@@ -13,8 +13,6 @@ from moorage.daemon.requests.lease_tokens import digest
 from moorage.model import Tenant
 from moorage.protocol.logins import Login
 
-LOGIN_SECONDS: Final = 8 * 3600.0
-"""How long a login lasts: a day's work."""
 LOGINS_MAX: Final = 1_000
 """Logins at one time; beyond it the oldest is over."""
 
@@ -24,11 +22,15 @@ class ConsoleLogins:
 
     Args:
         authenticate: Given a token, returns whose it is, or None.
+        lasts_seconds: How long a login lasts.
 
     """
 
-    def __init__(self, authenticate: Callable[[str | None], Tenant | None]) -> None:
+    def __init__(
+        self, authenticate: Callable[[str | None], Tenant | None], lasts_seconds: float
+    ) -> None:
         self._authenticate = authenticate
+        self._lasts_seconds = lasts_seconds
         self._logins: dict[str, Login] = {}
 
     def enter(self, token: str) -> tuple[str, Login] | None:
@@ -37,7 +39,8 @@ class ConsoleLogins:
         if tenant is None:
             return None
         cookie = secrets.token_urlsafe(32)
-        login = Login(tenant, token, secrets.token_urlsafe(32), time.time() + LOGIN_SECONDS)
+        until = time.time() + self._lasts_seconds
+        login = Login(tenant, token, secrets.token_urlsafe(32), until)
         self._logins[digest(cookie)] = login
         while len(self._logins) > LOGINS_MAX:
             del self._logins[next(iter(self._logins))]
