@@ -395,7 +395,7 @@ export interface LeaseAnswer {
   workload?: WorkloadAnswer;
 }
 
-/** Who holds what. */
+/** Who holds what: the tenant's own; for operators, all. */
 export interface LeaseListing {
   op: "leases";
   /** a string of at most 128 characters, or a 64-bit whole number */
@@ -593,7 +593,7 @@ export interface ProvisionRequest {
   keep_warm_seconds?: number;
 }
 
-/** Who waits. */
+/** Who waits: the tenant's own; for operators, all. */
 export interface QueueListing {
   op: "queue";
   /** a string of at most 128 characters, or a 64-bit whole number */

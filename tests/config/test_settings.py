@@ -80,6 +80,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
         "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
         "console": ("false", "false", False),
+        "console_login_seconds": ("60", "60", 60.0),
         "sandbox": ("unsafe", '"unsafe"', "unsafe"),
         "isolation": ("per_eval", '"per_eval"', "per_eval"),
         "policy_deadline_seconds": ("0.5", "0.5", 0.5),

@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from contextlib import ExitStack
 
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, until
@@ -224,6 +225,10 @@ def test_tenants_see_their_own_and_operators_all(tmp_path):
                 rows = say(socket, {"op": "decisions"})["data"]["decisions"]
                 seen[name] = [row["request"] for row in rows]
             assert seen == {"ann": [refused, lease, mine], "bob": [refused, lease]}
+            for name, socket in (("ann", ann), ("bob", bob)):
+                rows = say(socket, {"op": "leases"})["data"]["leases"]
+                seen[name] = [row["id"] for row in rows]
+            assert seen == {"ann": [mine, lease], "bob": [lease]}
             only = say(bob, {"op": "decisions", "filters": {"tenant": "ann"}})
             assert {row["tenant"] for row in only["data"]["decisions"]} <= {"bob"}
             foreign = say(bob, {"op": "decision_fleet", "request": mine})
@@ -232,4 +237,58 @@ def test_tenants_see_their_own_and_operators_all(tmp_path):
             assert "ann" not in own["tenants"]
             all_of_it = say(ann, {"op": "decision_fleet", "request": refused})["data"]["packed"]
             assert {"ann", "bob"} <= set(unpacked(all_of_it)["tenants"])
+        server.close()
+
+
+def test_leases_and_waiters_of_others_are_operators_news_alone(tmp_path):
+    file = tmp_path / "moored.toml"
+    file.write_text(TOKENS)
+    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
+        server = Server(running)
+        as_ann, as_bob = ({"Authorization": f"Bearer of-{name}"} for name in ("ann", "bob"))
+        document = cluster("east", nodes=1, gpus=4)
+        server.http.post("/clusters", json=document, headers=as_ann).raise_for_status()
+        policy = catalog.document("first_fit")
+        server.http.post("/policy", json=policy, headers=as_ann).raise_for_status()
+        with server.socket(as_ann) as ann, server.socket(as_bob) as bob, ExitStack() as waiting:
+
+            def say(socket, message):
+                socket.send(json.dumps(message))
+                return json.loads(socket.recv(30))
+
+            def listed(socket, op, name, key):
+                found = say(socket, {"op": op})
+                return [row[key] for row in found["data"][name]]
+
+            held = {}
+            for name, socket, headers in (("ann", ann, as_ann), ("bob", bob, as_bob)):
+                held[name] = say(socket, ask_message(resources={"gpus": 2}, lease=TERMS))["lease"]
+                waiter = waiting.enter_context(server.socket(headers))
+                waits = TERMS | {"wait_seconds": 600}
+                waiter.send(json.dumps(ask_message(id="w", resources={"gpus": 4}, lease=waits)))
+                until(lambda s=socket: listed(s, "queue", "waiting", "tenant"))
+            until(lambda: len(listed(ann, "queue", "waiting", "tenant")) == 2)
+            assert sorted(listed(ann, "queue", "waiting", "tenant")) == ["ann", "bob"]
+            assert listed(bob, "queue", "waiting", "tenant") == ["bob"]
+            assert listed(ann, "leases", "leases", "tenant") == ["ann", "bob"]
+            assert listed(bob, "leases", "leases", "tenant") == ["bob"]
+            requests = {
+                row["tenant"]: row["request"]
+                for row in say(ann, {"op": "queue"})["data"]["waiting"]
+            }
+            only = {"op": "leases", "filters": {"tenant": "bob"}}
+            assert [row["id"] for row in say(ann, only)["data"]["leases"]] == [held["bob"]["id"]]
+            only = {"op": "leases", "filters": {"tenant": "ann"}}
+            assert say(bob, only)["data"]["leases"] == []
+            for op in ("status", "why"):
+                for field, one in (("lease", held["bob"]["id"]), ("request", requests["bob"])):
+                    told = say(ann, {"op": op, field: one})
+                    assert told["success"]
+                    assert held["bob"]["token"] not in json.dumps(told)
+                for field, one in (("lease", held["ann"]["id"]), ("request", requests["ann"])):
+                    assert not say(bob, {"op": op, field: one})["success"]
+            assert not say(ann, {"op": "cancel", "request": requests["bob"]})["success"]
+            none = {"op": "release", "lease": held["bob"]["id"], "token": held["ann"]["token"]}
+            assert not say(ann, none)["success"]
+            assert listed(bob, "leases", "leases", "tenant") == ["bob"]
         server.close()

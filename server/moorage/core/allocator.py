@@ -205,6 +205,6 @@ class Allocator:
     def _inquired(self, inquiry: Inquired) -> None:
         answer = explain.answer(inquiry, self.state, self.requests.queue, self._turn.decisions)
         if answer is None:
-            self._turn.emit(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
+            self._turn.emit(Recall(inquiry.to, inquiry.tenant, inquiry.subject, inquiry.sees_all))
         else:
             self._turn.respond(inquiry.to, answer)

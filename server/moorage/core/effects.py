@@ -126,6 +126,7 @@ class Recall:
     to: Address
     tenant: Tenant
     subject: str
+    sees_all: bool = False
 
 
 Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall

@@ -77,11 +77,12 @@ class Inquired:
     """A client wants to know. Questions are steps too, so no answer overtakes its facts.
 
     Args:
-        tenant: Whose leases and waiters may be shown.
+        tenant: Who asks; only its leases and waiters are shown.
         subject: Id of a lease or request, for `status` and `why`.
         filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
         after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
+        sees_all: Show those of all tenants.
 
     """
 
@@ -92,6 +93,11 @@ class Inquired:
     filters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     after: str = ""
     limit: int = 100
+    sees_all: bool = False
+
+    def may_see(self, owner: Tenant | str) -> bool:
+        """Return whether what is a tenant's may be shown."""
+        return self.sees_all or owner == self.tenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,10 +102,10 @@ def answer(  # noqa: C901  # One case per question.
                 pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
-            shown = (lease_row(lease) for lease in pool if lease.tenant == inquiry.tenant)
+            shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
             return _page(inquiry, "leases", shown, lambda row: row["fencing"])
         case "queue":
-            waiters = (w for w in queue.waiters() if w.ask.tenant == inquiry.tenant)
+            waiters = (w for w in queue.waiters() if inquiry.may_see(w.ask.tenant))
             where = inquiry.filters.get("cluster")
             rows = [
                 {"position": number, **waiter_row(waiter)}
@@ -140,10 +140,10 @@ def _may_go_to(waiter: Waiter, cluster: object) -> bool:
 def _status(inquiry: Inquired, state: State) -> Response | None:
     request = RequestId(inquiry.subject)
     lease = state.lease(request)
-    if lease is not None and lease.tenant == inquiry.tenant:
+    if lease is not None and inquiry.may_see(lease.tenant):
         return LeaseNews(lease, owner=False)
     waiter = state.waiting.get(request)
-    if waiter is not None and waiter.ask.tenant == inquiry.tenant:
+    if waiter is not None and inquiry.may_see(waiter.ask.tenant):
         return waiter_document(waiter, "waiting")
     reason = f"There is no lease or waiting request {request}, or it ended long ago."
     return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease or waiting request")
@@ -157,7 +157,7 @@ def _why(
     lease = state.lease(request)
     waiter = state.waiting.get(request)
     owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
-    if owner != inquiry.tenant:
+    if not owner or not inquiry.may_see(owner):
         return None
     record.pop("tenant", None)
     if lease is not None:

@@ -265,11 +265,11 @@ class _Listing(_Operation, frozen=True, kw_only=True):
 
 
 class QueueListing(_Listing, frozen=True, kw_only=True, tag="queue"):
-    """Who waits."""
+    """Who waits: the tenant's own; for operators, all."""
 
 
 class LeaseListing(_Listing, frozen=True, kw_only=True, tag="leases"):
-    """Who holds what."""
+    """Who holds what: the tenant's own; for operators, all."""
 
     state: f.OptionalName = ""
 

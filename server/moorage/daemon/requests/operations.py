@@ -5,7 +5,7 @@ The router hands them over; `admission` has the requests for a placement.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import structlog
 
@@ -78,7 +78,7 @@ class OperationBounds:
 
     Args:
         ttl_seconds_max: How long a lease may be renewed for at a time.
-        is_operator: Tells who may set quotas, and see those of others.
+        is_operator: Tells who may set quotas, and see what is of others.
 
     """
 
@@ -151,9 +151,9 @@ class Operations:
                 cancel = CancelAsked(to, self._replies.named(to, message.request), tenant)
                 self._post(cancel, dry_run=message.dry_run)
             case wire.Status():
-                self._inbox.post(Inquired(to, "status", tenant, message.subject))
+                self._inquire(to, "status", tenant, message.subject)
             case wire.Why():
-                self._inbox.post(Inquired(to, "why", tenant, message.subject))
+                self._inquire(to, "why", tenant, message.subject)
             case wire.QueueListing():
                 self._list(to, "queue", tenant, message)
             case wire.LeaseListing():
@@ -253,9 +253,17 @@ class Operations:
         message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing | wire.QuotaListing",
     ) -> None:
         filters = message.equalities()
-        if question == "quotas" and not self._is_operator(tenant):
+        sees_all = self._is_operator(tenant)
+        if question == "quotas" and not sees_all:
             filters["tenant"] = tenant
-        self._inbox.post(Inquired(to, question, tenant, "", filters, message.cursor, message.limit))
+        page = (filters, message.cursor, message.limit)
+        self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all))
+
+    def _inquire(
+        self, to: Address, question: Literal["status", "why"], tenant: Tenant, subject: str
+    ) -> None:
+        sees_all = self._is_operator(tenant)
+        self._inbox.post(Inquired(to, question, tenant, subject, sees_all=sees_all))
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
         uri, action = message.policy_rule_uri, message.action

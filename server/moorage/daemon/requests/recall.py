@@ -75,7 +75,7 @@ def answer(  # One case per fact.
         for fact in (entry.fact for entry in entries)
         if isinstance(fact, Queued | Granted)
     ]
-    if question.tenant not in owners:
+    if not owners or not (question.sees_all or question.tenant in owners):
         return _unknown(question, since)
     story: dict[str, Any] = {"request": question.subject, "history": []}
     for entry in entries:

@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { moment, places, span } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
+import { session } from "../session.js";
 import { ask, listen } from "../socket.js";
 import { Timeline } from "../timeline.js";
 import { Action, Command, Empty, Facts, Loading, Panel, Raw, Refused, Section, State, Text, filters, html, nothing, useEvery, useLoaded } from "../ui.js";
@@ -55,12 +56,13 @@ function Lease({ id, changed }) {
 	if (!lease) return html`<${Panel} title=${`Lease ${id}`} found=${found}><${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//><//>`;
 	const now = Date.now() / 1000;
 	const work = lease.workload;
+	const own = lease.tenant === session.value?.tenant; // Who sees those of others only looks.
 	return html`<${Panel} title=${`Lease ${id}`} found=${found}>
 		<p><${State} state=${lease.state} /> ${found.value.reason || lease.reason || ""}</p>
 		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
 			["fencing", lease.fencing], ["tenant", lease.tenant], ["policy", html`<a href=${to("policies", lease.policy_rule_uri)}>${lease.policy_rule_uri}</a>`],
 			["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
-		<p class="buttons">${["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${() => {
+		<p class="buttons">${!own || ["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${() => {
 			found.again();
 			changed();
 		}} message=${{ op: "release", lease: id }} />`}
@@ -68,7 +70,7 @@ function Lease({ id, changed }) {
 		${work ? html`<${Section} title="Workload">
 			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
 				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
-			<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} /><//>` : null}
+			${own ? html`<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} />` : null}<//>` : null}
 		<${Raw} value=${lease} />
 	<//>`;
 }

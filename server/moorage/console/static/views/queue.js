@@ -2,6 +2,7 @@
 import { moment, shape, span } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
+import { session } from "../session.js";
 import { ask } from "../socket.js";
 import { Action, Command, Copies, Empty, Facts, Loading, Refused, Section, filters, html, useEvery, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
@@ -15,9 +16,9 @@ export function Queue({ rest, query }) {
 			<${Command} words=${["moorage", "queue"]} /></form>
 		<div class="split">
 			<div><${ListingTable} label="Queue" listing=${listing} keyed=${(row) => row.request}
-				heads=${["request", "position", "waits", "wants", "blocked by", "expected", "priority", "policy"]}
+				heads=${["request", "position", "waits", "wants", "blocked by", "expected", "priority", "tenant", "policy"]}
 				cells=${(row) => [row.request, row.position, span(now - row.since), shape(row.resources), row.blocked_by || row.blocked?.by || "capacity",
-					row.expected_at ? `in ${span(row.expected_at - now)}` : "not known", row.priority, row.policy_rule_uri]}
+					row.expected_at ? `in ${span(row.expected_at - now)}` : "not known", row.priority, row.tenant, row.policy_rule_uri]}
 				address=${(row) => to("queue", row.request)} current=${rest[0]} empty="The queue is empty." /></div>
 			${rest[0] ? html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />` : null}
 		</div>`;
@@ -37,10 +38,10 @@ function Waiter({ id, done }) {
 		${it?.state === "waiting" ? html`
 			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", moment(it.since)], ["waits until", `${moment(it.deadline)}, ${span(it.deadline - now)} from now`],
 				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<a href=${to("policies", it.policy_rule_uri)}>${it.policy_rule_uri}</a>`]]} />
-			<p class="buttons"><${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
+			<p class="buttons">${it.tenant !== session.value?.tenant ? null : html`<${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
 				status.again();
 				done();
-			}} message=${{ op: "cancel", request: id }} />
+			}} message=${{ op: "cancel", request: id }} />`}
 				<a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
 			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
 			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
