@@ -120,7 +120,7 @@ def test_none_gives_way_in_vain_before_its_minimum_or_to_its_equals(server):
     release(server, victim)
 
 
-def test_a_quota_that_is_set_while_it_runs_has_borrowers_give_way(server):
+def test_a_quota_that_changes_while_it_runs_holds_for_who_waits(server):
     def set_quota(**change: object) -> None:
         assert server.say({"op": "set_quota", "tenant": "local", **change})[0]["success"]
 

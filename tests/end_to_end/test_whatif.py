@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,17 +249,25 @@ def test_one_at_a_time_of_a_tenant_and_a_policy_that_hangs_is_stopped(server):
     server.publish(policy("while True: pass", "hangs:1.0-stable", deadline_seconds=1))
     hangs = request(1) | {"policy_rule_uri": "hangs:1.0-stable"}
     told: list[dict] = []
-    thread = threading.Thread(target=lambda: told.append(whatif(server, request=hangs)))
-    thread.start()
     codes: list[str] = []
 
-    def busy() -> bool:
-        (reply,) = server.say({"op": "whatif", "request": request(1)})
-        codes.append(reply["error"]["code"] if not reply["success"] else "")
-        return codes[-1] == "busy" or bool(told)
+    def asked(message: dict) -> dict:
+        (reply,) = server.say({"op": "whatif", "request": message})
+        if not reply["success"]:
+            codes.append(reply["error"]["code"])
+        return reply
 
-    until(busy)
-    thread.join(60)
+    def until_told() -> None:
+        while not (reply := asked(hangs))["success"]:
+            time.sleep(0.05)  # The other one is being answered.
+        told.append(reply["data"])
+
+    thread = threading.Thread(target=until_told, daemon=True)
+    thread.start()
+    while not told and "busy" not in codes:
+        asked(request(1))
+    thread.join(120)
+    assert set(codes) == {"busy"}, "one of the two came while the other one was answered"
     assert told[0]["answer"]["code"] == "policy_timeout"
     assert whatif(server, request=request(1))["answer"]["state"] == "granted"
 
