@@ -102,6 +102,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "allocate_over_http": ("false", "false", False),
         "candidates_max": ("3", "3", 3),
         "sessions_max": ("4", "4", 4),
+        "session_resume_seconds": ("20", "20", 20.0),
         "message_bytes_max": ("4096", "4096", 4096),
         "deflate": ("true", "true", True),
         "lease_ttl_seconds_max": ("61", "61.0", 61.0),

@@ -17,7 +17,8 @@ from websockets.exceptions import ConnectionClosed
 from moorage.core.effects import Address
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.model import SessionId, Tenant
-from moorage.protocol import AllocationRequest, success
+from moorage.protocol import AllocationRequest, Resume, success
+from moorage.protocol.codes import SESSION_HEADER
 
 PATIENCE_SECONDS = 20.0
 """Bound of every wait; nothing is expected to come near it."""
@@ -67,6 +68,10 @@ class Harbour:
     def request_nowait(
         self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
     ) -> bool:
+        if isinstance(message, Resume):
+            still_open = self.gateway.unanswered(to)
+            self.gateway.tell(to, success({"open": still_open}, id=message.id))
+            return True
         assert isinstance(message, AllocationRequest)
         if message.inputs.get("do") == "wait" and not self.room.is_set():
             return False
@@ -140,6 +145,16 @@ class Client:
         async with asyncio.timeout(PATIENCE_SECONDS):
             found: dict[str, Any] = json.loads(await self.socket.recv())
         return found
+
+    @property
+    def session(self) -> SessionId:
+        assert self.socket.response is not None
+        return SessionId(self.socket.response.headers[SESSION_HEADER])
+
+    async def resume(self, session: str, **fields: Any) -> dict[str, Any]:
+        """Ask for a session, and return what comes first."""
+        await self.say(json.dumps({"op": "resume", "session": session, **fields}))
+        return await self.reply()
 
     async def data(self) -> Any:
         return (await self.reply())["data"]

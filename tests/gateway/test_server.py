@@ -10,9 +10,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.core.effects import Address
-from moorage.gateway import SESSION_HEADER
 from moorage.model import SessionId, Tenant
 from moorage.protocol import Close, event
+from moorage.protocol.codes import SESSION_HEADER
 
 
 async def test_a_session_is_announced_and_taken_back(port):

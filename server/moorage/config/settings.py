@@ -277,22 +277,22 @@ class Config(ShareSettings):
         ),
     ] = ()
     allocate_over_http: Annotated[
-        bool,
-        Setting(SWITCH, "Serve `POST /allocate`, the WebSocket's request over HTTP."),
+        bool, Setting(SWITCH, "Serve `POST /allocate`, the WebSocket's request over HTTP.")
     ] = True
     candidates_max: Annotated[
         int, Setting(whole(1, 10_000), "Clusters one request may name or find.")
     ] = 10_000
     sessions_max: Annotated[
-        int,
-        Setting(whole(1, 1_000_000), "WebSockets open at once; further ones are turned away."),
+        int, Setting(whole(1, 1_000_000), "WebSockets open at once; further ones are turned away.")
     ] = 10_000
+    session_resume_seconds: Annotated[
+        float, Setting(seconds(0, 3_600), "How long a lost session may be resumed; 0: not at all.")
+    ] = 30.0
     message_bytes_max: Annotated[
         int, Setting(whole(1024, 1 << 26), "Size of one message on the WebSocket, in bytes.")
     ] = 1 << 20
     deflate: Annotated[
-        bool,
-        Setting(SWITCH, "Offer compression on the WebSocket, at about 40 KiB more per session."),
+        bool, Setting(SWITCH, "Offer compression on the WebSocket, at some 40 KiB more a session.")
     ] = False
     lease_ttl_seconds_max: Annotated[
         float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` that may be asked for.")

@@ -199,6 +199,7 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
         connections_max=descriptors.connection_limits().gateway,
         message_bytes_max=config.message_bytes_max,
         deflate=config.deflate,
+        resume_seconds=config.session_resume_seconds,
         origins=names(config),
     )
     if settings.sessions_max > settings.connections_max:

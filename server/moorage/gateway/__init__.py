@@ -4,8 +4,7 @@ The daemon makes a `Gateway`, gives it its own `Deliver`, and answers through `G
 """
 
 from moorage.gateway.deliver import Deliver, Request
-from moorage.gateway.handshake import SESSION_HEADER
 from moorage.gateway.server import Gateway, GatewayStats
 from moorage.gateway.settings import GatewaySettings
 
-__all__ = ["SESSION_HEADER", "Deliver", "Gateway", "GatewaySettings", "GatewayStats", "Request"]
+__all__ = ["Deliver", "Gateway", "GatewaySettings", "GatewayStats", "Request"]

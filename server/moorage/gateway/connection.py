@@ -8,14 +8,18 @@ stops reading, and no reading from a client that does not read.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
+from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.peers import Peers, most_of_one
+
+_GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
+"""How clients close that are done; browsers name no code."""
 
 
 class GatewayConnection(ServerConnection):
@@ -70,6 +74,16 @@ class GatewayConnection(ServerConnection):
             for text in texts:
                 self.protocol.send_text(text)
             self.transport.write(b"".join(self.protocol.data_to_send()))
+
+    @property
+    def said_goodbye(self) -> bool:
+        """Whether the client closed because it was done, and not for some trouble."""
+        frame = self.protocol.close_rcvd
+        return frame is not None and frame.code in _GOODBYES
+
+    def let_go(self) -> None:
+        """Tell its session nothing more."""
+        self.on_writable, self.on_lost = _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
         """Close, and cut the connection when that takes longer than `seconds`.

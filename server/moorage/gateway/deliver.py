@@ -55,7 +55,7 @@ class Deliver(Protocol):
         """
 
     def lost(self, session: SessionId) -> None:
-        """Note that a session is over. Nothing of it comes after this."""
+        """Note that a session is over, and not resumed. Nothing of it comes after this."""
 
     def failed(self, error: BaseException) -> None:
         """Learn of a defect: an exception where none may be. The daemon ends the process."""

@@ -7,7 +7,6 @@ asks for `/healthz` without a token, and everything else is an opening handshake
 import http
 import secrets
 from collections.abc import Callable
-from typing import Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
@@ -16,12 +15,10 @@ from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
+from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.credentials import console_cookies, token_of
 from moorage.protocol.logins import Logins
 from moorage.protocol.peers import Peers, most_of_one
-
-SESSION_HEADER: Final = "Moorage-Session"
-"""Header of the handshake's response: the session's id, for `resume`. It cannot be guessed."""
 
 
 class Doorman:

@@ -20,9 +20,11 @@ from moorage.gateway.handshake import Doorman
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
-from moorage.protocol.codes import Close
+from moorage.protocol.codes import Close, Code
 from moorage.protocol.logins import Logins
-from moorage.protocol.peers import Peers
+from moorage.protocol.messages import Resume
+from moorage.protocol.peers import Peers, most_of_one
+from moorage.protocol.replies import failure
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
 
@@ -92,11 +94,14 @@ class Gateway:
         self._settings = settings
         self._authenticate = authenticate
         self._logins = logins
+        self._deliver: Deliver  # `start` has it.
         self._counts = Counts()
         self._connections: set[GatewayConnection] = set()
         self._opening: Peers[GatewayConnection] = Peers()
         self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
+        self._kept: Peers[Session] = Peers()
+        """Those of them that lost their connection, and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
         self._doorman = Doorman(settings, authenticate, self._counts, self._open, logins)
@@ -119,10 +124,11 @@ class Gateway:
             OSError: The address cannot be bound.
 
         """
+        self._deliver = deliver
         settings = self._settings
         self._doorman.origins = replace(settings.origins, pages_port=pages_port)
         self._server = await serve(
-            functools.partial(self._handle, deliver),
+            self._handle,
             host,
             port,
             backlog=settings.handshakes_max,
@@ -159,6 +165,8 @@ class Gateway:
             return
         self._draining = self._doorman.draining = True
         server.close(close_connections=False)
+        while (kept := self._kept.oldest()) is not None:
+            self._end(kept)
         for session in self._sessions.values():
             session.draining = True
         if waiting := [session.idle() for session in self._sessions.values()]:
@@ -197,6 +205,11 @@ class Gateway:
         if session is not None:
             session.park(to.number)
 
+    def unanswered(self, to: Address) -> list[str | int | None]:
+        """Return the ids of a session's messages whose replies are to come, but that at `to`."""
+        session = self._sessions.get(to.session)
+        return [] if session is None else session.unanswered(to.number)
+
     def push(self, session: SessionId, frame: bytes) -> None:
         """Send news to a session, if it is still there.
 
@@ -228,7 +241,7 @@ class Gateway:
 
     def expel(self) -> None:
         """Close all sessions whose token or login is over, or means another tenant (4401)."""
-        for session in self._sessions.values():
+        for session in tuple(self._sessions.values()):
             self._expel_stranger(session)
 
     def _expel_stranger(self, session: Session) -> None:
@@ -256,7 +269,7 @@ class Gateway:
         counts = self._counts
         return GatewayStats(
             connections=len(self._connections),
-            sessions=len(self._sessions),
+            sessions=len(self._open),
             in_flight=sum(session.in_flight for session in self._sessions.values()),
             parked=sum(session.parked for session in self._sessions.values()),
             sessions_total=counts.sessions,
@@ -276,30 +289,81 @@ class Gateway:
         """Whether clients may connect: from `start` to `close`."""
         return self._server is not None
 
-    async def _handle(self, deliver: Deliver, connection: ServerConnection) -> None:
+    async def _handle(self, connection: ServerConnection) -> None:
         """Live through one session. The library closes the connection afterwards."""
         if not isinstance(connection, GatewayConnection) or connection.tenant is None:
             raise TypeError("a session without a tenant")
         session = Session(
-            connection, connection.tenant, deliver, self._settings, self._counts, self._drop
+            connection, connection.tenant, self._deliver, self._settings, self._counts, self._drop
         )
         session.draining = self._draining
         self._counts.sessions += 1
         self._sessions[session.id] = session
         self._opening.remove(connection)
         self._open.add(connection, connection.address)
-        deliver.opened(session.id, session.tenant)
+        self._deliver.opened(session.id, session.tenant)
         self._expel_stranger(session)  # Tokens may have changed since the handshake began.
         try:
-            await session.serve()
+            while (message := await session.serve()) is not None:
+                session = self._resume(session, message)
         finally:
-            self._forget_login(session)
-            del self._sessions[session.id]
             self._open.remove(connection)
-            deliver.lost(session.id)
+            if session.connection is connection:  # Else another one has it now.
+                self._left(session)
+
+    def _resume(self, session: Session, message: Resume) -> Session:
+        """Return the session that goes on over the connection of `session`."""
+        found = self._sessions.get(SessionId(message.session))
+        if found is None or found is session or found.tenant != session.tenant or not found.lasts:
+            reason = "session: none of yours has this id, or it is over; ask again for what waited."
+            session.tell(1, failure(Code.NOT_FOUND, reason, field="session", id=message.id))
+            return session
+        self._kept.remove(found)
+        if found.ends is not None:
+            found.ends.cancel()
+            found.ends = None
+        if not found.gone:
+            self._close(found.connection, Close.RESUMED, "another connection resumed the session")
+        found.resume(session, message)
+        self._end(session)
+        self._expel_stranger(found)  # It is looked at again when the login of this connection ends.
+        return found
+
+    def _left(self, session: Session) -> None:
+        """Keep a session that lost its connection for a while; end any other."""
+        if not (session.gone and session.lasts) or self._draining:
+            self._end(session)
+            return
+        address, most = session.connection.address, self._settings.sessions_max
+        self._kept.add(session, address)
+        loop = asyncio.get_running_loop()
+        session.ends = loop.call_later(self._settings.resume_seconds, self._end, session)
+        surplus = None
+        if self._kept.count(address) > most_of_one(most):
+            surplus = self._kept.oldest(address)
+        elif len(self._kept) > most:
+            surplus = self._kept.oldest()
+        if surplus is not None:
+            self._end(surplus)
+
+    def _end(self, session: Session) -> None:
+        session.lasts = False
+        self._forget_login(session)
+        if session.ends is not None:
+            session.ends.cancel()
+        self._kept.remove(session)
+        del self._sessions[session.id]
+        self._deliver.lost(session.id)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:
-        closing = session.connection.drop(code, reason, self._settings.close_seconds_max)
+        session.lasts = False
+        if session.ends is None:
+            self._close(session.connection, code, reason)
+        else:  # It is away.
+            self._end(session)
+
+    def _close(self, connection: GatewayConnection, code: int, reason: str) -> None:
+        closing = connection.drop(code, reason, self._settings.close_seconds_max)
         task = asyncio.get_running_loop().create_task(closing)
         self._dropping.add(task)
         task.add_done_callback(self._dropping.discard)

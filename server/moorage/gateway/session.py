@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from moorage.core.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver, Request
-from moorage.gateway.settings import GatewaySettings
+from moorage.gateway.settings import HELD_BYTES_MAX, GatewaySettings
 from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
@@ -29,6 +29,7 @@ from moorage.protocol.messages import (
     FleetListing,
     LeaseListing,
     QueueListing,
+    Resume,
     decode,
     ignored_fields,
 )
@@ -64,12 +65,18 @@ _BINARY = failure(
 class Session:
     """A session, from the opening handshake until nothing of it can arrive any more.
 
+    One that loses its connection holds what is to be sent, until it is resumed over another one.
+
     Args:
         connection: Its connection, already open.
         deliver: Where its requests go.
         settings: Its limits.
         counts: Shared with all sessions.
         drop: Starts closing the connection with a code and a reason.
+
+    Attributes:
+        lasts: It can be resumed where its connection is lost.
+        ends: Ends it, where it is not resumed before.
 
     """
 
@@ -86,6 +93,8 @@ class Session:
         self.tenant = tenant
         self.connection = connection
         self.draining = False
+        self.lasts = settings.resume_seconds > 0
+        self.ends: asyncio.TimerHandle | None = None
         self._deliver = deliver
         self._settings = settings
         self._counts = counts
@@ -94,8 +103,8 @@ class Session:
         self._number = 0
         self._listing = 0
         """Number of the last message that asked for a list, while that is unanswered."""
-        self._unanswered: dict[int, bool] = {}
-        """Number of each unanswered message, and whether it has a place in the line."""
+        self._unanswered: dict[int, str | int | None] = {}
+        """Number of each unanswered message, and its `id`; None: it has a place in the line."""
         self._line: deque[int] = deque()
         self._early: dict[int, bytes] = {}
         """Replies that wait in the line for those before them."""
@@ -105,14 +114,25 @@ class Session:
         self._outbox: deque[bytes] = deque()
         self._events: deque[bytes] = deque()
         self._missed = 0
+        self._held = 0
+        """Bytes of what waits for another connection."""
+        self._resume: Resume | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._gone = False
         self._slow: asyncio.TimerHandle | None = None
         self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
+        self._listen(connection)
+
+    def _listen(self, connection: GatewayConnection) -> None:
         connection.on_writable = self._writable
         connection.on_lost = self._lost
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has no connection."""
+        return self._gone
 
     @property
     def in_flight(self) -> int:
@@ -127,20 +147,58 @@ class Session:
 
     # In ------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        """Read messages until the client is gone; those that it sent before it left included."""
-        receive = self.connection.recv
+    async def serve(self) -> Resume | None:
+        """Read messages until the client is gone; those that it sent before it left included.
+
+        Returns:
+            The session that is to go on over this connection, where the client asked for that.
+
+        """
+        connection = self.connection
         try:
+            if self._tasks:  # Of the connection before: what has no `id` is taken in order.
+                await asyncio.wait(self._tasks)
             while True:
-                taking = self._take(await receive())
+                frame = await connection.recv()
+                if self.connection is not connection:
+                    return None
+                taking = self._take(frame)
+                if self._resume is not None:
+                    resume, self._resume = self._resume, None
+                    return resume
                 if taking is not None:
                     await asyncio.wait([taking])
-                while self._full() and not self._gone:
+                while self._full() and not self._gone and self.connection is connection:
                     self._space = self._loop.create_future()
                     await self._space
         except ConnectionClosed:
-            if self._tasks:
+            if self._tasks and self.connection is connection:
                 await asyncio.wait(self._tasks)
+            return None
+
+    def resume(self, other: "Session", message: Resume) -> None:
+        """Go on over the connection of another session, which is over, and answer its message."""
+        self.connection.let_go()
+        other._stop_slow_timer()  # noqa: SLF001  # It is of this class.
+        self._stop_slow_timer()
+        self.connection = other.connection
+        self._gone, self._held = False, 0
+        self._listen(self.connection)
+        if self.connection.paused:
+            self._writable(False)  # noqa: FBT003  # As in `GatewayConnection`.
+        if self._space is not None and not self._space.done():
+            self._space.set_result(None)  # Who waits for it reads the connection before.
+        self._space = None
+        self._number += 1
+        # Its reply has no place in the line, where it would stand behind those that wait.
+        self._unanswered[self._number] = "" if message.id is None else message.id
+        self._hand_over(Address(self.id, self._number), message, ())
+        self._flush()  # At once: the next connection that resumes it must not get this reply.
+
+    def unanswered(self, but: int) -> list[str | int | None]:
+        """Return the ids of messages whose replies are to come; None for each that has none."""
+        ids = (each for number, each in self._unanswered.items() if number != but)
+        return [*(each for each in ids if each is not None), *(None for _ in self._line)]
 
     def _full(self) -> bool:
         """Tell whether the next message has to wait.
@@ -173,7 +231,7 @@ class Session:
             if self._gone:  # It changes nothing, and has no reader.
                 return None
             self._listing = number
-        self._expect(number, in_line=message.id is None)
+        self._expect(number, message.id)
         if isinstance(message, AllocationRequest) and message.lease and message.lease.wait_seconds:
             if len(self._patient) >= self._settings.parked_max:
                 self.tell(number, failure(Code.BUSY, self._waiting_too, id=message.id))
@@ -183,7 +241,22 @@ class Session:
             text = "The server is stopping; connect again in a moment."
             self.tell(number, failure(Code.SHUTTING_DOWN, text, id=message.id))
             return None
-        to, warnings = Address(self.id, number), ignored_fields(frame, message)
+        if isinstance(message, Resume):
+            self._ask_to_resume(number, message)
+            return None
+        to = Address(self.id, number)
+        return self._hand_over(to, message, ignored_fields(frame, message))
+
+    def _ask_to_resume(self, number: int, message: Resume) -> None:
+        if number > 1:
+            reason = "Send `resume` as the first message of a connection."
+            self.tell(number, failure(Code.BAD_MESSAGE, reason, field="op", id=message.id))
+        elif not self._gone:
+            self._resume = message
+
+    def _hand_over(
+        self, to: Address, message: Request, warnings: Sequence[str]
+    ) -> asyncio.Future[None] | None:
         try:
             taken = self._deliver.request_nowait(to, self.tenant, message, warnings)
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
@@ -207,14 +280,14 @@ class Session:
         most = self._settings.parked_max
         return f"{most} requests of this connection may wait already, and no more may; try later."
 
-    def _expect(self, number: int, *, in_line: bool) -> None:
-        self._unanswered[number] = in_line
-        if in_line:
+    def _expect(self, number: int, identity: str | int | None) -> None:
+        self._unanswered[number] = identity
+        if identity is None:
             self._line.append(number)
 
     def _refuse(self, number: int, identity: str | int | None, reply: bytes) -> None:
         self._counts.malformed += 1
-        self._expect(number, in_line=identity is None)
+        self._expect(number, identity)
         self.tell(number, reply)
 
     def _defect(self, error: Exception) -> None:
@@ -230,12 +303,14 @@ class Session:
             AssertionError: The message has been answered, or there never was one.
 
         """
-        in_line = self._unanswered.pop(number, None)
-        if in_line is None:
+        if number not in self._unanswered:
             raise AssertionError(f"message {number} of session {self.id} has no open question")
+        in_line = self._unanswered.pop(number) is None
         self._parked.discard(number)
         self._patient.discard(number)
         self._counts.replies += 1
+        if self._gone:
+            self._hold(reply)
         if not in_line:
             self._outbox.append(reply)
         elif self._line[0] != number:
@@ -257,19 +332,22 @@ class Session:
     @property
     def reads_on(self) -> bool:
         """Whether the client has taken, or will at once, all news that were pushed."""
-        return not (self._events or self._missed or self.connection.paused)
+        return not (self._gone or self._events or self._missed or self.connection.paused)
 
     def push(self, news: bytes) -> None:
         """Send news. A client that leaves too many unread misses some, and is told how many.
 
         One that reads nothing at all is dropped, as for replies: see `slow_seconds_max`.
         """
-        if self._gone:
+        if self._gone and not self.lasts:
             return
-        if self._missed or len(self._events) >= self._settings.events_max:
+        too_much = self._gone and self._held + len(news) > HELD_BYTES_MAX
+        if self._missed or too_much or len(self._events) >= self._settings.events_max:
             self._missed += 1
             self._counts.missed += 1
             return
+        if self._gone:
+            self._held += len(news)
         self._counts.events += 1
         self._events.append(news)
         self._flush_soon()
@@ -285,6 +363,12 @@ class Session:
         for task in self._tasks:
             task.cancel()
 
+    def _hold(self, reply: bytes) -> None:
+        """Count what waits for another connection; where it is too much, none is waited for."""
+        self._held += len(reply)
+        if self.lasts and self._held > HELD_BYTES_MAX:
+            self._drop(self, Close.TRY_LATER, "too many replies were held for the client")
+
     def _flush_soon(self) -> None:
         # Once per turn of the loop: replies that become known together leave together.
         if not self._flush_due:
@@ -294,14 +378,16 @@ class Session:
     def _flush(self) -> None:
         self._flush_due = False
         connection = self.connection
-        if self._gone:
+        if self._gone and not self.lasts:
             self._outbox.clear()
             self._events.clear()
             self._missed = 0
+        # Where it closes, nothing is written: what can be resumed holds it, all else is dropped.
+        takes = connection.open or not self.lasts
         for unwritten in (self._outbox, self._events):
-            while unwritten and not connection.paused:
+            while takes and unwritten and not connection.paused:
                 connection.write(_piece(unwritten, self._settings.write_buffer_bytes_max))
-        if self._missed and not connection.paused:
+        if takes and self._missed and not connection.paused:
             missed, self._missed = self._missed, 0
             connection.write([event("missed", {"missed": missed})])
         self._settle()
@@ -319,9 +405,7 @@ class Session:
             self._idle = None
 
     def _writable(self, writable: bool) -> None:  # The shape of `on_writable`.
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
+        self._stop_slow_timer()
         if writable:
             self._flush_soon()
         else:
@@ -333,12 +417,17 @@ class Session:
         limit = self._settings.slow_seconds_max
         self._drop(self, Close.TRY_LATER, f"replies were left unread for {limit:g} seconds")
 
-    def _lost(self) -> None:
-        """Note that there is no client to answer any more."""
-        self._gone = True
+    def _stop_slow_timer(self) -> None:
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
+
+    def _lost(self) -> None:
+        """Note that there is no client to answer any more, or none at the moment."""
+        self._gone = True
+        self.lasts = self.lasts and not self.connection.said_goodbye
+        self._held = sum(map(len, (*self._outbox, *self._events, *self._early.values())))
+        self._stop_slow_timer()
         self._flush_soon()
 
 

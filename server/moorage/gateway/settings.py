@@ -15,6 +15,8 @@ HANDSHAKES_MAX: Final = 1_024
 INFLIGHT_MAX: Final = 256
 PARKED_MAX: Final = 4_096
 EVENTS_MAX: Final = 1_024
+HELD_BYTES_MAX: Final = 262_144
+"""What a session without a connection holds. Beyond it: replies end it, news are missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class GatewaySettings:
         ping_timeout_seconds: How long a pong may take, while the socket is read. Then: close 1011.
         open_seconds_max: How long an opening handshake may take. Then the connection is cut.
         close_seconds_max: How long a closing handshake may take. Then the connection is cut.
+        resume_seconds: How long a session that lost its connection may be resumed; 0: not at all.
+            As many are kept as may be open, and each holds up to `HELD_BYTES_MAX`.
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
         deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
         origins: Under which names, and for whose pages, the port answers. Any other: HTTP 403.
@@ -65,6 +69,7 @@ class GatewaySettings:
     ping_timeout_seconds: float = 20.0
     open_seconds_max: float = 10.0
     close_seconds_max: float = 2.0
+    resume_seconds: float = 0.0
     drain_seconds_max: float = 10.0
     deflate: bool = False
     origins: Origins = Origins()  # noqa: RUF009  # It cannot be changed.

@@ -345,6 +345,38 @@ class Consequences(Struct):
     warnings: list[str]
 
 
+class ResumedWaiter(Struct):
+    """A request without an answer; `message` is the `id` of its message.
+
+    `position`: its place in the queue, as of a moment ago; null: it has none, or it is not known.
+    """
+
+    request: str
+    message: str | int | None
+    position: int | None
+
+
+class ResumedLease(Struct):
+    """A lease that the session was granted and that holds; `message` asked for it."""
+
+    message: str | int | None
+    lease: LeaseAnswer
+
+
+class ResumedSession(Struct):
+    """What the session left behind.
+
+    `open` has the `id` of each message whose reply is to come; null: it had none. `topics` are
+    watched on. What was pushed while it was away comes next; `missed` says how much did not.
+    """
+
+    session: str
+    open: list[str | int | None]
+    waiting: list[ResumedWaiter]
+    leases: list[ResumedLease]
+    topics: list[str]
+
+
 class FailureMessage(Struct):
     """Every failure: `message` is a sentence for a person, `error` is for programs."""
 
@@ -396,6 +428,6 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Exec: (ExecutionAnswer,),
     m.WhatIf: (Consequences,),
     m.WatchTopics: (WatchedTopics,),
-    m.Resume: (Any,),
+    m.Resume: (ResumedSession,),
 }
 """What `data` of the reply to each message may be; `Any` is what a policy returned."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from moorage.model import Code
 
-__all__ = ["CLOSE_CODES", "CODES", "WORTH_RETRYING", "Close", "Code"]
+__all__ = ["CLOSE_CODES", "CODES", "SESSION_HEADER", "WORTH_RETRYING", "Close", "Code"]
 
 CODES: Final[dict[Code, str]] = {
     Code.BAD_JSON: "The message is not JSON; the reason gives the byte where it stops being so.",
@@ -62,6 +62,10 @@ WORTH_RETRYING: Final = frozenset(
 """Codes after which the same request may succeed later, without being changed."""
 
 
+SESSION_HEADER: Final = "Moorage-Session"
+"""Header of the handshake's response: the session's id, for `resume`. It cannot be guessed."""
+
+
 class Close:
     """Why a socket was closed (RFC 6455 §7.4, IANA's registry)."""
 
@@ -74,6 +78,7 @@ class Close:
     RESTART: Final = 1012
     TRY_LATER: Final = 1013
     UNAUTHORIZED: Final = 4401
+    RESUMED: Final = 4409
 
 
 CLOSE_CODES: Final[dict[int, str]] = {
@@ -86,5 +91,6 @@ CLOSE_CODES: Final[dict[int, str]] = {
     Close.RESTART: "The server stops or restarts; connect again, leases are kept.",
     Close.TRY_LATER: "The client read its replies too slowly; connect again and read faster.",
     Close.UNAUTHORIZED: "The token or login that opened the session is no longer valid.",
+    Close.RESUMED: "Another connection resumed the session, and speaks for it now.",
 }
 """One sentence for each close code that the server or the library under it uses."""

@@ -347,7 +347,7 @@ class WatchTopics(_Operation, frozen=True, kw_only=True, tag="watch"):
 
 
 class Resume(_Operation, frozen=True, kw_only=True, tag="resume"):
-    """Take over what a lost session left behind."""
+    """Go on with a session that lost its connection; the first message of a connection."""
 
     session: f.Identifier
 

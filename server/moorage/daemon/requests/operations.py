@@ -169,9 +169,9 @@ class Operations:
             case wire.WatchTopics():
                 self._replies.answer(to, self._watch(to, tenant, message))
             case wire.Resume():
-                name = type(message).__struct_config__.tag
-                reason = f"The operation “{name}” is not served yet."
-                self._replies.answer(to, Refusal(Code.UNSUPPORTED, reason, "op"))
+                told = {"topics": self._watchers.resumed(to.session, tenant)}
+                left = self._replies.resumed(to, self._watchers.lease)
+                self._replies.answer(to, Information(left | told))
             case _:
                 assert_never(message)
 

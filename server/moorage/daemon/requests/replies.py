@@ -5,13 +5,13 @@ the addresses of sockets, `HttpCalls` those of `POST /allocate`.
 """
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from moorage.core.effects import Address, LeaseNews, Response
 from moorage.daemon.publishing.aliases import Noting
-from moorage.daemon.requests.answers import MessageId, encode, refusal_of
+from moorage.daemon.requests.answers import MessageId, encode, lease_object, refusal_of
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.lease_tokens import LeaseTokens
 from moorage.daemon.requests.request_progress import RequestProgress
@@ -22,6 +22,9 @@ from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
 
 _NONE: Final = RequestId("")
+
+GRANTED_MAX: Final = 256
+"""Leases that a session is told of when it is resumed; beyond it the oldest are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,18 @@ class Replies:
         self._open: dict[Address, ReplyContext] = {}
         self._askers: dict[RequestId, Address] = {}
         self._numbers: dict[SessionId, set[Address]] = {}
+        self._granted: dict[SessionId, dict[RequestId, MessageId]] = {}
 
     def opened(self, session: SessionId) -> None:
         """Note that a session exists."""
         self._numbers[session] = set()
+        self._granted[session] = {}
 
     def lost(self, session: SessionId) -> None:
         """Note that a session is over: its answers are not read any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
+        self._granted.pop(session, None)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
         """Note what the answer at an address needs, before anything answers it."""
@@ -135,6 +141,8 @@ class Replies:
             now, waited = time.monotonic(), context.admitted_at == 0.0
             context.note(answer, None if waited else now - context.admitted_at, now)
         lease = answer.lease if isinstance(answer, LeaseNews) else None
+        if lease is not None and context.request:
+            self._note_granted(to.session, lease.id, context.message_id)
         reply = encode(
             answer,
             message_id=context.message_id,
@@ -145,6 +153,39 @@ class Replies:
             token=self._token(context, lease) if lease else "",
         )
         self.send(to, reply)
+
+    def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> dict[str, Any]:
+        """Return what a session that is resumed left behind."""
+        asked = [self._open[each] for each in self._numbers[to.session]]
+        positions = self._progress.positions() if any(each.request for each in asked) else {}
+        return {
+            "session": to.session,
+            "open": self._gateway.unanswered(to),
+            "waiting": [
+                {
+                    "request": each.request,
+                    "message": each.message_id,
+                    "position": positions.get(each.request),
+                }
+                for each in asked
+                if each.request
+            ],
+            "leases": [
+                {"message": message, "lease": self._lease_row(lease)}
+                for request, message in self._granted[to.session].items()
+                if (lease := find(request)) is not None and lease.state != "ended"
+            ],
+        }
+
+    def _note_granted(self, session: SessionId, lease: RequestId, message: MessageId) -> None:
+        granted = self._granted.get(session)
+        if granted is not None:  # Calls over HTTP have no session.
+            granted[lease] = message
+            if len(granted) > GRANTED_MAX:
+                del granted[next(iter(granted))]
+
+    def _lease_row(self, lease: Lease) -> dict[str, Any]:
+        return lease_object(lease, self._workloads.seen(lease)) | {"token": self._tokens.of(lease)}
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
         """Answer with what this returns, or with the `ServiceError` that it raises."""

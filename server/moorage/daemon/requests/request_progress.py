@@ -7,7 +7,7 @@ they are on the disk.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,11 +53,22 @@ class RequestProgress:
         self._streamed: dict[RequestId, _Streamed] = {}
         self._by_address: dict[Address, RequestId] = {}
         self._queued = asyncio.Event()
+        self._positions: dict[RequestId, int] = {}
+        self._look_again_at = 0.0
 
     def add(self, to: Address, request: RequestId, message_id: MessageId) -> None:
         """Tell the session at an address how far a request is."""
         self._streamed[request] = _Streamed(to.session, message_id)
         self._by_address[to] = request
+
+    def positions(self) -> Mapping[RequestId, int]:
+        """Return the positions of all that wait; where they are many, as of a moment ago."""
+        began = time.perf_counter()
+        if began >= self._look_again_at:
+            self._positions = {request: at for at, request in enumerate(self._waiting(), 1)}
+            now = time.perf_counter()
+            self._look_again_at = now + (now - began) / SHARE_MAX
+        return self._positions
 
     def lost(self, session: SessionId) -> None:
         """Forget a session."""

@@ -77,7 +77,7 @@ class Watchers:
         progress: Tells how far requests are.
 
     Attributes:
-        progress: As given.
+        progress, lease: As given.
 
     """
 
@@ -91,7 +91,7 @@ class Watchers:
     ) -> None:
         self.progress = progress
         self._push = push
-        self._lease = lease
+        self.lease = lease
         self._map = map_news
         self._shapes = shape_news
         self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
@@ -120,7 +120,14 @@ class Watchers:
             self._map.add(session, tenant)
         if SHAPES in topics:
             self._shapes.add(session, tenant)
+        return self._watched(session)
+
+    def _watched(self, session: SessionId) -> list[str]:
         return [topic for topic in TOPICS if session in self._watching[topic]]
+
+    def resumed(self, session: SessionId, tenant: Tenant) -> list[str]:
+        """Tell it the map and the shapes as a whole again; return all that it watches."""
+        return self.add(session, tenant, self._watched(session))
 
     def lost(self, session: SessionId) -> None:
         """Forget a session."""
@@ -170,14 +177,14 @@ class Watchers:
                 self.tell("leases", "granted", lease_row(fact.lease), fact.lease.tenant)
             elif isinstance(fact, _AboutLease):
                 # Only what the fact says: the state may be ahead of what is durable.
-                lease = self._lease(fact.lease)
+                lease = self.lease(fact.lease)
                 if lease is not None:
                     self.tell("leases", *_about_lease(fact), lease.tenant)
 
     def workload(self, workload: WorkloadReport) -> None:
         """Tell those who watch their leases how far a workload is."""
         self.progress.workload(workload)
-        lease = self._lease(RequestId(workload.id))
+        lease = self.lease(RequestId(workload.id))
         if lease is not None:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 

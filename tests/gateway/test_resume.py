@@ -1,0 +1,200 @@
+"""A session without a connection: what it holds, for how long, and who gets it back."""
+
+import asyncio
+import json
+
+import pytest
+
+from moorage.gateway.settings import HELD_BYTES_MAX
+from moorage.model import Tenant
+from moorage.protocol import Close, event
+
+LONG = 600.0
+"""Longer than any test takes."""
+
+
+@pytest.fixture
+async def port(open_port):
+    return await open_port(resume_seconds=LONG)
+
+
+async def lose(port, client):
+    """Cut a connection, and wait until the server has noticed."""
+    client.socket.transport.abort()
+    await until_none_is_open(port)
+
+
+async def until_none_is_open(port):
+    async with asyncio.timeout(30):
+        while port.gateway.stats().sessions:  # noqa: ASYNC110  # It has no event.
+            await asyncio.sleep(0.01)  # There is no event to wait for.
+
+
+async def test_replies_and_news_are_held_and_come_in_order(port):
+    client = await port.client()
+    for n in range(3):
+        await client.ask(n, "park", id=n)
+    await port.harbour.until(lambda: len(port.harbour.held) == 3)
+    await lose(port, client)
+    port.harbour.answer(1)
+    port.gateway.push(client.session, event("moved", {"n": 1}, "fleet"))
+    port.harbour.answer(0)
+    back = await port.client()
+    first = await back.resume(client.session, id="back")
+    said = [first, *[await back.reply() for _ in range(3)]]
+    assert [each.get("id") for each in said] == [1, 0, "back", None]
+    assert said[2]["data"] == {"open": [2]}
+    assert said[3]["event"] == "moved"
+    port.harbour.answer(2)
+    assert (await back.reply())["id"] == 2
+    assert list(port.harbour.sessions) == [client.session]
+
+
+async def test_messages_without_ids_keep_their_line(port):
+    client = await port.client()
+    for n in range(3):
+        await client.ask(n, "park")
+    await port.harbour.until(lambda: len(port.harbour.held) == 3)
+    await lose(port, client)
+    port.harbour.answer(2)
+    back = await port.client()
+    assert (await back.resume(client.session))["data"] == {"open": [None] * 3}
+    await back.ask(3)
+    port.harbour.answer(1)
+    port.harbour.answer(0)
+    assert [await back.data() for _ in range(4)] == [0, 1, 2, {"n": 3}]
+
+
+@pytest.mark.parametrize("code", [Close.NORMAL, Close.GOING_AWAY])
+async def test_a_goodbye_ends_a_session_at_once(port, code):
+    client = await port.client()
+    await client.socket.close(code)
+    await port.harbour.until(lambda: bool(port.harbour.ever) and not port.harbour.sessions)
+    reply = await (await port.client()).resume(client.session)
+    assert reply["error"]["code"] == "not_found"
+
+
+async def test_a_client_that_closes_for_trouble_may_come_back(port):
+    client = await port.client()
+    await client.socket.close(Close.DEFECT)
+    await until_none_is_open(port)
+    assert (await (await port.client()).resume(client.session))["success"]
+
+
+async def test_a_session_without_a_setting_is_over_with_its_connection(open_port):
+    port = await open_port()
+    client = await port.client()
+    client.socket.transport.abort()
+    await port.harbour.until(lambda: bool(port.harbour.ever) and not port.harbour.sessions)
+
+
+async def test_a_session_that_is_not_resumed_in_time_is_over(open_port):
+    port = await open_port(resume_seconds=0.1)
+    client = await port.client()
+    await client.ask(1, "park", id=1)
+    await port.harbour.until(lambda: bool(port.harbour.held))
+    client.socket.transport.abort()
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    port.harbour.answer(1)  # Its client is gone.
+    reply = await (await port.client()).resume(client.session)
+    assert reply["error"]["code"] == "not_found"
+
+
+async def test_too_many_held_replies_end_a_session(port):
+    client = await port.client()
+    for n in range(3):
+        await client.ask(n, "park", id=n)
+    await port.harbour.until(lambda: len(port.harbour.held) == 3)
+    await lose(port, client)
+    port.harbour.answer(0, "x" * (HELD_BYTES_MAX - 1_000))
+    assert client.session in port.harbour.sessions
+    port.harbour.answer(1, "x" * 1_000)
+    assert client.session not in port.harbour.sessions
+    port.harbour.answer(2)
+
+
+async def test_news_beyond_what_is_held_is_counted(port):
+    client = await port.client()
+    await client.ask(0)
+    assert await client.data() == {"n": 0}
+    await lose(port, client)
+    for size in (100, HELD_BYTES_MAX, 100):
+        port.gateway.push(client.session, event("moved", {"x": "x" * size}, "fleet"))
+    back = await port.client()
+    assert (await back.resume(client.session))["success"]
+    assert (await back.reply())["event"] == "moved"
+    missed = await back.reply()
+    assert (missed["event"], missed["data"]) == ("missed", {"missed": 2})
+
+
+async def test_as_many_are_kept_as_may_be_open_and_one_address_leaves_room(open_port):
+    port = await open_port(resume_seconds=LONG, sessions_max=4)
+    lost = []
+    for number in range(5):
+        client = await port.client()
+        await client.ask(number)
+        assert await client.data() == {"n": number}
+        client.socket.transport.abort()
+        lost.append(client.session)
+        await until_none_is_open(port)
+    assert list(port.harbour.sessions) == lost[2:]
+
+
+async def test_a_session_is_resumed_by_its_own_tenant_alone(open_port):
+    port = await open_port(resume_seconds=LONG)
+    mine, others = ({"Authorization": f"Bearer token-{name}"} for name in "ab")
+    client = await port.client(additional_headers=mine)
+    await lose(port, client)
+    other = await port.client(additional_headers=others)
+    refused = await other.resume(client.session)
+    unknown = await (await port.client(additional_headers=others)).resume("0" * 32)
+    assert refused == unknown
+    back = await port.client(additional_headers=mine)
+    assert (await back.resume(client.session))["success"]
+
+
+async def test_a_token_that_is_gone_ends_a_session_that_is_away(open_port):
+    tenants = {"old": Tenant("a")}
+    port = await open_port(authenticate=tenants.get, resume_seconds=LONG)
+    client = await port.client(additional_headers={"Authorization": "Bearer old"})
+    await lose(port, client)
+    del tenants["old"]
+    port.gateway.expel()
+    assert not port.harbour.sessions
+
+
+async def test_a_stop_ends_sessions_that_are_away(port):
+    client = await port.client()
+    await client.ask(1, "park", id=1)
+    await port.harbour.until(lambda: bool(port.harbour.held))
+    await lose(port, client)
+    await port.gateway.close()
+    assert not port.harbour.sessions
+
+
+async def test_resume_is_the_first_message(port):
+    client = await port.client()
+    await client.ask(0)
+    assert await client.data() == {"n": 0}
+    reply = await client.resume(client.session, id=1)
+    assert (reply["id"], reply["error"]["code"]) == (1, "bad_message")
+
+
+async def test_sessions_change_hands_while_messages_come(port):
+    """Take a busy session over again and again: each message is answered, or never came."""
+    client = await port.client()
+    for turn in range(20):
+        for n in range(10):
+            await client.ask(n, "hold" if n % 2 else "", id=f"{turn}-{n}")
+        taker = await port.client()
+        await taker.say(json.dumps({"op": "resume", "session": port.harbour.ever[0], "id": "t"}))
+        while (reply := await taker.reply())["id"] != "t":
+            pass
+        assert await client.close_code() == Close.RESUMED
+        still_open = reply["data"]["open"]
+        for n in list(port.harbour.held):
+            port.harbour.answer(n)
+        told = {(await taker.reply())["id"] for _ in still_open}
+        assert told == set(still_open)
+        client = taker
+    assert port.harbour.sessions.keys() == {port.harbour.ever[0]}
