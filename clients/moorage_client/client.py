@@ -92,9 +92,10 @@ class Client:
         async with Client() as client:
             answer = await client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
-    A broken socket is replaced, and what was asked is repeated where that is safe: everything
-    but `manage`. An ask for a lease carries an idempotency key, so its repetition returns the
-    lease of the first one. A cancelled or timed-out ask that is granted later is given back.
+    A broken socket is replaced, and its session resumed there: what waits in the queue keeps its
+    place. What was lost is repeated where that is safe: everything but `manage`. An ask for a
+    lease carries an idempotency key, so its repetition returns the lease of the first one. A
+    cancelled or timed-out ask that is granted later is given back.
 
     Args:
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.

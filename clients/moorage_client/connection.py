@@ -4,6 +4,7 @@ Used by `Client`, which opens a new one when this one ends. A `Connection` never
 """
 
 import asyncio
+import contextlib
 import http
 import itertools
 import json
@@ -21,7 +22,7 @@ from websockets.exceptions import (
 )
 
 from moorage.model import Code
-from moorage.protocol.codes import CLOSE_CODES, Close
+from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
 from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
 from moorage_client.answers import read_refusal
@@ -32,6 +33,9 @@ REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 IN_FLIGHT_MAX: Final = 4096
 """Requests of one socket that wait for their replies; one more is refused with `busy`."""
+
+RESUME_SECONDS_MAX: Final = 10.0
+"""How long a server may take to say whether it resumes a session."""
 
 CLOSE_SECONDS_MAX: Final = 2.0
 """How long a close waits for the server's goodbye."""
@@ -50,12 +54,20 @@ class Connection:
 
     Attributes:
         on_event: Called with every pushed message.
+        session: Its name, for `resume`; "" where the server gives none.
+        unanswered: Ids of the messages that had no reply when it ended; none where it cannot be
+            resumed.
 
     """
 
     def __init__(self, socket: ClientConnection, url: str) -> None:
         self._socket = socket
         self._url = url
+        response = socket.response
+        self.session = response.headers.get(SESSION_HEADER, "") if response else ""
+        self.unanswered: frozenset[str] = frozenset()
+        self._coming: dict[str, Reply | None] = {}
+        """Replies to messages of the connection before, whose askers have not come back yet."""
         self._numbers = itertools.count(1)
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
         self._orphans: dict[str, Callable[[Reply], None]] = {}
@@ -120,14 +132,44 @@ class Connection:
         """Whether no further request can be sent."""
         return self._end is not None
 
+    async def resume(self, lost: "Connection", number: int) -> None:
+        """Go on with the session of a connection that was lost, if the server still has it.
+
+        Raises:
+            ConnectionFailed: The socket ended, or there was no reply in time.
+
+        """
+        self._issued = lost._issued  # noqa: SLF001  # It is of this class.
+        self._coming = dict.fromkeys(lost.unanswered)
+        try:
+            async with asyncio.timeout(RESUME_SECONDS_MAX):
+                reply = await self.ask({"op": "resume", "session": lost.session}, number=number)
+        except TimeoutError as error:
+            raise ConnectionFailed(self._url, "it does not say whether it resumes") from error
+        still_open = set[str]()
+        if reply.success:
+            self.session = lost.session
+            with contextlib.suppress(KeyError, TypeError):  # Then all are asked again.
+                still_open = {str(each) for each in reply.data["open"]}
+        self._coming = {
+            number: came
+            for number, came in self._coming.items()
+            if came is not None or number in still_open
+        }
+
     async def ask(
-        self, message: Mapping[str, Any], orphaned: Callable[[Reply], None] | None = None
+        self,
+        message: Mapping[str, Any],
+        orphaned: Callable[[Reply], None] | None = None,
+        number: int | None = None,
     ) -> Reply:
         """Send a message and return the reply to it, success or failure.
 
         Args:
-            message: Without an `id`; the connection draws its own.
+            message: Without an `id`.
             orphaned: Called with the reply if it comes after this call was cancelled.
+            number: Its id, which no other message has; None: the connection draws one. What was
+                sent over the connection before is not sent again where its reply is to come.
 
         Raises:
             ConnectionFailed: The socket ended before the reply came.
@@ -141,23 +183,28 @@ class Connection:
         if len(self._waiting) >= IN_FLIGHT_MAX:
             reason = f"{IN_FLIGHT_MAX} requests of this client wait; await some, or open another"
             raise refusal(Code.BUSY, reason)
-        number = str(next(self._numbers))
-        text = json.dumps({"id": number, **message}, allow_nan=False)
-        self._issued = int(number)
+        drawn = next(self._numbers) if number is None else number
+        name = str(drawn)
+        text = json.dumps({"id": name, **message}, allow_nan=False)
+        self._issued = max(self._issued, drawn)
+        sent = name in self._coming
+        if (came := self._coming.pop(name, None)) is not None:
+            return came
         future = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        self._waiting[name] = future
         try:
-            await self._socket.send(text)
+            if not sent:
+                await self._socket.send(text)
             reply: Reply = await future
         except ConnectionClosed as error:
             await self._reader  # It has seen the close, or is about to, and knows the reason.
             raise self._ended_by() from error
         except asyncio.CancelledError:
             if orphaned is not None and self._end is None:
-                self._orphans[number] = orphaned
+                self._orphans[name] = orphaned
             raise
         finally:
-            self._waiting.pop(number, None)
+            self._waiting.pop(name, None)
             if future.done() and not future.cancelled():
                 future.exception()  # Seen, also where the send met the closed socket first.
         return reply
@@ -225,6 +272,8 @@ class Connection:
                 future.set_result(reply)
         elif orphaned := self._orphans.pop(number, None):
             orphaned(reply)
+        elif number in self._coming:
+            self._coming[number] = reply
         elif not number and not reply.success:
             # A refusal that answers no message is about the connection: everybody's answer.
             self._finish(read_refusal(reply))
@@ -234,6 +283,8 @@ class Connection:
     def _finish(self, end: MoorageError) -> None:
         if self._end is None:
             self._end = end
+            if self.session and self._socket.close_code != Close.RESUMED:
+                self.unanswered = frozenset({*self._waiting, *self._coming})
         self._orphans.clear()  # Their leases, if any, end with their TTL.
         for future in self._waiting.values():
             if not future.done():

@@ -38,6 +38,9 @@ class Link:
         self._token = token
         self._reconnect_seconds = reconnect_seconds
         self._connection: Connection | None = None
+        self._lost: Connection | None = None
+        """Its session is to be resumed over the next one."""
+        self._numbers = itertools.count(1)
         self._opening = asyncio.Lock()
         self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -76,6 +79,7 @@ class Link:
         """
         problem: ConnectionFailed | None = None
         give_up_at = float("inf")
+        number = next(self._numbers)
         sent = 0
         try:
             async with asyncio.timeout(seconds_max):
@@ -85,7 +89,7 @@ class Link:
                         connection = await self._connected()
                         problem = None
                         sent += 1
-                        reply = await connection.ask(message, orphaned)
+                        reply = await connection.ask(message, orphaned, number)
                         if reply.success:
                             return reply, sent
                         if reply.lease is not None and orphaned is not None:
@@ -134,9 +138,22 @@ class Link:
             if self._closed:
                 raise MoorageError("this client is closed; make a new one")
             if self._connection is None or self._connection.ended:
+                if self._connection is not None:
+                    self._lost = self._connection
                 await self.disconnect()
-                self._connection = await Connection.open(self.url, self._token, OPEN_SECONDS_MAX)
+                connection = await Connection.open(self.url, self._token, OPEN_SECONDS_MAX)
+                self._connection = connection
+                if self._lost is not None and self._lost.unanswered:
+                    await self._resume(connection, self._lost)
+                self._lost = None
             return self._connection
+
+    async def _resume(self, connection: Connection, lost: Connection) -> None:
+        try:
+            await connection.resume(lost, next(self._numbers))
+        except BaseException:
+            await self.disconnect()
+            raise
 
 
 def _pauses() -> Iterator[float]:

@@ -824,7 +824,7 @@ export interface Resources {
   topology?: "" | "numa" | "nvlink" | "rack";
 }
 
-/** Take over what a lost session left behind. */
+/** Go on with a session that lost its connection; the first message of a connection. */
 export interface Resume {
   op: "resume";
   /** a string of at most 128 characters, or a 64-bit whole number */
@@ -836,13 +836,44 @@ export interface Resume {
 /** The reply to `Resume`, where it succeeds. */
 export interface ResumeReply {
   success: true;
-  data: Json;
+  data: ResumedSession;
   id?: string | number | null;
   request?: string;
   lease?: LeaseAnswer;
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+}
+
+/** A lease that the session was granted and that holds; `message` asked for it. */
+export interface ResumedLease {
+  message: string | number | null;
+  lease: LeaseAnswer;
+}
+
+/**
+ * What the session left behind.
+ *
+ * `open` has the `id` of each message whose reply is to come; null: it had none. `topics` are
+ * watched on. What was pushed while it was away comes next; `missed` says how much did not.
+ */
+export interface ResumedSession {
+  session: string;
+  open: (string | number | null)[];
+  waiting: ResumedWaiter[];
+  leases: ResumedLease[];
+  topics: string[];
+}
+
+/**
+ * A request without an answer; `message` is the `id` of its message.
+ *
+ * `position`: its place in the queue, as of a moment ago; null: it has none, or it is not known.
+ */
+export interface ResumedWaiter {
+  request: string;
+  message: string | number | null;
+  position: number | null;
 }
 
 /** Let a tenant, or one of its projects, hold so much. What is left out is as it is at first. */

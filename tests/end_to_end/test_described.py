@@ -121,6 +121,17 @@ def test_waiting_is_as_described(server, session):
     assert session.said >= {"queue", "status", "why", "cancel"}
 
 
+def test_a_resumed_session_is_as_described(server, session):
+    with server.socket() as lost:
+        lost.send(json.dumps(ask_message(resources=RESOURCES, lease={"ttl_seconds": 60}, id="m")))
+        server.leases = [json.loads(lost.recv(30))["lease"]]
+        name = lost.response.headers["Moorage-Session"]
+        resumed = session.say({"op": "resume", "session": name})["data"]
+        (held,) = resumed["leases"]
+        assert held["message"] == "m"
+        assert held["lease"] == server.leases[0]
+
+
 def test_failures_are_as_described(session):
     for message in (
         {"op": "release", "lease": "none", "token": "t"},

@@ -1,0 +1,320 @@
+"""`resume`: a session that lost its connection goes on over another one, and nothing is lost."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
+from urllib.parse import urlsplit
+
+import pytest
+from cut_proxy import cut_proxy
+from served import FIRST_FIT, Server, ask_message, cluster, until
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.protocol.codes import Close
+from moorage_client import BlockingClient, Client
+from moorage_policies import catalog
+
+ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
+PATIENT = {"ttl_seconds": 60, "wait_seconds": 60}
+
+
+@pytest.fixture(scope="module")
+def proxy(server):
+    with cut_proxy(urlsplit(server.running.ws).port) as proxy:
+        yield proxy
+
+
+class Talk:
+    """One connection, and the session that it speaks for."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        self._opened = connect(url, compression=None, additional_headers=headers)
+        self.socket = self._opened.__enter__()
+        self.session = self.socket.response.headers["Moorage-Session"]
+
+    def send(self, **message) -> None:
+        self.socket.send(json.dumps(message))
+
+    def heard(self) -> dict:
+        return json.loads(self.socket.recv(30))
+
+    def heard_or_closed(self) -> dict | int:
+        """Return what comes next, or the code that the server closed with."""
+        try:
+            return self.heard()
+        except ConnectionClosed as closed:
+            return closed.rcvd.code if closed.rcvd else 0
+
+    def say(self, **message) -> dict:
+        self.send(**message)
+        return self.heard()
+
+    def resume(self, session: str) -> dict:
+        return self.say(op="resume", session=session, id="back")
+
+    def closed(self) -> int:
+        """Wait until the connection is closed; return the code."""
+        while type(came := self.heard_or_closed()) is dict:
+            pass
+        return came
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.__exit__(None, None, None)
+
+
+def wait_for_all(number, **terms):
+    return ask_message(FIRST_FIT, resources=ALL, lease=PATIENT | terms, id=number)
+
+
+def hold_all(server: Server) -> dict:
+    reply = server.ask(FIRST_FIT, resources=ALL, lease={"ttl_seconds": 120})
+    assert reply["success"], reply
+    server.leases = [reply["lease"]]
+    return reply["lease"]
+
+
+def release(server: Server, lease: dict) -> None:
+    message = {"op": "release", "lease": lease["id"], "token": lease["token"]}
+    assert server.say(message)[0]["success"]
+
+
+def waiting(server: Server) -> list[str]:
+    return [each["request"] for each in server.say({"op": "queue"})[0]["data"]["waiting"]]
+
+
+def test_a_waiter_keeps_its_place_and_its_answer_comes_once(server, proxy):
+    held = hold_all(server)
+    with Talk(server.running.ws) as other, Talk(proxy.url) as lost:
+        lost.send(**wait_for_all("first"))
+        until(lambda: len(waiting(server)) == 1)
+        other.send(**wait_for_all("second"))
+        until(lambda: len(waiting(server)) == 2)
+        (first, second) = waiting(server)
+        proxy.cut()
+        lost.closed()
+        with Talk(proxy.url) as back:
+            reply = back.resume(lost.session)
+            assert reply["id"] == "back"
+            assert reply["data"] == {
+                "session": lost.session,
+                "open": ["first"],
+                "waiting": [{"request": first, "message": "first", "position": 1}],
+                "leases": [],
+                "topics": [],
+            }
+            assert waiting(server) == [first, second]
+            release(server, held)
+            granted = back.heard()
+            assert (granted["id"], granted["lease"]["id"]) == ("first", first)
+            release(server, granted["lease"])
+            later = other.heard()
+            assert later["lease"]["id"] == second
+            release(server, later["lease"])
+            with pytest.raises(TimeoutError):
+                back.socket.recv(0.2)
+
+
+def test_what_is_granted_while_it_is_away_is_held_for_it(server, proxy):
+    held = hold_all(server)
+    with Talk(proxy.url) as lost:
+        lost.send(**wait_for_all("mine"))
+        until(lambda: waiting(server))
+        proxy.cut()
+        lost.closed()
+        until(lambda: open_sessions(server) == 0)
+        release(server, held)
+        until(lambda: not waiting(server))
+    with Talk(proxy.url) as back:
+        granted = back.resume(lost.session)
+        assert granted["id"] == "mine"
+        reply = back.heard()
+        assert reply["id"] == "back"
+        assert reply["data"]["open"] == reply["data"]["waiting"] == []
+        (lease,) = reply["data"]["leases"]
+        assert lease == {"message": "mine", "lease": granted["lease"]}
+        release(server, granted["lease"])
+
+
+def metric(server: Server, name: str) -> int:
+    text = server.http.get("/metrics").text
+    return int(float(text.split(f"\n{name} ")[1].split("\n")[0]))
+
+
+def open_sessions(server: Server) -> int:
+    return metric(server, "moorage_sessions")
+
+
+def asks(server: Server) -> int:
+    return metric(server, "moorage_asks_total")
+
+
+def test_the_last_that_resumes_speaks_for_the_session(server, proxy):
+    held = hold_all(server)
+    with Talk(proxy.url) as lost:
+        lost.send(**wait_for_all("mine"))
+        until(lambda: waiting(server))
+        proxy.cut()
+    with Talk(server.running.ws) as first, Talk(server.running.ws) as second:
+        for each in (first, second):
+            each.send(op="resume", session=lost.session, id="back")
+        assert [each.heard()["data"]["open"] for each in (first, second)] == [["mine"]] * 2
+        release(server, held)
+        ends = [each.heard_or_closed() for each in (first, second)]
+        (granted,) = (each for each in ends if type(each) is dict)
+        assert Close.RESUMED in ends
+        assert granted["id"] == "mine"
+        release(server, granted["lease"])
+
+
+def test_a_connection_that_is_still_there_is_told_that_it_lost_the_session(server):
+    with Talk(server.running.ws) as old, Talk(server.running.ws) as new:
+        old.say(op="watch", topics=["leases"])
+        assert new.resume(old.session)["data"]["topics"] == ["leases"]
+        assert old.closed() == Close.RESUMED
+
+
+def test_watched_topics_go_on_and_what_happened_meanwhile_is_told(server, proxy):
+    with Talk(proxy.url) as lost:
+        lost.say(op="watch", topics=["leases", "map"], id=1)
+        proxy.cut()
+        lost.closed()
+    until(lambda: open_sessions(server) == 0)
+    held = hold_all(server)
+    with Talk(proxy.url) as back:
+        assert back.resume(lost.session)["data"]["topics"] == ["leases", "map"]
+        told: dict[str, dict] = {}
+        while len(told) < 2:
+            news = back.heard()
+            told.setdefault(news["topic"], news)
+        assert told["leases"]["event"] == "granted"
+        assert told["leases"]["data"]["id"] == held["id"]
+        assert told["map"]["event"] == "snapshot", "the whole map, not what changed in it"
+        release(server, held)
+
+
+@pytest.mark.parametrize("session", ["0" * 32, "own", "closed"])
+def test_what_cannot_be_resumed_is_refused_alike(server, session):
+    with Talk(server.running.ws) as gone:
+        pass
+    until(lambda: open_sessions(server) == 0)
+    with Talk(server.running.ws) as talk:
+        name = {"own": talk.session, "closed": gone.session}.get(session, session)
+        error = talk.resume(name)["error"]
+        assert (error["code"], error["field"]) == ("not_found", "session")
+        assert talk.say(op="queue", id=1)["success"], "the connection goes on with its own"
+        assert talk.resume(gone.session)["error"]["code"] == "bad_message"
+
+
+async def test_the_client_resumes_by_itself_and_keeps_its_places(server, proxy):
+    held = hold_all(server)
+    async with Client(proxy.url) as client, asyncio.TaskGroup() as tasks:
+        asked = []
+        for number in range(2):
+            coming = client.ask(FIRST_FIT, resources=ALL, lease=PATIENT)
+            asked.append(tasks.create_task(coming))
+            await asyncio.to_thread(until, lambda number=number: len(waiting(server)) > number)
+        places, sent = waiting(server), asks(server)
+        for _ in range(3):
+            with proxy.closed():
+                await asyncio.to_thread(until, lambda: open_sessions(server) == 0)
+            await asyncio.to_thread(until, lambda: open_sessions(server) == 1)
+        assert waiting(server) == places
+        release(server, held)
+        for task, place in zip(asked, places, strict=True):
+            answer = await task
+            assert answer.lease.id == place
+            await client.release(answer.lease.id, answer.lease.token)
+        assert asks(server) == sent, "nothing is asked again"
+
+
+async def test_what_was_granted_while_a_client_was_cut_off_reaches_it(server, proxy):
+    held = hold_all(server)
+    async with Client(proxy.url) as client:
+        task = asyncio.create_task(client.ask(FIRST_FIT, resources=ALL, lease=PATIENT))
+        await asyncio.to_thread(until, lambda: waiting(server))
+        places, sent = waiting(server), asks(server)
+        with proxy.closed():
+            await asyncio.to_thread(until, lambda: open_sessions(server) == 0)
+            release(server, held)
+            await asyncio.to_thread(until, lambda: not waiting(server))
+        answer = await task
+        assert [answer.lease.id] == places
+        assert asks(server) == sent
+        await client.release(answer.lease.id, answer.lease.token)
+
+
+def test_the_blocking_client_resumes_too(server, proxy):
+    held = hold_all(server)
+    with BlockingClient(proxy.url) as client, ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(client.ask, FIRST_FIT, resources=ALL, lease=PATIENT)
+        until(lambda: waiting(server))
+        (place,) = waiting(server)
+        proxy.cut()
+        until(lambda: open_sessions(server) == 1)
+        release(server, held)
+        answer = asked.result(60)
+        assert answer.lease.id == place
+        client.release(answer.lease.id, answer.lease.token)
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A daemon that keeps sessions for one second, and knows two tenants."""
+    environment = {
+        "MOORAGE_SESSION_RESUME_SECONDS": "1",
+        "MOORAGE_TOKENS": "ann:ann-token,bob:bob-token",
+    }
+    with daemon(environment=environment) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = "Bearer ann-token"
+        server.register(cluster("east"))
+        server.publish(catalog.document("first_fit"))
+        yield server
+        server.close()
+
+
+def test_only_the_same_tenant_resumes_a_session(strict):
+    with cut_proxy(urlsplit(strict.running.ws).port) as proxy:
+        lost = Talk(proxy.url, "ann-token")
+        with Talk(proxy.url, "bob-token") as bob:
+            reply = bob.resume(lost.session)
+            assert reply["error"]["code"] == "not_found"
+            assert reply["error"] == bob_error(strict, "f" * 32)
+        with Talk(proxy.url, "ann-token") as ann:
+            assert ann.resume(lost.session)["success"]
+
+
+def bob_error(server: Server, session: str) -> dict:
+    with Talk(server.running.ws, "bob-token") as bob:
+        return bob.resume(session)["error"]
+
+
+def test_when_its_time_is_over_the_session_is_gone_and_the_key_finds_the_waiter(strict):
+    url = strict.running.ws
+    with Talk(url, "ann-token") as ann, cut_proxy(urlsplit(url).port) as proxy:
+        held = ann.say(**wait_for_all(1))["lease"]
+        lost = Talk(proxy.url, "ann-token")
+        lost.say(op="watch", topics=["fleet"], id=1)
+        lost.send(**wait_for_all(2, idempotency_key="k"))
+        until(lambda: ann.say(op="queue")["data"]["waiting"])
+        (row,) = ann.say(op="queue")["data"]["waiting"]
+        proxy.cut()
+        until(lambda: 'moorage_watchers{topic="fleet"} 0.0' in strict.http.get("/metrics").text)
+        with Talk(url, "ann-token") as back:
+            assert back.resume(lost.session)["error"]["code"] == "not_found"
+            back.send(**wait_for_all(3, idempotency_key="k"))
+            release_of(ann, held)
+            reply = back.heard()
+            assert (reply["id"], reply["lease"]["id"]) == (3, row["request"])
+            release_of(ann, reply["lease"])
+
+
+def release_of(talk: Talk, lease: dict) -> None:
+    assert talk.say(op="release", lease=lease["id"], token=lease["token"])["success"]
