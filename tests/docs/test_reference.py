@@ -94,7 +94,7 @@ def test_every_operation_and_field_is_explained(pages) -> None:
     assert unsaid <= NOT_OFFERED
 
 
-NOT_OFFERED = {"resume", "stream"}
+NOT_OFFERED = {"stream"}
 """What the server answers with `unsupported`, or does not do yet."""
 
 
