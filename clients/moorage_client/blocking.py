@@ -152,9 +152,9 @@ class BlockingClient:
         """Return a lease or waiter; see `Client.status`."""
         return self._run(self._open().status(subject))
 
-    def why(self, subject: str) -> dict[str, Any]:
+    def why(self, subject: str, *, nodes: bool = False) -> dict[str, Any]:
         """Return the reasons of an answer; see `Client.why`."""
-        return self._run(self._open().why(subject))
+        return self._run(self._open().why(subject, nodes=nodes))
 
     def flush(self, cluster: str = "") -> list[str]:
         """End what is kept warm for you; see `Client.flush`."""

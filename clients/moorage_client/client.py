@@ -367,14 +367,15 @@ class Client:
             return read_lease(reply.lease).document()
         return read_from(self.url, read_object, reply.data)
 
-    async def why(self, subject: str) -> dict[str, Any]:
-        """Return why the request or lease with this id was answered as it was.
+    async def why(self, subject: str, *, nodes: bool = False) -> dict[str, Any]:
+        """Return why this request or lease was answered so; `nodes`: and what each node lacks.
 
         Raises:
             NotFound: The server knows no such id, or has forgotten it.
 
         """
-        return read_from(self.url, read_object, await self.call({"op": "why", "request": subject}))
+        asked = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
+        return read_from(self.url, read_object, await self.call(asked))
 
     async def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; return the waiter as it ended.

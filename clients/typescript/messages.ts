@@ -315,6 +315,11 @@ export interface FailureReason {
   reason: string;
   field?: string;
   expected?: string;
+  /** never: not even when all is free; not_you: a quota is in the way. */
+  verdict?: "never" | "not_now" | "not_you";
+  largest?: LargestNode;
+  models?: string[];
+  fits_if?: RequestChange[];
 }
 
 /** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
@@ -372,6 +377,16 @@ export interface FlushReply {
 /** The ids of the warm leases that end. */
 export interface FlushedLeases {
   flushed: string[];
+}
+
+/** How many candidate nodes there are, and the most that one of them has. */
+export interface LargestNode {
+  nodes: number;
+  models: string[];
+  gpus: number;
+  gpu_memory_mib: number;
+  cpu_milli: number;
+  memory_mib: number;
 }
 
 /** A lease. Only the reply to its owner has its `token`. */
@@ -554,6 +569,17 @@ export interface NodePage {
   next: string | null;
 }
 
+/** What a node says to a request now; `has` and `needs` count what it lacks. */
+export interface NodeVerdict {
+  cluster_id: string;
+  node_id: string;
+  verdict: "fits" | "never" | "not_now";
+  text: string;
+  misfit?: string;
+  has?: number;
+  needs?: number;
+}
+
 /** A lease has to give way to a request, by then at the latest. */
 export interface NoticeAnswer {
   by: string;
@@ -714,6 +740,14 @@ export interface Reasons {
   lease?: LeaseAnswer;
   history?: { [name: string]: Json }[];
   drift?: string[];
+  /** never: not even when all is free; not_you: a quota is in the way. */
+  verdict?: "never" | "not_now" | "not_you";
+  largest?: LargestNode;
+  models?: string[];
+  fits_if?: RequestChange[];
+  node_verdicts?: NodeVerdict[] | null;
+  /** `after` of the next page; null: this is the last. */
+  next?: string | null;
 }
 
 /** The fleet before a decision, as topic `map` packs it, and the message to ask again. */
@@ -793,6 +827,13 @@ export interface RenewReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+}
+
+/** One change of a request that would make it fit. */
+export interface RequestChange {
+  field: string;
+  asked: Json;
+  fits: Json;
 }
 
 /** What is held of one resource; null: no limit. */
@@ -1037,7 +1078,7 @@ export interface WhatIfReply {
   policy_rule_uri?: string;
 }
 
-/** The reasons for what became of a lease or request. */
+/** The reasons for what became of a lease or request; `nodes`: and what each node lacks now. */
 export interface Why {
   op: "why";
   /** a string of at most 128 characters, or a 64-bit whole number */
@@ -1046,6 +1087,12 @@ export interface Why {
   lease?: string;
   /** a string of 1 to 128 characters */
   request?: string;
+  /** true or false */
+  nodes?: boolean;
+  /** a string of at most 256 characters */
+  after?: string;
+  /** a whole number between 1 and 1000 */
+  limit?: number;
 }
 
 /** The reply to `Why`, where it succeeds. */

@@ -14,7 +14,7 @@ from moorage_client.cli import completing
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.output import ends_in, fields, local_time, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import ClusterRow, NodeRow, ShownWaiter
+from moorage_client.cli.shapes import ClusterRow, NodeRow, NodeVerdictRow, ShownWaiter
 
 SubjectArgument = Annotated[
     str, typer.Argument(help="Id of a lease or request", autocompletion=completing.subjects)
@@ -68,9 +68,25 @@ def status(session: CommandSession, subject: SubjectArgument) -> None:
     _about(session, session.run(lambda client: client.status(subject)))
 
 
-def why(session: CommandSession, subject: SubjectArgument) -> None:
+def why(
+    session: CommandSession,
+    subject: SubjectArgument,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Also say what each node lacks, the nearest first")
+    ] = False,
+) -> None:
     """Show why a request was answered as it was, or why a lease ended."""
-    _about(session, session.run(lambda client: client.why(subject)))
+    told = session.run(lambda client: client.why(subject, nodes=nodes))
+    if session.json or not nodes:
+        _about(session, told)
+        return
+    rows = read_as(list[NodeVerdictRow], told.pop("node_verdicts", None) or [])
+    more = told.pop("next", None)
+    _about(session, told)
+    for row in rows:
+        say(f"  {row.cluster_id}: {row.text}")
+    if more:
+        say(f"  and more; the first {len(rows)} are listed")
 
 
 def queue(session: CommandSession, watch: WatchFlag = False) -> None:

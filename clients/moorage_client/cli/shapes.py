@@ -31,6 +31,13 @@ class ShownWaiter(Struct):
     resources: dict[str, Name | list[Name]] | None = None
 
 
+class NodeVerdictRow(Struct):
+    """A node in `moorage why --nodes`."""
+
+    cluster_id: str = ""
+    text: str = ""
+
+
 class ClusterRow(Struct):
     """A row of `moorage fleet`."""
 

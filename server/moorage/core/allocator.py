@@ -203,7 +203,8 @@ class Allocator:
                 self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        answer = explain.answer(inquiry, self.state, self.requests.queue, self._turn.decisions)
+        known = self._turn.decisions
+        answer = explain.answer(inquiry, self.state, self.requests.queue, known, self.feasibility)
         if answer is None:
             self._turn.emit(Recall(inquiry.to, inquiry.tenant, inquiry.subject, inquiry.sees_all))
         else:

@@ -15,6 +15,7 @@ from moorage.core import quotas, refusals
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
+from moorage.core.feasibility import Feasibility
 from moorage.core.queue import WaitingQueue
 from moorage.core.state import State, Waiter
 from moorage.model import (
@@ -40,6 +41,7 @@ _NODE_FILTERS: Final = (
     "memory_mib_free",
 )
 _FILTERS: Final[dict[str, tuple[str, ...]]] = {
+    "why": ("nodes",),
     "leases": (
         "state",
         "cluster",
@@ -73,7 +75,11 @@ STATES: Final = get_args(LeaseState)
 
 
 def answer(  # noqa: C901  # One case per question.
-    inquiry: Inquired, state: State, queue: WaitingQueue, decisions: Mapping[str, dict[str, Any]]
+    inquiry: Inquired,
+    state: State,
+    queue: WaitingQueue,
+    decisions: Mapping[str, dict[str, Any]],
+    feasibility: Feasibility,
 ) -> Response | None:
     """Answer a question.
 
@@ -82,6 +88,7 @@ def answer(  # noqa: C901  # One case per question.
         state: What is true.
         queue: The order of the waiters.
         decisions: Recent decision records, by request.
+        feasibility: Knows what each node lacks.
 
     Returns:
         The answer; None where only the ledger's history can give it.
@@ -94,7 +101,7 @@ def answer(  # noqa: C901  # One case per question.
         case "status":
             return _status(inquiry, state)
         case "why":
-            return _why(inquiry, state, decisions)
+            return _why(inquiry, state, decisions, feasibility)
         case "leases":
             pool: Iterable[Lease] = state.leases.values()
             queued = [each.lease for each in state.waiting.values() if each.lease is not None]
@@ -150,7 +157,10 @@ def _status(inquiry: Inquired, state: State) -> Response | None:
 
 
 def _why(
-    inquiry: Inquired, state: State, decisions: Mapping[str, dict[str, Any]]
+    inquiry: Inquired,
+    state: State,
+    decisions: Mapping[str, dict[str, Any]],
+    feasibility: Feasibility,
 ) -> Response | None:
     request = RequestId(inquiry.subject)
     record = dict(decisions.get(request, {}))
@@ -160,6 +170,13 @@ def _why(
     if not owner or not inquiry.may_see(owner):
         return None
     record.pop("tenant", None)
+    asked = record.pop("asked", None)
+    if waiter is not None:
+        asked = waiter.ask.demand, waiter.ask.candidates
+    if inquiry.filters:
+        refusal = _add_nodes(record, inquiry, asked, feasibility)
+        if refusal is not None:
+            return refusal
     if lease is not None:
         record |= {"state": lease.state, "lease": lease_row(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
@@ -168,6 +185,22 @@ def _why(
         if drift := list(_drift(lease, state)):
             record["drift"] = drift
     return Information({"request": request, **record})
+
+
+def _add_nodes(
+    record: dict[str, Any], inquiry: Inquired, asked: Any, feasibility: Feasibility
+) -> Refusal | None:
+    """Add what each candidate node says to the request now; null where that is not known."""
+    record |= {"node_verdicts": None, "next": None}
+    if asked is None or asked[0] is None:
+        return None
+    if not (inquiry.after or "0").isdecimal():
+        return refusals.no_cursor(inquiry.after)
+    demand, candidates = asked
+    after = int(inquiry.after or "0")
+    rows, following = feasibility.nodes(demand, candidates, after, inquiry.limit)
+    record |= {"node_verdicts": rows, "next": None if following is None else str(following)}
+    return None
 
 
 def _drift(lease: Lease, state: State) -> Iterable[str]:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from moorage.core import refusals
 from moorage.core.facts import Refusal
 from moorage.core.state import State
+from moorage.core.verdicts import NodeKinds, change_in_words, node_verdicts
 from moorage.model import Ask, ClusterId, Demand, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
@@ -62,6 +63,7 @@ class _Tally:
         version: `Fleet.version` that it is as of.
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
         counts: Nodes of each reason, int64 `[reasons]`.
+        never: What to change where it can never fit; it holds for this layout.
 
     """
 
@@ -69,6 +71,7 @@ class _Tally:
     version: int
     reasons: npt.NDArray[np.int8]
     counts: npt.NDArray[np.int64]
+    never: dict[str, Any] | None = None
 
 
 class Feasibility:
@@ -83,6 +86,7 @@ class Feasibility:
         self._state = state
         self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
         self._tallies: dict[tuple[Demand, Candidates], _Tally] = {}
+        self._kinds: NodeKinds | None = None
 
     def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
         """Return whether `demand` fits now on candidate nodes that are not reserved."""
@@ -129,7 +133,11 @@ class Feasibility:
         capable &= tally.reasons != _ELSEWHERE
         if not self.enough_nodes(capable, demand):
             details["binding"] = _binding(counts, never=True)
-            return refusals.never_fits(why, details)
+            if tally.never is None:
+                tally.never = self._changes(demand, tally.reasons != _ELSEWHERE)
+            if fits_if := tally.never["fits_if"]:
+                why = f"{why} {change_in_words(fits_if[0])}"
+            return refusals.never_fits(why, details | tally.never)
         if reserved and sum(counts.values()) < nodes:
             why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
@@ -141,6 +149,20 @@ class Feasibility:
         codes = np.unique(fleet.gpu_model[rows])
         models = [fleet.models[code] for code in codes[codes >= 0].tolist()]
         return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
+
+    def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        """Return what could ever fit where `demand` cannot."""
+        if self._kinds is None:
+            self._kinds = NodeKinds(self._state.fleet)
+        return self._kinds.changes(demand, rows, self.enough_nodes)
+
+    def nodes(
+        self, demand: Demand, candidates: Candidates, after: int, limit: int
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """Return one page of what each candidate node says to `demand` now, the nearest first."""
+        reasons = self._tally(demand, candidates).reasons
+        rows = np.flatnonzero(reasons != _ELSEWHERE)
+        return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
 
     def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
         """Return the nodes counted by reason, for the "yes" of an explained request."""

@@ -59,12 +59,14 @@ def key_of_another(key: str, first: RequestId) -> Refusal:
 
 def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
     """Not even an empty fleet has room."""
-    return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", details)
+    told = {"verdict": "never", **details}
+    return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", told)
 
 
 def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
     """There is no room now."""
-    return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
+    told = {"verdict": "not_now", **details}
+    return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", told)
 
 
 def too_many_quotas(most: int) -> Refusal:
@@ -166,7 +168,9 @@ def waited(
     reason = f"It waited {seconds:.1f} s and did not fit in that time."
     if last is not None and last.code is Code.POLICY_DECLINED:
         reason = f"It waited {seconds:.1f} s, and its policy declined all that was free."
-    return Refusal(code, reason, details=details)
+    over = last is not None and last.code is Code.QUOTA_EXCEEDED
+    verdict = "not_you" if over else "not_now"
+    return Refusal(code, reason, details={"verdict": verdict, **details})
 
 
 # Of a lease, and of what is asked ----------------------------------------------------------

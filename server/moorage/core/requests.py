@@ -35,6 +35,8 @@ from moorage.policy import ProposalError, ProposedShare, parse_proposal
 
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
+CANDIDATES_KEPT_MAX: Final = 1_000
+"""Candidate clusters that are kept with a decision; of more, `why` tells no nodes afterwards."""
 CONSULTS_MAX: Final = 8
 """Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
 may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
@@ -426,6 +428,8 @@ class Requests:
         ask = pending.ask
         listeners = self._requests.settle(ask)
         record = {"tenant": ask.tenant, **self._reasons(pending)} | explain.outcome(answer)
+        if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
+            record["asked"] = ask.demand, ask.candidates
         self._turn.explain(ask.id, record)
         for to in listeners:
             self._turn.respond(to, answer)

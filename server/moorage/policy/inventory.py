@@ -179,6 +179,14 @@ class NodeInventory:
         part._renew()  # noqa: SLF001  # One of its own kind.
         return part
 
+    def sample(self, rows: npt.NDArray[np.intp]) -> Self:
+        """Return an inventory of some of the rows, to look at only."""
+        part = type(self)()
+        for name in (*_NODE_COLUMNS, *_GPU_COLUMNS, "gpu_exclusive"):
+            setattr(part, name, getattr(self, name)[rows])
+        part.cluster_ids, part.models = self.cluster_ids, self.models
+        return part
+
     def splice(self, cluster_id: str, part: Self | None) -> None:
         """Replace the rows of one cluster, what is free on them included; None takes them out.
 

@@ -20,6 +20,43 @@ Next = Annotated[str | None, Meta(description="`after` of the next page; null: t
 _PLACE: Final = (ShareObject, list[ShareObject])
 
 
+Verdict = Annotated[
+    Literal["never", "not_now", "not_you"],
+    Meta(description="never: not even when all is free; not_you: a quota is in the way."),
+]
+
+
+class RequestChange(Struct):
+    """One change of a request that would make it fit."""
+
+    field: str
+    asked: Any
+    fits: Any
+
+
+class LargestNode(Struct):
+    """How many candidate nodes there are, and the most that one of them has."""
+
+    nodes: int
+    models: list[str]
+    gpus: int
+    gpu_memory_mib: int
+    cpu_milli: int
+    memory_mib: int
+
+
+class NodeVerdict(Struct):
+    """What a node says to a request now; `has` and `needs` count what it lacks."""
+
+    cluster_id: str
+    node_id: str
+    verdict: Literal["fits", "not_now", "never"]
+    text: str
+    misfit: str | UnsetType = UNSET
+    has: int | UnsetType = UNSET
+    needs: int | UnsetType = UNSET
+
+
 class FailureReason(Struct):
     """Why not. `field` and `expected` are there where it is about one field."""
 
@@ -27,6 +64,10 @@ class FailureReason(Struct):
     reason: str
     field: str | UnsetType = UNSET
     expected: str | UnsetType = UNSET
+    verdict: Verdict | UnsetType = UNSET
+    largest: LargestNode | UnsetType = UNSET
+    models: list[str] | UnsetType = UNSET
+    fits_if: list[RequestChange] | UnsetType = UNSET
 
 
 class NodeName(Struct):
@@ -130,6 +171,12 @@ class Reasons(Struct):
     lease: LeaseAnswer | UnsetType = UNSET
     history: list[dict[str, Any]] | UnsetType = UNSET
     drift: list[str] | UnsetType = UNSET
+    verdict: Verdict | UnsetType = UNSET
+    largest: LargestNode | UnsetType = UNSET
+    models: list[str] | UnsetType = UNSET
+    fits_if: list[RequestChange] | UnsetType = UNSET
+    node_verdicts: list[NodeVerdict] | UnsetType | None = UNSET
+    next: Next | UnsetType = UNSET
 
 
 class OutOfService(Struct):

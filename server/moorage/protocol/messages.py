@@ -5,8 +5,7 @@ package makes them and writes them with `encode`. The shapes are those of
 docs/reference/allocation-server.md, "Requests and replies" (existing clients), and of the `op`
 messages beside them.
 
-Reading has one fast path, typed decoding in C. Only where that says no does `diagnosis` read the
-message again, to name the field and what was expected there.
+The fast path is decoding in C; where it says no, `diagnosis` names the field and what is expected.
 """
 
 from collections.abc import Callable
@@ -235,7 +234,11 @@ class Status(_Inquiry, frozen=True, kw_only=True, tag="status"):
 
 
 class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):
-    """The reasons for what became of a lease or request."""
+    """The reasons for what became of a lease or request; `nodes`: and what each node lacks now."""
+
+    nodes: f.Flag = False
+    after: f.OptionalName = ""
+    limit: f.PageLimit = 100
 
 
 class Cancel(_Operation, frozen=True, kw_only=True, tag="cancel"):

@@ -4,7 +4,7 @@ The router hands them over; `admission` has the requests for a placement.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, assert_never
 
 import structlog
@@ -151,9 +151,9 @@ class Operations:
                 cancel = CancelAsked(to, self._replies.named(to, message.request), tenant)
                 self._post(cancel, dry_run=message.dry_run)
             case wire.Status():
-                self._inquire(to, "status", tenant, message.subject)
+                self._inquire(to, "status", tenant, message)
             case wire.Why():
-                self._inquire(to, "why", tenant, message.subject)
+                self._inquire(to, "why", tenant, message)
             case wire.QueueListing():
                 self._list(to, "queue", tenant, message)
             case wire.LeaseListing():
@@ -260,10 +260,19 @@ class Operations:
         self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all))
 
     def _inquire(
-        self, to: Address, question: Literal["status", "why"], tenant: Tenant, subject: str
+        self,
+        to: Address,
+        question: Literal["status", "why"],
+        tenant: Tenant,
+        message: "wire.Status | wire.Why",
     ) -> None:
-        sees_all = self._is_operator(tenant)
-        self._inbox.post(Inquired(to, question, tenant, subject, sees_all=sees_all))
+        inquiry = Inquired(
+            to, question, tenant, message.subject, sees_all=self._is_operator(tenant)
+        )
+        if isinstance(message, wire.Why) and message.nodes:
+            wanted = {"nodes": True}
+            inquiry = replace(inquiry, filters=wanted, after=message.after, limit=message.limit)
+        self._inbox.post(inquiry)
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
         uri, action = message.policy_rule_uri, message.action
