@@ -257,15 +257,14 @@ export interface DrainReply {
   policy_rule_uri?: string;
 }
 
-/** Run a command inside of the workload of a lease. */
+/** Run a command inside of the workload of a lease; about `token` as `logs`. */
 export interface Exec {
   op: "exec";
   /** a string of at most 128 characters, or a 64-bit whole number */
   id?: string | number | null;
   /** a string of 1 to 128 characters */
   lease: string;
-  /** a string of 1 to 128 characters */
-  token: string;
+  token?: string | null;
   /** a list of 1 to 4096 strings, the program first */
   command: string[];
   /** seconds above 0, at most 3600 */
@@ -473,7 +472,8 @@ export interface LeaseRequest {
  *
  * Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
  * offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
- * means the last start. Text that is no UTF-8 comes unaltered as `base64` only.
+ * means the last start. Text that is no UTF-8 comes unaltered as `base64` only. A page of the
+ * console may leave out the token of its tenant's leases.
  */
 export interface Logs {
   op: "logs";
@@ -481,8 +481,7 @@ export interface Logs {
   id?: string | number | null;
   /** a string of 1 to 128 characters */
   lease: string;
-  /** a string of 1 to 128 characters */
-  token: string;
+  token?: string | null;
   /** a number of bytes, below 0 counted from the end */
   offset?: number;
   /** a whole number, 0 or more */

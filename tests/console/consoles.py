@@ -126,7 +126,7 @@ def seeded(
     data: Path | None = None, *, options: tuple[str, ...] = (), **environment: str
 ) -> Iterator[Seeded]:
     with daemon(data, options=options, environment=environment) as running:
-        token = environment.get("MOORAGE_TOKENS", "").partition(":")[2]
+        token = environment.get("MOORAGE_TOKENS", "").partition(",")[0].partition(":")[2]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         with httpx.Client(base_url=running.http, timeout=30, headers=headers) as http:
             it = Seeded(running, http)

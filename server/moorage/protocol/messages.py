@@ -313,11 +313,12 @@ class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
 
     Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
     offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
-    means the last start. Text that is no UTF-8 comes unaltered as `base64` only.
+    means the last start. Text that is no UTF-8 comes unaltered as `base64` only. A page of the
+    console may leave out the token of its tenant's leases.
     """
 
     lease: f.Identifier
-    token: f.Identifier
+    token: f.Identifier | None = None
     offset: f.Offset = 0
     attempt: f.AttemptNumber = 0
     wait_seconds: f.LogWaitSeconds = 0
@@ -325,10 +326,10 @@ class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
 
 
 class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):
-    """Run a command inside of the workload of a lease."""
+    """Run a command inside of the workload of a lease; about `token` as `logs`."""
 
     lease: f.Identifier
-    token: f.Identifier
+    token: f.Identifier | None = None
     command: f.Command
     timeout_seconds: f.ExecSeconds = 60
     workdir: f.OptionalName = ""

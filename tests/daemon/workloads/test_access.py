@@ -50,7 +50,9 @@ class Owner:
 
     async def logs(self, offset: int = 0) -> dict[str, Any]:
         message = wire.Logs(lease=NAME, token="", offset=offset)
-        told = await WorkloadAccess(self.room, lambda _name: self.lease).answer(message)
+        told = await WorkloadAccess(self.room, lambda _name: self.lease).answer(
+            message, Tenant("t")
+        )
         assert isinstance(told, Information)
         return told.data
 

@@ -59,7 +59,7 @@ class Lookups:
 
     async def answer(
         self,
-        message: wire.DecisionListing | wire.DecisionFleet | wire.WhatIf | wire.Logs | wire.Exec,
+        message: wire.DecisionListing | wire.DecisionFleet | wire.WhatIf,
         tenant: Tenant,
     ) -> Response:
         """Answer a question."""
@@ -67,9 +67,7 @@ class Lookups:
             return await self.whatifs.answer(message, tenant)
         if isinstance(message, wire.DecisionListing):
             return await self.decisions.page(message, tenant)
-        if isinstance(message, wire.DecisionFleet):
-            return await self.fleets.told(message.request, tenant)
-        return await self.access.answer(message)
+        return await self.fleets.told(message.request, tenant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class Operations:
             case wire.DecisionListing() | wire.DecisionFleet() | wire.WhatIf():
                 self._replies.answer_later(to, self._lookups.answer(message, tenant))
             case wire.Logs() | wire.Exec():
-                self._replies.answer_later(to, self._lookups.answer(message, tenant))
+                self._look_into(to, tenant, message)
             case wire.WatchTopics():
                 self._replies.answer(to, self._watch(to, tenant, message))
             case wire.Resume():
@@ -207,12 +205,18 @@ class Operations:
                 about = {"what": "release", "lease": lease}
                 _note(tenant, self._replies.remote(to), about)
         else:
-            reason = "token: expected the `token` that came with the grant; this message has none."
-            missing = {"missing": ["token"]}
-            refusal = Refusal(Code.MISSING_FIELDS, reason, "token", "a string", missing)
-            self._replies.answer(to, refusal)
+            self._replies.answer(to, _no_token())
             return
         self._post(asked, dry_run=message.dry_run)
+
+    def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
+        """Look into a lease's workload by its token; a page has none, and looks for its tenant."""
+        if message.token is None and not self._replies.is_page(to):
+            self._replies.answer(to, _no_token())
+            return
+        if message.token is None and isinstance(message, wire.Exec):
+            _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})
+        self._replies.answer_later(to, self._lookups.access.answer(message, tenant))
 
     def _post(
         self, asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked, *, dry_run: bool
@@ -280,6 +284,11 @@ class Operations:
         data = await self._management.run(uri, tenant, action, message.data)
         _note(tenant, whence, {"what": "manage", "policy_rule_uri": uri, "action": action})
         return Information(data)
+
+
+def _no_token() -> Refusal:
+    reason = "token: expected the `token` that came with the grant; this message has none."
+    return Refusal(Code.MISSING_FIELDS, reason, "token", "a string", {"missing": ["token"]})
 
 
 def _note(tenant: Tenant, remote: str, about: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from moorage.core.facts import Refusal
 from moorage.daemon import descriptors
 from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.model import Code, Lease, RequestId
+from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol import messages as wire
 
 EXECUTIONS_MAX: Final = 8
@@ -46,9 +46,15 @@ class WorkloadAccess:
         self._lease = lease
         self._executing: Counter[str] = Counter()
 
-    async def answer(self, message: wire.Logs | wire.Exec) -> Information | Refusal:
-        """Do what a message says; whatever goes wrong is a refusal."""
-        lease = self._owned(message)
+    async def answer(self, message: wire.Logs | wire.Exec, tenant: Tenant) -> Information | Refusal:
+        """Do what a message says; whatever goes wrong is a refusal.
+
+        Args:
+            message: What is asked; without a token, the tenant's page asks.
+            tenant: Who asks.
+
+        """
+        lease = self._owned(message, tenant)
         if isinstance(lease, Refusal):
             return lease
         backend = self._backends.backend(lease)
@@ -91,13 +97,13 @@ class WorkloadAccess:
             reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
         return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
 
-    def _owned(self, message: wire.Logs | wire.Exec) -> Lease | Refusal:
+    def _owned(self, message: wire.Logs | wire.Exec, tenant: Tenant) -> Lease | Refusal:
         """Return the lease, or why the caller may not look into its workload."""
         lease = self._lease(RequestId(message.lease))
-        if lease is None:
+        if lease is None or (message.token is None and lease.tenant != tenant):
             reason = f"There is no lease {message.lease}, or it ended long ago."
             return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
-        if lease.token_digest != digest(message.token):
+        if message.token is not None and lease.token_digest != digest(message.token):
             reason = f"This is not the token of lease {message.lease}."
             expected = "the `token` that came with the grant"
             return Refusal(Code.WRONG_TOKEN, reason, "token", expected)

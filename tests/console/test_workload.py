@@ -1,0 +1,84 @@
+"""The panel of a lease with a workload: its output as it grows, and commands inside of it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consoles import Seeded, seeded
+from websockets.sync.client import connect
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+PATIENCE_MS = 60_000
+"""Bound of each wait for what a process does."""
+
+
+def working(it: Seeded, sign: Path) -> str:
+    """Start a process that says more once a file is there; return its lease."""
+    script = 'echo it starts; while [ ! -e "$0" ]; do sleep 0.1; done; echo it goes on; sleep 1000'
+    command = {"command": ["sh", "-c", script, str(sign)]}
+    answer = it.ask(1, provision={"backend": "local", "spec": command})
+    assert answer["success"], answer
+    lease: str = answer["lease"]["id"]
+    return lease
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Seeded]:
+    """A daemon that starts processes, for two tenants; the one that sees all owns nothing."""
+    tokens = "ann:of-ann,bob:of-bob"
+    with seeded(MOORAGE_TOKENS=tokens, MOORAGE_OPERATORS="bob", MOORAGE_BACKENDS="local") as each:
+        # The backend `local` starts on a node of this name alone.
+        gpus = {"count": 4, "gpus": [{"modelName": "A100", "memory": 80_000}] * 4}
+        node = {"id": "localhost", "gpus": gpus, "vcpus": {"count": 8}, "memory": 64_000}
+        document = {"id": "here", "nodes": {"count": 1, "nodeData": [node]}}
+        assert each.http.post("/clusters", json=document).status_code == 201
+        yield each
+
+
+def test_output_follows_and_a_command_prints(page: Any, it: Seeded, tmp_path: Path) -> None:
+    sign = tmp_path / "go"
+    lease = working(it, sign)
+    page.goto(f"{it.console}/leases/{lease}")
+    page.get_by_label("Token").fill("of-ann")
+    page.keyboard.press("Enter")
+    panel = page.get_by_role("complementary", name=f"Lease {lease}")
+    output = panel.get_by_label("Output of the workload")
+    output.get_by_text("it starts").wait_for(timeout=PATIENCE_MS)
+    assert "it goes on" not in output.inner_text()
+    sign.touch()
+    output.get_by_text("it goes on").wait_for(timeout=PATIENCE_MS)
+    panel.get_by_label("Run inside").fill("echo $((6 * 7)) gpus; exit 3")
+    panel.get_by_role("button", name="Run", exact=True).click()
+    panel.get_by_text("It ended with 3.").wait_for(timeout=PATIENCE_MS)
+    assert "42 gpus" in panel.get_by_label("Output of the command").inner_text()
+
+
+def test_pages_look_into_what_is_their_tenants_alone(it: Seeded, tmp_path: Path) -> None:
+    lease = working(it, tmp_path / "go")
+    logs = {"op": "logs", "lease": lease, "wait_seconds": 20}
+    command = {"op": "exec", "lease": lease, "command": ["echo", "42"]}
+
+    def said(name: str, *messages: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
+        sent = {"Authorization": f"Bearer of-{name}", **headers}
+        with connect(it.running.ws, additional_headers=sent) as socket:
+            answers = []
+            for message in messages:
+                socket.send(json.dumps(message))
+                answers.append(json.loads(socket.recv(timeout=60)))
+        return answers
+
+    def codes(answers: list[dict[str, Any]]) -> list[str]:
+        return [each["error"]["code"] for each in answers]
+
+    read, ran = said("ann", logs, command, Origin=it.running.http)
+    assert "it starts" in read["data"]["text"]
+    assert ran["data"]["output"] == "42\n"
+    no_page = said("ann", logs, command)
+    assert codes(no_page) == ["missing_fields"] * 2
+    others = said("bob", logs, command, Origin=it.running.http)
+    assert codes(others) == ["unknown_lease"] * 2
+    wrong = [{**each, "token": "no-token"} for each in (logs, command)]
+    assert codes(said("ann", *wrong, Origin=it.running.http)) == ["wrong_token"] * 2
