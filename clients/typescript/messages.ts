@@ -654,7 +654,7 @@ export interface QueuePage {
   next: string | null;
 }
 
-/** A row of the queue. */
+/** A row of the queue. `expected_at`: its turn, if leases last until their deadlines. */
 export interface QueuedWaiter {
   request: string;
   tenant: string;
@@ -667,6 +667,7 @@ export interface QueuedWaiter {
   resources: Resources | null;
   lease?: LeaseAnswer;
   position: number;
+  expected_at: number | null;
 }
 
 /** So much of each resource; nothing is said of those that are left out. */

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from served import FIRST_FIT
+from served import FIRST_FIT, ask_message
 
 
 @pytest.fixture
@@ -45,3 +45,18 @@ def test_not_now_tells_the_nodes_of_why(server, full):
     assert rest["data"]["next"] is None
     (plain,) = server.say({"op": "why", "request": reply["request"]})
     assert "node_verdicts" not in plain["data"], json.dumps(plain)
+
+
+def test_the_queue_estimates_a_turn_from_deadlines(server, full):
+    wanted = {"gpus": 3, "models": ["A100"]}
+    with server.socket() as socket:
+        terms = {"ttl_seconds": 60, "wait_seconds": 300}
+        asked = ask_message(FIRST_FIT, resources=wanted, lease=terms, stream=True, id=1)
+        socket.send(json.dumps(asked))
+        assert json.loads(socket.recv(30))["data"]["state"] == "queued"
+        (told,) = server.say({"op": "queue"})
+        (row,) = told["data"]["waiting"]
+        (held,) = server.say({"op": "leases"})
+        ends = [each["expires_at"] for each in held["data"]["leases"]]
+        assert row["expected_at"] == min(ends)
+        server.say({"op": "cancel", "request": row["request"]})

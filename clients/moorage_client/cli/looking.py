@@ -104,14 +104,23 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
             waiter.policy_rule_uri,
             waiter.priority,
         ]
-        shown += [ends_in(waiter.deadline), _wants(waiter.resources)]
+        turn = "unknown" if waiter.expected_at is None else ends_in(waiter.expected_at)
+        shown += [turn, ends_in(waiter.deadline), _wants(waiter.resources)]
         return [*shown, local_time(waiter.since)] if session.wide else shown
 
     shown(
         session,
         work,
         [
-            *("position>", "request", "policy", "priority>", "gives up in>", "resources"),
+            *(
+                "position>",
+                "request",
+                "policy",
+                "priority>",
+                "turn in>",
+                "gives up in>",
+                "resources",
+            ),
             *(("since",) if session.wide else ()),
         ],
         lambda rows: [cells(each) for each in read_as(list[ShownWaiter], rows)],

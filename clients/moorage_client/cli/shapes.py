@@ -23,6 +23,7 @@ class ShownWaiter(Struct):
     """A row of `moorage queue`."""
 
     position: int = 0
+    expected_at: float | None = None
     request: str = ""
     policy_rule_uri: str = ""
     priority: int = 0

@@ -11,7 +11,7 @@ from typing import Any, Final, assert_never, get_args
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core import quotas, refusals
+from moorage.core import forecast, quotas, refusals
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
@@ -114,8 +114,13 @@ def answer(  # noqa: C901  # One case per question.
         case "queue":
             waiters = (w for w in queue.waiters() if inquiry.may_see(w.ask.tenant))
             where = inquiry.filters.get("cluster")
+            turns = forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX))
             rows = [
-                {"position": number, **waiter_row(waiter)}
+                {
+                    "position": number,
+                    "expected_at": turns.get(waiter.ask.id),
+                    **waiter_row(waiter),
+                }
                 for number, waiter in enumerate(waiters, start=1)
                 if where is None or _may_go_to(waiter, where)
             ]

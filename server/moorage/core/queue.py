@@ -410,3 +410,14 @@ class WaitingQueue:
             for request in line.waiters:
                 yield self._state.waiting[request]
         yield from (waiter for waiter in self._state.waiting.values() if waiter.pauses)
+
+    def in_turn(self, most: int) -> list[Waiter]:
+        """Return the first that wait for a place, in the order in which they are served now."""
+        waiting = self._state.waiting
+        ranked = (
+            (rank, waiting[request].at, line.number, request)
+            for line in self._lines.values()
+            for rank in [self._rank(line)[:3]]
+            for request in line.waiters
+        )
+        return [waiting[each[3]] for each in heapq.nsmallest(most, ranked)]

@@ -143,9 +143,10 @@ class WaiterAnswer(Struct):
 
 
 class QueuedWaiter(WaiterAnswer, kw_only=True):
-    """A row of the queue."""
+    """A row of the queue. `expected_at`: its turn, if leases last until their deadlines."""
 
     position: int
+    expected_at: Seconds | None
 
 
 class WaiterStatus(WaiterAnswer, kw_only=True):

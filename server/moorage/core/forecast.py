@@ -1,0 +1,90 @@
+"""When will a waiter have its turn? An estimate from the deadlines of leases; `explain` tells it.
+
+Leases are taken to end at their deadlines, the waiters to come one after another, each at the
+first moment at which the places that it needs are free. A lease that is released early makes it
+sooner, one that is renewed makes it later.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from moorage.core.state import State, Waiter
+from moorage.model import ClusterId, Demand, RequestId
+from moorage.policy import Fleet
+
+WAITERS_MAX: Final = 1_000
+"""Waiters that are estimated; of those behind them nothing is known."""
+LOOKS_MAX: Final = 500
+"""Leases that end, and looks at what they leave; behind them nothing is known."""
+CANDIDATES_MAX: Final = 64
+"""Clusters that an estimated waiter may choose from, where it may not go to all."""
+
+_Class = tuple[Demand, tuple[ClusterId, ...] | None]
+_Lines = dict[_Class, deque[tuple[int, Waiter]]]
+
+
+def expected(state: State, waiters: Iterable[Waiter]) -> dict[RequestId, float]:
+    """Return when waiters have their turn, in seconds since the epoch, as far as it is known.
+
+    Args:
+        state: As it is now.
+        waiters: Of all tenants, in the order in which they are served.
+
+    Returns:
+        No entry for who waits for several nodes, pauses, says not what it needs, is behind the
+        bounds, or has its turn after its deadline or after all ends that are known.
+
+    """
+    lines = _lines(waiters)
+    if not lines:
+        return {}
+    fleet, found, looks = state.fleet.imagined(), dict[RequestId, float](), 0
+    leases = (lease for lease in state.leases.values() if lease.state != "ending")
+    for lease in sorted(leases, key=lambda each: (each.expires_at, each.id))[:LOOKS_MAX]:
+        rows = []
+        for share in lease.placement:
+            fleet.give(share)
+            row = fleet.row(share.cluster_id, share.node_id)
+            rows += [] if row is None else [row]
+        refused = set[_Class]()
+        while open_lines := lines.keys() - refused:
+            looks += 1
+            if looks > LOOKS_MAX:
+                return found
+            first = min(open_lines, key=lambda each: lines[each][0][0])
+            if not _put(fleet, first, rows):
+                refused.add(first)
+                continue
+            waiter = lines[first].popleft()[1]
+            if not lines[first]:
+                del lines[first]
+            if lease.expires_at <= waiter.deadline:
+                found[waiter.ask.id] = lease.expires_at
+    return found
+
+
+def _lines(waiters: Iterable[Waiter]) -> _Lines:
+    """Return those that can be estimated with their numbers, by what they need."""
+    lines: _Lines = {}
+    for number, waiter in enumerate(waiters):
+        demand, where = waiter.ask.demand, waiter.ask.candidates
+        if demand is None or demand.nodes > 1 or waiter.pauses:
+            continue
+        if len(where or ()) <= CANDIDATES_MAX:
+            lines.setdefault((demand, where), deque()).append((number, waiter))
+    return lines
+
+
+def _put(fleet: Fleet, needs: _Class, rows: list[int]) -> bool:
+    """Take what is needed on one of the rows; return whether it fits on any."""
+    demand, where = needs
+    able = [row for row in rows if where is None or fleet.node_ids[row][0] in where]
+    fits = fleet.feasible(demand, np.array(able, np.int64))
+    if not fits.any():
+        return False
+    row = able[int(fits.argmax())]
+    fleet.take(fleet.share(row, demand, fleet.pick_gpus(row, demand)))
+    return True

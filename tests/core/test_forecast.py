@@ -1,0 +1,58 @@
+"""When a waiter has its turn, where leases last until their deadlines."""
+
+from dataclasses import replace
+
+import pytest
+from by_hand import Hand, ask, nodes, place
+
+from moorage.core import forecast
+from moorage.core.events import Tick
+from moorage.model import Demand
+
+
+def turns(hand: Hand) -> dict[str, float | None]:
+    return {row["request"]: row["expected_at"] for row in hand.inquire("queue")["waiting"]}
+
+
+@pytest.fixture
+def hand() -> Hand:
+    """Two nodes of two GPUs, held until 60 and until 100."""
+    hand = Hand()
+    hand.see(nodes(2, 2))
+    hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))
+    long = ask("b", Demand(gpus=2), terms={"ttl_seconds": 100.0})
+    hand.grant(long, place("n001", "0", "1"))
+    return hand
+
+
+def test_each_waits_for_the_first_end_behind_those_before_it(hand: Hand) -> None:
+    for name, gpus in (("first", 1), ("whole", 2), ("last", 1), ("never", 1)):
+        hand.now += 1
+        hand.ask(ask(name, Demand(gpus=gpus), wait=500))
+    assert turns(hand) == {"first": 60, "whole": 100, "last": 60, "never": None}
+    hand.now = 60.0
+    turn = hand.step(Tick())
+    hand.propose(turn, place("n000", "0"))
+    assert "first" not in turns(hand)
+
+
+def test_what_is_not_known_is_null(hand: Hand) -> None:
+    hand.ask(ask("gang", Demand(gpus=2, nodes=2), wait=500))
+    hand.ask(ask("impatient", Demand(gpus=1), wait=30))
+    hand.ask(ask("unsized", None, wait=500))
+    assert turns(hand).keys() >= {"gang", "impatient"}
+    assert set(turns(hand).values()) == {None}
+
+
+def test_nothing_of_the_fleet_changes_and_the_work_is_bounded(hand: Hand) -> None:
+    hand.ask(ask("one", Demand(gpus=1), wait=500))
+    state = hand.allocator.state
+    before = state.fleet.gpu_free.copy()
+    (waiter,) = state.waiting.values()
+    many = [
+        replace(waiter, ask=replace(waiter.ask, demand=Demand(gpus=3, cpu_milli=each)))
+        for each in range(forecast.LOOKS_MAX + 1)
+    ]
+    assert forecast.expected(state, [*many, waiter]) == {}
+    assert forecast.expected(state, [*many[:9], waiter]) == {waiter.ask.id: 60.0}
+    assert (state.fleet.gpu_free == before).all()
