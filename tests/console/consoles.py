@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from websockets.sync.client import connect
 
 from moorage.benchmarks.daemon_process import Running, daemon
@@ -35,9 +36,11 @@ def opened(chromium: Any, **options: Any) -> Iterator[Any]:
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if refused(said) else None)
-    page.set_default_timeout(15_000)
-    yield page
-    context.close()
+    page.set_default_timeout(60_000)
+    try:
+        yield page
+    finally:
+        context.close()
     assert wrong == []
 
 
@@ -100,13 +103,15 @@ class Seeded:
         }
         with connect(self.running.ws) as socket:
             socket.send(json.dumps(message))
-            while True:
+            give_up_at = time.monotonic() + 60
+            while time.monotonic() < give_up_at:
                 socket.send(json.dumps({"op": "queue", "id": "queue"}))
-                rows = json.loads(socket.recv(timeout=10))["data"]["waiting"]
+                rows = json.loads(socket.recv(timeout=60))["data"]["waiting"]
                 if rows:
                     yield rows[-1]["request"]
                     return
                 time.sleep(0.05)  # The queue has no news to wait for.
+            pytest.fail("the request does not wait")
 
     def ask(self, gpus: int = 1, **fields: Any) -> dict[str, Any]:
         message = {

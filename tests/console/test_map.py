@@ -27,13 +27,13 @@ def truth(it: Seeded) -> int:
     """Return how many GPUs are free, as the server says."""
     with connect(it.running.ws) as socket:
         socket.send(json.dumps({"op": "fleet"}))
-        rows = json.loads(socket.recv())["data"]["clusters"]
+        rows = json.loads(socket.recv(timeout=60))["data"]["clusters"]
     return sum(row["gpu_milli_free"] for row in rows) // 1000
 
 
 def agree(page: Any, it: Seeded) -> None:
     page.get_by_role("list", name="What the colours mean").wait_for()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while counted(page)["free"] != truth(it):
         assert time.monotonic() < deadline, (counted(page), truth(it))
         time.sleep(0.1)  # The page counts twice a second.
@@ -142,16 +142,18 @@ def churning(it: Seeded) -> Iterator[list[int]]:
                 else:
                     message = request
                 socket.send(json.dumps(message))
-                answer = json.loads(socket.recv())
+                answer = json.loads(socket.recv(timeout=60))
                 if message is request:
                     held.append(answer["lease"])
                 changed[0] += 8
 
     thread = threading.Thread(target=churn)
     thread.start()
-    yield changed
-    stop.set()
-    thread.join()
+    try:
+        yield changed
+    finally:
+        stop.set()
+        thread.join()
 
 
 FRAMES = """seconds => new Promise(done => {
