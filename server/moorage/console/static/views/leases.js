@@ -1,4 +1,4 @@
-// Leases: who holds what until when, on a line of time and as a table; one of them with its output.
+// Leases: who holds what until when; one of them with its output.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { moment, places, span } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
@@ -20,7 +20,7 @@ export function Leases({ rest, query }) {
 	const refresh = useRef(listing.refresh);
 	refresh.current = listing.refresh;
 	useEffect(() => listen("leases", () => {
-		if (wait.current) return; // News come in crowds: one question a second answers all.
+		if (wait.current) return; // One question a second answers all.
 		wait.current = setTimeout(() => {
 			wait.current = 0;
 			refresh.current();
@@ -56,7 +56,7 @@ function Lease({ id, changed }) {
 	if (!lease) return html`<${Panel} title=${`Lease ${id}`} found=${found}><${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//><//>`;
 	const now = Date.now() / 1000;
 	const work = lease.workload;
-	const own = lease.tenant === session.value?.tenant; // Who sees those of others only looks.
+	const own = lease.tenant === session.value?.tenant;
 	return html`<${Panel} title=${`Lease ${id}`} found=${found}>
 		<p><${State} state=${lease.state} /> ${found.value.reason || lease.reason || ""}</p>
 		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
@@ -70,7 +70,7 @@ function Lease({ id, changed }) {
 		${work ? html`<${Section} title="Workload">
 			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
 				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
-			${own ? html`<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} />` : null}<//>` : null}
+			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} />`}<//>` : null}
 		<${Raw} value=${lease} />
 	<//>`;
 }

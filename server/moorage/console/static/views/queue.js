@@ -38,7 +38,7 @@ function Waiter({ id, done }) {
 		${it?.state === "waiting" ? html`
 			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", moment(it.since)], ["waits until", `${moment(it.deadline)}, ${span(it.deadline - now)} from now`],
 				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<a href=${to("policies", it.policy_rule_uri)}>${it.policy_rule_uri}</a>`]]} />
-			<p class="buttons">${it.tenant !== session.value?.tenant ? null : html`<${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
+			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
 				status.again();
 				done();
 			}} message=${{ op: "cancel", request: id }} />`}
