@@ -17,7 +17,8 @@ PATIENCE_MS = 60_000
 
 def working(it: Seeded, sign: Path) -> str:
     """Start a process that says more once a file is there; return its lease."""
-    script = 'echo it starts; while [ ! -e "$0" ]; do sleep 0.1; done; echo it goes on; sleep 1000'
+    saying = '[ -e "$0" ] && echo it goes on && exec sleep 60'  # It outlives its daemon.
+    script = f"echo it starts; for n in $(seq 600); do {saying}; sleep 0.1; done"
     command = {"command": ["sh", "-c", script, str(sign)]}
     answer = it.ask(1, provision={"backend": "local", "spec": command})
     assert answer["success"], answer
