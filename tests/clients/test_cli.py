@@ -5,10 +5,14 @@ import pty
 import signal
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from moorage_client.cli import program
 from moorage_client.cli.output import fields
 
 
@@ -191,6 +195,20 @@ def test_wrong_command_lines(shell, harbour, arguments):
     assert (spoken.returncode, spoken.stdout) == (2, "")
     assert spoken.stderr.startswith("moorage: ")
     assert harbour.heard == []
+
+
+def helped(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in getattr(group, "commands", {}).items():
+        yield (*path, name)
+        yield from helped(command, (*path, name))
+
+
+def test_every_command_has_help(capsys):
+    paths = list(helped(typer.main.get_command(program.app)))
+    assert len(paths) > 30
+    for path in paths:
+        assert program.run([*path, "--help"]) == 0
+        assert f"Usage: moorage {' '.join(path)}" in capsys.readouterr().out
 
 
 def test_help_names_every_command_and_exit_code(shell):

@@ -14,7 +14,9 @@ from moorage_client.cli.session import CommandSession
 _REQUEST: Final = "A request to submit"
 _CHANGE: Final = "What would be different"
 _AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
-_QUOTA: Final = "TENANT[/PROJECT] and weight=, gpus=, cpu_milli=, memory_mib=, borrow_gpus=, …"
+_QUOTA: Final = (
+    "TENANT or TENANT/PROJECT, and weight=, gpus=, cpu_milli=, memory_mib=, borrow_gpus=, …"
+)
 
 
 def whatif(
