@@ -64,6 +64,8 @@ class Restartable:
 def restartable(monkeypatch) -> Iterator[Restartable]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    (folder / "ray").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
     (folder / "nothing" / "moorage").mkdir(parents=True)
     broken = "raise ImportError('the nodes need nothing of Moorage')"
     (folder / "nothing" / "moorage" / "__init__.py").write_text(broken)

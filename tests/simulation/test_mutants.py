@@ -440,7 +440,7 @@ MUTANTS = [
     Mutant(
         "lists other tenants' leases",
         "core/explain.py",
-        "for lease in pool if lease.tenant == inquiry.tenant)",
+        "for lease in pool if inquiry.may_see(lease.tenant))",
         "for lease in pool)",
         "nor others",
     ),
