@@ -19,6 +19,8 @@ from moorage.config.settings import settings
 from moorage_client import BlockingClient, RequestRefused
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons: a minute and more in all.
+
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "quotas.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

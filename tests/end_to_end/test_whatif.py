@@ -16,6 +16,8 @@ from served import FIRST_FIT, Server, ask_message, cluster, policy, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons: a minute and more in all.
+
 WAITS = {"ttl_seconds": 3600, "wait_seconds": 600}
 
 
