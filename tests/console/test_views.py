@@ -88,6 +88,25 @@ def test_policies_activate_and_roll_back_behind_a_difference(page: Any, served: 
     )
 
 
+def test_a_canary_behind_a_difference(page: Any, served: Any) -> None:
+    """The alias means one version; the other one is tried on a share of its requests."""
+    means = served.http.get("/policy-alias/first_fit:stable").json()["data"]["policy_rule_uri"]
+    other = next(uri for uri in ("first_fit:1.0-stable", "first_fit:1.1-stable") if uri != means)
+    page.goto(f"{served.console}/policies/{other}")
+    panel = by(page, "complementary", other)
+    by(panel, "spinbutton", "Percent").fill("25")
+    by(panel, "button", "Canary", exact=True).click()
+    dialog = by(page, "dialog", f"Send 25 % of first_fit:stable to {other}")
+    dialog.get_by_role("region", name="Difference").wait_for()
+    by(dialog, "button", "Canary now").click()
+    by(page, "table", "Aliases").get_by_text(f"25 % {other}").wait_for()
+    by(page, "link", "first_fit:stable").first.click()
+    by(page, "button", "Stop the canary", exact=True).click()
+    by(page, "button", "Stop the canary now").click()
+    by(page, "button", "Stop the canary", exact=True).wait_for(state="hidden")
+    assert served.http.get("/policy-alias/first_fit:stable").json()["data"]["canary"] is None
+
+
 def test_the_playground_saves_a_version(page: Any, served: Any) -> None:
     page.goto(f"{served.console}/playground")
     page.get_by_label("Policy (Python)").fill(catalog.document("first_fit")["code"])

@@ -1,9 +1,9 @@
 // Keys and the command bar: all that the mouse can reach, the keyboard reaches.
-import { signal } from "@preact/signals";
 import { useRef, useState } from "preact/hooks";
 import { go, to } from "./router.js";
+import { signal, useSignal } from "./signal.js";
 import { ask } from "./socket.js";
-import { Dialog, Grid, html, nothing, typed } from "./ui.js";
+import { Dialog, Grid, html, typed } from "./ui.js";
 
 export const VIEWS = [
 	{ view: "fleet", name: "Fleet", key: "f" },
@@ -33,7 +33,7 @@ export async function meant(text) {
 
 /** The field at the top; `/` goes there. */
 export function CommandBar() {
-	const field = useRef(nothing);
+	const field = useRef(null);
 	const [text, setText] = useState("");
 	const run = async (event) => {
 		event.preventDefault();
@@ -54,7 +54,7 @@ export function CommandBar() {
 
 /** The list of keys; `?` opens it. */
 export function Help() {
-	if (!help.value) return null;
+	if (!useSignal(help)) return null;
 	const close = () => (help.value = false);
 	return html`<${Dialog} title="Keys" close=${close}>
 		<${Grid} label="Keys" heads=${["key", "what it does"]} rows=${[["/", "the command bar: a view, an id, a policy, cluster/node"], ...VIEWS.map((each) => [`g ${each.key}`, each.name]),
@@ -66,7 +66,7 @@ export function Help() {
 export function keys() {
 	let went = 0;
 	document.addEventListener("keydown", (event) => {
-		const target = /** @type {HTMLElement} */ (event.target);
+		const target = event.target;
 		if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
 		if (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) || target.isContentEditable) return;
 		if (document.querySelector("dialog[open]")) return;
@@ -86,13 +86,13 @@ export function keys() {
 }
 
 /** @param {string} selector */
-const focus = (selector) => /** @type {HTMLElement | null} */ (document.querySelector(selector))?.focus();
+const focus = (selector) => document.querySelector(selector)?.focus();
 
 /** Go to the next or former row of the list. @param {number} by */
 function step(by) {
-	const rows = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("main a.row, main [role=treegrid] [role=row][tabindex]")]);
+	const rows = [...document.querySelectorAll("main a.row, main [role=treegrid] [role=row][tabindex]")];
 	if (!rows.length) return;
-	const at = rows.indexOf(/** @type {HTMLElement} */ (document.activeElement));
+	const at = rows.indexOf(document.activeElement);
 	const next = at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by));
 	rows[next].focus();
 	rows[next].scrollIntoView({ block: "nearest" });

@@ -12,7 +12,6 @@ export function difference(before, after) {
 	for (let i = a.length - 1; i >= 0; i--) {
 		for (let j = b.length - 1; j >= 0; j--) best[i * wide + j] = a[i] === b[j] ? best[(i + 1) * wide + j + 1] + 1 : Math.max(best[(i + 1) * wide + j], best[i * wide + j + 1]);
 	}
-	/** @type {[" " | "-" | "+", string][]} */
 	const found = [];
 	let [i, j] = [0, 0];
 	while (i < a.length || j < b.length) {
@@ -29,5 +28,5 @@ export function difference(before, after) {
 export function Difference({ before, after, names }) {
 	if (before === after) return html`<p class="empty">${names[0]} and ${names[1]} have the same code.</p>`;
 	return html`<p><code>-</code> ${names[0]}, <code>+</code> ${names[1]}</p>
-		<pre class="difference" tabindex="0" role="region" aria-label="Difference">${difference(before, after).map(([sign, line], at) => html`<span key=${at} class=${sign === "+" ? "added" : sign === "-" ? "removed" : ""}>${sign} ${line}${"\n"}</span>`)}</pre>`;
+		<pre class="difference" tabindex="0" role="region" aria-label="Difference">${difference(before, after).map(([sign, line], at) => html`<span class=${sign === "+" ? "added" : sign === "-" ? "removed" : ""}>${sign} ${line}${"\n"}</span>`)}</pre>`;
 }

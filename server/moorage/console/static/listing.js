@@ -1,6 +1,7 @@
 // Rows that keep their place: pages of a list of the server, refreshed where they stand.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "./format.js";
+import { useSignal } from "./signal.js";
 import { ask, connection } from "./socket.js";
 import { Empty, Loading, Refused, html, useEvery } from "./ui.js";
 
@@ -20,7 +21,7 @@ const PAGES_MAX = 20;
  * @param {number} refresh_ms @returns {Listing}
  */
 export function useListing(message, field, key, refresh_ms) {
-	const [state, setState] = useState(/** @type {any} */ ({ rows: undefined, latest: [], more: false, error: null }));
+	const [state, setState] = useState({ rows: undefined, latest: [], more: false, error: null });
 	const pages = useRef(1);
 	const asked = useRef("");
 	const wanted = JSON.stringify(message);
@@ -29,7 +30,6 @@ export function useListing(message, field, key, refresh_ms) {
 		const mine = wanted;
 		asked.current = mine;
 		try {
-			/** @type {any[]} */
 			let latest = [];
 			let after = "";
 			let more = true;
@@ -42,7 +42,7 @@ export function useListing(message, field, key, refresh_ms) {
 			if (asked.current !== mine) return;
 			setState((old) => ({ rows: replace || !old.rows ? latest : merged(old.rows, latest, key), latest, more, error: null }));
 		} catch (error) {
-			if (/** @type {any} */ (error).code !== "lost") setState((old) => ({ ...old, error }));
+			if (error.code !== "lost") setState((old) => ({ ...old, error }));
 		}
 	};
 	useEffect(() => {
@@ -51,7 +51,7 @@ export function useListing(message, field, key, refresh_ms) {
 	}, [wanted]);
 	useEffect(() => {
 		load(false);
-	}, [wanted, connection.value]);
+	}, [wanted, useSignal(connection)]);
 	useEvery(() => load(false), refresh_ms, [wanted]);
 
 	const shown = new Set((state.rows || []).map(key));
@@ -94,13 +94,13 @@ export function ListingTable({ label, listing, heads, cells, address, keyed, cur
 		${rows.length === 0
 			? html`<${Empty}>${empty}<//>`
 			: html`<div class="scroll" tabindex="0" role="region" aria-label=${label + ", scrollable"}><table aria-label=${label}>
-					<thead><tr>${heads.map((each) => html`<th scope="col" key=${each}>${each}</th>`)}</tr></thead>
+					<thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
 					<tbody>${rows.map((row) => {
 						const [first, ...others] = cells(row);
 						const name = keyed(row);
 						return html`<tr key=${name} class=${(row.gone ? "gone " : "") + (name === current ? "current" : "")}>
 							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">gone</span>` : null}</th>
-							${others.map((each, at) => html`<td key=${at}>${each}</td>`)}
+							${others.map((each, at) => html`<td>${each}</td>`)}
 						</tr>`;
 					})}</tbody>
 				</table></div>`}

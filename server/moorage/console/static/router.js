@@ -1,9 +1,9 @@
 // The address is the state: every object has one, and "back" works.
-import { signal } from "@preact/signals";
+import { signal } from "./signal.js";
 
 const ROOT = "/console";
 
-/** @type {import("@preact/signals").Signal<{view: string, rest: string[], query: URLSearchParams}>} */
+/** The view, what follows it in the address, and its query. */
 export const route = signal(read());
 
 function read() {
@@ -28,8 +28,8 @@ export function go(address, replace) {
 export function start() {
 	addEventListener("popstate", () => (route.value = read()));
 	document.addEventListener("click", (event) => {
-		const target = /** @type {Element} */ (event.target);
-		const anchor = /** @type {HTMLAnchorElement | null} */ (target.closest("a[href]"));
+		const target = event.target;
+		const anchor = target.closest("a[href]");
 		if (!anchor || anchor.target || anchor.hasAttribute("download")) return;
 		if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
 		const url = new URL(anchor.href);

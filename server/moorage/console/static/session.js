@@ -1,17 +1,15 @@
 // Who is here, and requests over HTTP: every view asks through this module.
-import { signal } from "@preact/signals";
+import { signal } from "./signal.js";
 
 /**
  * @typedef {{tenant: string, operator: boolean, csrf: string, websocket: string,
  *   version: string, login: boolean}} Session
  */
 
-/** The session; undefined: not yet asked; null: a login is needed.
- * @type {import("@preact/signals").Signal<Session | null | undefined>} */
+/** The session; undefined: not yet asked; null: a login is needed. */
 export const session = signal(undefined);
 
-/** Why the server cannot be reached, or "".
- * @type {import("@preact/signals").Signal<string>} */
+/** Why the server cannot be reached, or "". */
 export const unreachable = signal("");
 
 /** A "no" of the server: `message` is its sentence, `code` its name. */
@@ -27,7 +25,6 @@ export class Failure extends Error {
 /** Ask over HTTP; returns `data` of the reply, or the bare document.
  * @param {string} method @param {string} path @param {any} [body] */
 export async function http(method, path, body) {
-	/** @type {Record<string, string>} */
 	const headers = { Accept: "application/json" };
 	if (body !== undefined) headers["Content-Type"] = "application/json";
 	if (method !== "GET" && session.value) headers["X-Console-Token"] = session.value.csrf;
@@ -58,7 +55,7 @@ export async function enter() {
 		session.value = await http("GET", "/console/session");
 		unreachable.value = "";
 	} catch (error) {
-		const failure = /** @type {Failure} */ (error);
+		const failure = error;
 		if (failure.code === "unauthorized") session.value = null;
 		else {
 			unreachable.value = failure.message;

@@ -1,18 +1,18 @@
 // The one WebSocket of a page: questions with their answers, and news of topics.
-import { signal } from "@preact/signals";
 import { Failure, enter, session } from "./session.js";
+import { signal } from "./signal.js";
 
 const RETRY_MS_MAX = 5000;
 const ANSWER_MS_MAX = 30000;
 
-/** @type {import("@preact/signals").Signal<"connecting" | "open" | "lost">} */
+/** Of this page with the server: connecting, open or lost. */
 export const link = signal("connecting");
 /** When the server was last heard, in ms; 0: never. */
 export const heardAt = signal(0);
 /** Grows with each connection: views ask again when it does. */
 export const connection = signal(0);
 /** The state of the fleet that is shown. */
-export const revision = signal(/** @type {number | string | null} */ (null));
+export const revision = signal(null);
 
 /** @type {WebSocket | null} */
 let socket = null;

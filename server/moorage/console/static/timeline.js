@@ -1,7 +1,7 @@
 // Leases over time on a canvas: one line for each node or tenant; the table beside it has the same.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { time } from "./format.js";
-import { html, nothing, typed } from "./ui.js";
+import { html, typed } from "./ui.js";
 
 const LINE = 18;
 const LEFT = 150;
@@ -9,7 +9,6 @@ const LINES_MAX = 40;
 
 /** @param {any[]} rows @param {string} by @returns {Map<string, any[]>} */
 function lines(rows, by) {
-	/** @type {Map<string, any[]>} */
 	const found = new Map();
 	for (const row of rows) {
 		const names = by === "tenant" ? [row.tenant] : row.placement.map((share) => `${share.cluster_id}/${share.node_id}`);
@@ -19,11 +18,11 @@ function lines(rows, by) {
 }
 
 export function Timeline({ rows, open, brushed }) {
-	const canvas = useRef(nothing);
+	const canvas = useRef(null);
 	const [by, setBy] = useState("node");
 	const [width, setWidth] = useState(0);
-	const [brush, setBrush] = useState(nothing);
-	const pressed = useRef(nothing);
+	const [brush, setBrush] = useState(null);
+	const pressed = useRef(null);
 	const grouped = lines(rows, by);
 	const now = Date.now() / 1000;
 	const from = Math.min(now - 60, ...rows.map((row) => row.granted_at));
@@ -43,7 +42,7 @@ export function Timeline({ rows, open, brushed }) {
 		if (!width) return;
 		element.width = width;
 		element.height = height;
-		const context = /** @type {CanvasRenderingContext2D} */ (element.getContext("2d"));
+		const context = element.getContext("2d");
 		const style = getComputedStyle(element);
 		context.font = "12px system-ui, sans-serif";
 		context.fillStyle = style.color;

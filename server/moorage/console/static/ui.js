@@ -1,16 +1,13 @@
 // What all views are made of: states of loading, raw JSON, commands to copy, actions, dialogs.
-import { signal } from "@preact/signals";
 import htm from "htm";
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { signal, useSignal } from "./signal.js";
 import { ask, connection, heardAt, link } from "./socket.js";
-import { time } from "./format.js";
+import { moment, time } from "./format.js";
 import { go, to } from "./router.js";
 
 export const html = htm.bind(h);
-
-/** Nothing yet, of whatever type. */
-export const nothing = /** @type {any} */ (null);
 
 /** What a screen reader is told, beside what is seen. */
 export const said = signal("");
@@ -27,9 +24,10 @@ export const Refused = ({ error }) =>
 
 /** How fresh what is shown is; where it is stale, since when. */
 export function Freshness() {
-	if (link.value === "open") return html`<span class="fresh">live</span>`;
+	const state = useSignal(link);
+	if (state === "open") return html`<span class="fresh">live</span>`;
 	const since = heardAt.value ? `as of ${time(heardAt.value / 1000)}, ` : "";
-	return html`<span class="stale" role="status">${since}${link.value === "lost" ? "reconnecting" : "connecting"}</span>`;
+	return html`<span class="stale" role="status">${since}${state === "lost" ? "reconnecting" : "connecting"}</span>`;
 }
 
 /** What was answered, as it was answered. @param {{value: any, label?: string}} props */
@@ -64,9 +62,9 @@ export function Command({ words }) {
 
 /** A modal dialog. @param {{title: string, close: () => void, children?: any}} props */
 export function Dialog({ title, close, children }) {
-	const ref = useRef(nothing);
+	const ref = useRef(null);
 	useEffect(() => {
-		const before = /** @type {HTMLElement | null} */ (document.activeElement);
+		const before = document.activeElement;
 		ref.current?.showModal();
 		return () => before?.isConnected && before.focus();
 	}, []);
@@ -80,8 +78,8 @@ export function Dialog({ title, close, children }) {
  */
 export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), words, done, disabled }) {
 	const [open, setOpen] = useState(false);
-	const [shown, setShown] = useState(nothing);
-	const [error, setError] = useState(nothing);
+	const [shown, setShown] = useState(null);
+	const [error, setError] = useState(null);
 	const [busy, setBusy] = useState(false);
 	const start = async () => {
 		setOpen(true);
@@ -132,7 +130,7 @@ export const Section = ({ title, children, id }) =>
 /** Names and values. @param {{pairs: [string, any][]}} props */
 export const Facts = ({ pairs }) =>
 	html`<dl>${pairs.filter(([, value]) => value !== undefined && value !== "" && value !== null)
-		.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+		.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
 /** @type {Record<string, string>} */
 const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", failing: "✕", queued: "…", ending: "◌", ended: "○", refused: "✕", waiting: "…", advised: "○" };
@@ -143,7 +141,7 @@ export const State = ({ state }) => html`<span class=${"state " + state}><span a
 /** Load something, and again when `needs` change or the connection is a new one. @param {() => Promise<any>} load
  * @param {any[]} needs @returns {{value: any, error: any, again: () => void}} */
 export function useLoaded(load, needs) {
-	const [state, setState] = useState(/** @type {any} */ ({ value: undefined, error: null }));
+	const [state, setState] = useState({ value: undefined, error: null });
 	const [turn, setTurn] = useState(0);
 	useEffect(() => {
 		let current = true;
@@ -154,7 +152,7 @@ export function useLoaded(load, needs) {
 		return () => {
 			current = false;
 		};
-	}, [...needs, turn, connection.value]);
+	}, [...needs, turn, useSignal(connection)]);
 	return { ...state, again: () => setTurn((n) => n + 1) };
 }
 
@@ -170,15 +168,26 @@ export function useEvery(work, ms, needs) {
 export const typed = (set) => (e) => set(e.target.value);
 
 /** A table; the first cell of each row is its head. @param {{label: string, heads: string[], rows: any[][], current?: number}} props */
-export const Grid = ({ label, heads, rows, current }) => html`<table aria-label=${label}><thead><tr>${heads.map((each) => html`<th scope="col" key=${each}>${each}</th>`)}</tr></thead>
-	<tbody>${rows.map(([first, ...cells], row) => html`<tr key=${row} class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td key=${at}>${each}</td>`)}</tr>`)}</tbody></table>`;
+export const Grid = ({ label, heads, rows, current }) => html`<table aria-label=${label}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+	<tbody>${rows.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td>${each}</td>`)}</tr>`)}</tbody></table>`;
 
 /** Text as it was written. @param {{label: string, text: string}} props */
 export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
 
-/** What is loaded of one object, or why not. @param {{title: string, found: any, children?: any}} props */
+/** What `children` makes of what is loaded; until then that it is loading, or why not.
+ * @param {{found: any, what: string, children?: any}} props */
+export const Loaded = ({ found, what, children }) =>
+	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error ? null : html`<${Loading} what=${what} />`}`;
+
+/** One object beside a list. @param {{title: string, found: any, children?: any}} props */
 export const Panel = ({ title, found, children }) =>
-	html`<aside aria-label=${title}><h2>${title}</h2>${found.error && !found.value ? html`<${Refused} error=${found.error} />` : found.value ? children : html`<${Loading} what=${title} />`}</aside>`;
+	html`<aside aria-label=${title}><h2>${title}</h2><${Loaded} found=${found} what=${title}>${children}<//></aside>`;
+
+/** A version or an alias. @param {{name: string, row?: boolean}} props `row`: `j` and `k` stop there. */
+export const Policy = ({ name, row }) => html`<a class=${row && "row"} href=${to("policies", name)}>${name}</a>`;
+
+/** What happened to an object. @param {{of: {at?: number, what: string, more?: any}[]}} props */
+export const History = ({ of }) => html`<ol class="history">${of.map(({ at, what, more }) => html`<li>${at ? html`<time>${moment(at)}</time> ` : null}<b>${what}</b> ${more}</li>`)}</ol>`;
 
 /** An object as a command and as JSON. @param {{words: string[], value: any}} props */
 export const Copies = ({ words, value }) => html`<p class="buttons"><${Command} words=${words} /></p><${Raw} value=${value} />`;

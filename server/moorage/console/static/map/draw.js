@@ -20,7 +20,6 @@ export function arrange(it, width, cell, nodewise) {
 	const gap = cell >= SQUARES ? Math.ceil(cell / 3) : 0;
 	const line = cell + gap;
 	const named = cell > 1 && it.clusters.length <= 200;
-	/** @type {Layout["labels"]} */
 	const labels = [];
 	let cx = 0;
 	let cy = 0;
@@ -79,9 +78,9 @@ export class Painter {
 	/** @param {HTMLCanvasElement} canvas */
 	constructor(canvas) {
 		this.canvas = canvas;
-		this.context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { alpha: false }));
-		/** @type {Fleet | null} */ this.fleet = null;
-		/** @type {Layout | null} */ this.layout = null;
+		this.context = canvas.getContext("2d", { alpha: false });
+		this.fleet = null;
+		this.layout = null;
 		this.top = 0;
 		this.colours = STATES.map(() => "rgb(128, 128, 128)");
 		this.ground = "rgb(255, 255, 255)";
@@ -92,10 +91,10 @@ export class Painter {
 		/** @type {Uint8Array | null} Nodes that are lit; null: all. */
 		this.lit = null;
 		this.chosen = -1;
-		/** @type {Set<number> | null} */ this.dirty = null;
+		this.dirty = null;
 		this.frame = 0;
-		/** @type {number[]} */ this.times = [];
-		/** @type {ImageData | null} */ this.image = null;
+		this.times = [];
+		this.image = null;
 	}
 
 	/** Look at another fleet, or the same in another size. */
@@ -140,8 +139,8 @@ export class Painter {
 		else for (const slot of dirty) this.square(slot);
 	}
 
-		squares() {
-		const { fleet, layout } = /** @type {Seen} */ (this);
+	squares() {
+		const { fleet, layout } = this;
 		const { context, canvas } = this;
 		context.fillStyle = this.ground;
 		context.fillRect(0, 0, canvas.width, canvas.height);
@@ -159,7 +158,7 @@ export class Painter {
 		const { context } = this;
 		context.fillStyle = this.text;
 		context.font = "12px system-ui, sans-serif";
-		for (const { text, y } of /** @type {Layout} */ (this.layout).labels) {
+		for (const { text, y } of this.layout.labels) {
 			const top = y - this.top;
 			if (top + LABEL > low && top < high) context.fillText(text, 0, top + 12);
 		}
@@ -167,7 +166,7 @@ export class Painter {
 
 	/** @param {number} n */
 	outline(n) {
-		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { fleet, layout } = this;
 		const { context } = this;
 		context.strokeStyle = this.text;
 		context.lineWidth = 2;
@@ -177,7 +176,7 @@ export class Painter {
 
 	/** @param {number} slot */
 	square(slot) {
-		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { fleet, layout } = this;
 		const n = fleet.owner[slot];
 		const { cell } = layout;
 		const size = cell - 1;
@@ -223,7 +222,7 @@ export class Painter {
 
 	/** @param {Set<number> | null} dirty */
 	pixels(dirty) {
-		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { fleet, layout } = this;
 		const { width, height } = this.canvas;
 		const ground = packed(this.ground);
 		const palette = Uint32Array.from(this.colours, packed);
@@ -257,7 +256,7 @@ export class Painter {
 
 	/** @param {number} n @param {Uint32Array} out @param {Uint32Array} palette */
 	node(n, out, palette) {
-		const { fleet, layout } = /** @type {Seen} */ (this);
+		const { fleet, layout } = this;
 		const { width, height } = this.canvas;
 		const { cell } = layout;
 		const top = layout.y[n] - this.top;

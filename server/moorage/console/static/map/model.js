@@ -1,5 +1,5 @@
 // The fleet as columns: a snapshot, then numbered deltas. A gap asks for a snapshot; nothing is guessed.
-import { signal } from "@preact/signals";
+import { signal } from "../signal.js";
 import { listen, revision, watch } from "../socket.js";
 
 /** What a slot shows: name, letter of its colour, mark. */
@@ -26,10 +26,10 @@ const RESYNC_MS = 5000;
  * `milli` is taken.
  */
 
-/** @type {import("@preact/signals").Signal<Fleet | null>} */
+/** The whole of it, or null. */
 export const fleet = signal(null);
 /** Why there is no map, or null. */
-export const refused = signal(/** @type {any} */ (null));
+export const refused = signal(null);
 /** Grows at most twice a second while slots change: what counts slots looks again. */
 export const tick = signal(0);
 /** How often a gap was met. */

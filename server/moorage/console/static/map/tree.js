@@ -1,7 +1,7 @@
 // The fleet as an ARIA treegrid: clusters, racks, nodes, slots; the same as the map, for the keyboard.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, time } from "../format.js";
-import { html, nothing } from "../ui.js";
+import { html } from "../ui.js";
 import { STATES, tally } from "./model.js";
 
 const CHILDREN_SHOWN = 100;
@@ -12,7 +12,6 @@ const CHILDREN_SHOWN = 100;
 
 /** The nodes of each cluster, and of each rack in it. @param {Fleet} it */
 export function grouped(it) {
-	/** @type {Map<string, number[]>[]} */
 	const groups = it.clusters.map(() => new Map());
 	for (let n = 0; n < it.ids.length; n++) {
 		const racks = groups[it.cluster[n]];
@@ -27,7 +26,6 @@ export function grouped(it) {
 /** The rows that are to be seen. @param {Fleet} it @param {Map<string, number[]>[]} groups
  * @param {Set<string>} open @param {Map<string, number>} shown How many children of each. @returns {Row[]} */
 export function visible(it, groups, open, shown) {
-	/** @type {Row[]} */
 	const rows = [];
 	const some = (key, level, all, add) => {
 		const most = shown.get(key) || CHILDREN_SHOWN;
@@ -76,9 +74,9 @@ export function Tree({ it, chosen, choose, ticks }) {
 	const [open, setOpen] = useState(() => new Set(it.clusters.length === 1 ? ["c0"] : []));
 	const [shown, setShown] = useState(() => new Map());
 	const [active, setActive] = useState("");
-	const groups = useRef(nothing);
+	const groups = useRef(null);
 	if (groups.current?.it !== it.ids) groups.current = { it: it.ids, groups: grouped(it) };
-	const grid = useRef(nothing);
+	const grid = useRef(null);
 	const moved = useRef(false);
 	const rows = visible(it, groups.current.groups, open, shown);
 	const here = rows.some((row) => row.key === active) ? active : rows[0]?.key;

@@ -5,16 +5,19 @@ import { CELLS, Painter, arrange, fitting } from "../map/draw.js";
 import { STATES, fleet, follow, onChange, refused, tally, tick } from "../map/model.js";
 import { Tree } from "../map/tree.js";
 import { go, to } from "../router.js";
+import { useSignal } from "../signal.js";
 import { ask, listen } from "../socket.js";
-import { Action, Copies, Empty, Facts, Loading, Refused, Section, State, html, nothing, typed, useLoaded } from "../ui.js";
+import { Action, Copies, Empty, Facts, Loaded, Loading, Refused, Section, State, html, typed, useLoaded } from "../ui.js";
 
 const MODEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 
 export function Fleet({ rest }) {
 	useEffect(follow, []);
-	const it = fleet.value;
-	const [lit, setLit] = useState(nothing);
-	if (refused.value) return html`<${Refused} error=${refused.value} />`;
+	const it = useSignal(fleet);
+	const refusal = useSignal(refused);
+	const ticks = useSignal(tick);
+	const [lit, setLit] = useState(null);
+	if (refusal) return html`<${Refused} error=${refusal} />`;
 	if (!it) return html`<${Loading} what="the fleet" />`;
 	if (!it.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
 	const chosen = rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
@@ -24,7 +27,7 @@ export function Fleet({ rest }) {
 			<div class="picture"><${Legend} it=${it} /><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${lit} /></div>
 			<div class="beside">
 				<${Shapes} lit=${lit} light=${setLit} it=${it} />
-				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${tick.value} /><//>
+				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>
 				${chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
 					: rest.length ? html`<${Place} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
 			</div>
@@ -33,15 +36,14 @@ export function Fleet({ rest }) {
 
 /** What the colours mean, with counts. The colours of the canvas are read from here. */
 function Legend({ it }) {
-	void tick.value;
 	const found = tally(it, it.ids.keys());
-	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => html`<li key=${state.name} class=${found[at] ? "" : "none"}>
+	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => html`<li class=${found[at] ? "" : "none"}>
 		<span class=${"swatch s-" + state.sign} aria-hidden="true">${state.mark}</span> ${state.name} <b>${count(found[at])}</b></li>`)}</ul>`;
 }
 
 function Canvas({ it, chosen, choose, lit }) {
-	const canvas = useRef(nothing);
-	const painter = useRef(nothing);
+	const canvas = useRef(null);
+	const painter = useRef(null);
 	const [cell, setCell] = useState(0); // 0: whatever shows all.
 	const [by, setBy] = useState("state");
 	const [under, setUnder] = useState("");
@@ -118,7 +120,7 @@ function Canvas({ it, chosen, choose, lit }) {
 			<button type="button" onClick=${() => zoom(1)}>Zoom in</button><button type="button" onClick=${() => zoom(-1)}>Zoom out</button>
 			<button type="button" onClick=${() => setCell(0)}>All</button>
 		</p>
-		${by === "state" ? null : html`<ul class="legend" aria-label=${"Colours by " + by}>${names(it, by).map(([name, colour]) => html`<li key=${name}><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" fill=${colour} /></svg> ${name}</li>`)}</ul>`}
+		${by === "state" ? null : html`<ul class="legend" aria-label=${"Colours by " + by}>${names(it, by).map(([name, colour]) => html`<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" fill=${colour} /></svg> ${name}</li>`)}</ul>`}
 		<canvas ref=${canvas} role="img" tabindex="0" aria-label=${`Map of the fleet: ${total}. The tree beside it has the same in words. + and - zoom, arrows scroll.`}
 			onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onKeyDown=${press}
 			onClick=${(e) => {
@@ -132,7 +134,6 @@ const ENDS = [["within 10 minutes", 600], ["within an hour", 3600], ["within a d
 
 /** Names and colours of what is not coloured by state. @param {any} it @param {string} by @returns {[string, string][]} */
 function names(it, by) {
-	/** @type {string[]} */
 	const all = by === "end" ? ENDS.map(([name]) => String(name)) : by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
 	return all.slice(0, 40).map((name, at) => [name, MODEL_COLOURS[at % MODEL_COLOURS.length]]);
 }
@@ -176,15 +177,15 @@ function colours(made) {
 
 /** The most asked demands: what fits now, what would. */
 function Shapes({ it, lit, light }) {
-	const [shapes, setShapes] = useState(nothing);
-	const [error, setError] = useState(nothing);
+	const [shapes, setShapes] = useState(null);
+	const [error, setError] = useState(null);
 	useEffect(() => listen("shapes", (name, data) => {
 		if (name === "shapes") setShapes(data.shapes);
 		else if (name === "refused") setError(data);
 	}), []);
 	const press = (each) => {
 		if (lit?.key === key(each)) return light(null);
-		const wanted = new Set(each.where.map((/** @type {string[]} */ [cluster, node]) => `${cluster}\n${node}`));
+		const wanted = new Set(each.where.map(([cluster, node]) => `${cluster}\n${node}`));
 		light({ key: key(each), nodes: Uint8Array.from(it.ids, (id, n) => Number(wanted.has(`${it.clusters[it.cluster[n]]}\n${id}`))) });
 	};
 	return html`<${Section} title="Shapes">
@@ -210,13 +211,10 @@ function Cordons({ cluster, node = "", out, done }) {
 }
 
 function Node({ cluster, node }) {
-	const about = useLoaded(() => ask({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }), [cluster, node, tick.value]);
-	const leases = useLoaded(() => ask({ op: "leases", cluster, filters: { node_id: node }, limit: 100 }), [cluster, node, tick.value]);
-	const row = about.value?.nodes?.[0];
-	if (!about.value && !about.error) return html`<${Loading} what=${node} />`;
-	return html`<${Section} title=${`${cluster}/${node}`}>
-		<${Refused} error=${about.error} />
-		${row ? html`<${Facts} pairs=${[
+	const ticks = useSignal(tick);
+	const about = useLoaded(() => ask({ op: "fleet", cluster, filters: { node_id: node }, limit: 1 }), [cluster, node, ticks]);
+	const leases = useLoaded(() => ask({ op: "leases", cluster, filters: { node_id: node }, limit: 100 }), [cluster, node, ticks]);
+	return html`<${Section} title=${`${cluster}/${node}`}><${Loaded} found=${about} what=${node}>${({ nodes: [row] }) => (row ? html`<${Facts} pairs=${[
 			["models", row.models.join(", ")],
 			["GPUs", [...new Set(Object.values(row.gpus))].map((free) => `${Object.keys(row.gpus).filter((id) => row.gpus[id] === free).join(", ")}: ${free ? `${free}/1000 free` : "taken"}`).join("; ") || "none"],
 			["cores free", `${row.cpu_milli_free / 1000} of ${row.cpu_milli_total / 1000}`],
@@ -226,22 +224,17 @@ function Node({ cluster, node }) {
 		]} />
 		<${Cordons} cluster=${cluster} node=${node} out=${!!row.unavailable} done=${about.again} />
 		<h3>Leases here</h3>
-		${!leases.value ? html`<${Loading} what="its leases" />` : leases.value.leases.length === 0 ? html`<${Empty}>You hold nothing here.<//>`
-			: html`<ul>${leases.value.leases.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${places(each.placement)},
-				ends in ${span(each.expires_at - Date.now() / 1000)}</li>`)}</ul>`}
-		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />` : null}
-	<//>`;
+		<${Loaded} found=${leases} what="its leases">${({ leases: all }) => (!all.length ? html`<${Empty}>You hold nothing here.<//>`
+			: html`<ul>${all.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${places(each.placement)},
+				ends in ${span(each.expires_at - Date.now() / 1000)}</li>`)}</ul>`)}<//>
+		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />` : null)}<//><//>`;
 }
 
 function Place({ cluster, unknown }) {
 	const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster]);
-	const row = about.value?.clusters?.[0];
-	if (!about.value && !about.error) return html`<${Loading} what=${cluster} />`;
-	if (!row || unknown) return html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>`;
-	return html`<${Section} title=${cluster}>
+	return html`<${Loaded} found=${about} what=${cluster}>${({ clusters: [row] }) => (!row || unknown ? html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>` : html`<${Section} title=${cluster}>
 		<${Facts} pairs=${[["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],
 			["free", `${count(row.gpu_milli_free / 1000)} GPUs, ${count(row.cpu_milli_free / 1000)} cores, ${count(row.memory_mib_free)} MiB`]]} />
 		<${Cordons} cluster=${cluster} out=${row.nodes > 0 && row.nodes === row.nodes_unavailable} done=${about.again} />
-		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />
-	<//>`;
+		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} /><//>`)}<//>`;
 }

@@ -6,7 +6,7 @@ import { go, to } from "../router.js";
 import { session } from "../session.js";
 import { ask, listen } from "../socket.js";
 import { Timeline } from "../timeline.js";
-import { Action, Command, Empty, Facts, Loading, Panel, Raw, Refused, Section, State, Text, filters, html, nothing, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Empty, Facts, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, html, useEvery, useLoaded } from "../ui.js";
 
 const STATES = ["", "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
 const NAMED = ["state", "cluster", "node_id", "policy_rule_uri"];
@@ -15,7 +15,7 @@ const TAIL_BYTES = 8192;
 export function Leases({ rest, query }) {
 	const given = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
 	const listing = useListing({ op: "leases", filters: given }, "leases", (row) => row.id, 5000);
-	const [brush, setBrush] = useState(nothing);
+	const [brush, setBrush] = useState(null);
 	const wait = useRef(0);
 	const refresh = useRef(listing.refresh);
 	refresh.current = listing.refresh;
@@ -30,7 +30,7 @@ export function Leases({ rest, query }) {
 	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
 	return html`
 		<form class="tools" onSubmit=${filters("leases")} key=${query.toString()}>
-			<label>State <select name="state">${STATES.map((each) => html`<option key=${each} value=${each} selected=${each === (given.state || "")}>${each || "all that hold"}</option>`)}</select></label>
+			<label>State <select name="state">${STATES.map((each) => html`<option value=${each} selected=${each === (given.state || "")}>${each || "all that hold"}</option>`)}</select></label>
 			<label>Cluster <input name="cluster" defaultValue=${given.cluster} /></label><label>Node <input name="node_id" defaultValue=${given.node_id} /></label>
 			<label>Policy <input name="policy_rule_uri" defaultValue=${given.policy_rule_uri} /></label>
 			<button type="submit">Filter</button>
@@ -51,28 +51,27 @@ function Lease({ id, changed }) {
 	const found = useLoaded(() => ask({ op: "why", lease: id }), [id]);
 	useEffect(() => listen("leases", (_, data) => data?.id === id && found.again()), [id]);
 	useEvery(found.again, 5000, [id]);
-	const lease = found.value?.lease;
-	if (!found.value) return html`<${Panel} title=${`Lease ${id}`} found=${found} />`;
-	if (!lease) return html`<${Panel} title=${`Lease ${id}`} found=${found}><${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//><//>`;
+	return html`<${Panel} title=${`Lease ${id}`} found=${found}>${({ lease, reason }) => (lease ? html`<${Held} lease=${lease} reason=${reason} changed=${() => {
+		found.again();
+		changed();
+	}} />` : html`<${Empty}>There is no lease ${id}, or it ended long ago. <a href=${to("why", id)}>See what is known of it</a>.<//>`)}<//>`;
+}
+
+function Held({ lease, reason, changed }) {
+	const { id, workload: work } = lease;
 	const now = Date.now() / 1000;
-	const work = lease.workload;
 	const own = lease.tenant === session.value?.tenant;
-	return html`<${Panel} title=${`Lease ${id}`} found=${found}>
-		<p><${State} state=${lease.state} /> ${found.value.reason || lease.reason || ""}</p>
+	return html`<p><${State} state=${lease.state} /> ${reason || lease.reason || ""}</p>
 		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
-			["fencing", lease.fencing], ["tenant", lease.tenant], ["policy", html`<a href=${to("policies", lease.policy_rule_uri)}>${lease.policy_rule_uri}</a>`],
+			["fencing", lease.fencing], ["tenant", lease.tenant], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
 			["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
-		<p class="buttons">${!own || ["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${() => {
-			found.again();
-			changed();
-		}} message=${{ op: "release", lease: id }} />`}
+		<p class="buttons">${!own || ["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${changed} message=${{ op: "release", lease: id }} />`}
 			<a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["moorage", "status", id]} /></p>
 		${work ? html`<${Section} title="Workload">
 			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
 				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
 			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} />`}<//>` : null}
-		<${Raw} value=${lease} />
-	<//>`;
+		<${Raw} value=${lease} />`;
 }
 
 /** The end of what a workload wrote. */
@@ -87,7 +86,7 @@ function Output({ id, tail }) {
 }
 
 function Exec({ id }) {
-	const [answer, setAnswer] = useState(nothing);
+	const [answer, setAnswer] = useState(null);
 	const run = async (event) => {
 		event.preventDefault();
 		setAnswer({ busy: true });

@@ -1,11 +1,11 @@
 // Log in: the token goes once to the server, which answers with a cookie that scripts cannot read.
 import { useState } from "preact/hooks";
 import { logIn } from "../session.js";
-import { Refused, html, nothing, typed } from "../ui.js";
+import { Refused, html, typed } from "../ui.js";
 
 export function Login() {
 	const [token, setToken] = useState("");
-	const [error, setError] = useState(nothing);
+	const [error, setError] = useState(null);
 	const submit = async (event) => {
 		event.preventDefault();
 		try {

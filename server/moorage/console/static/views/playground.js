@@ -4,7 +4,7 @@ import { count, places, shape } from "../format.js";
 import { go, to } from "../router.js";
 import { Failure, http } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, Text, html, nothing, said } from "../ui.js";
+import { Action, Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, Text, html, said } from "../ui.js";
 
 const START = `from typing import Any
 
@@ -36,10 +36,10 @@ export function Playground({ query }) {
 	const [fleet, setFleet] = useState(decision ? "decision" : "live");
 	const [documents, setDocuments] = useState("");
 	const [requests, setRequests] = useState(REQUESTS);
-	const [result, setResult] = useState(nothing);
-	const [error, setError] = useState(nothing);
+	const [result, setResult] = useState(null);
+	const [error, setError] = useState(null);
 	const [busy, setBusy] = useState("");
-	const shown = useRef(nothing);
+	const shown = useRef(null);
 
 	useEffect(() => {
 		if (policy) http("GET", `/policy/${encodeURIComponent(policy)}`).then((each) => setCode(String(each.code)), setError);
@@ -116,13 +116,13 @@ function parsed(text, what) {
 		const found = JSON.parse(text);
 		return Array.isArray(found) ? found : [found];
 	} catch (error) {
-		throw new Failure(`Of ${what}: this is no JSON. ${/** @type {Error} */ (error).message}`, "bad_json");
+		throw new Failure(`Of ${what}: this is no JSON. ${error.message}`, "bad_json");
 	}
 }
 
 /** A text area with numbers of lines and their times. */
 function Editor({ code, change, lines }) {
-	const numbers = useRef(nothing);
+	const numbers = useRef(null);
 	const took = new Map((lines || []).map((each) => [each.line, each.seconds ?? each.milliseconds / 1000]));
 	const text = Array.from({ length: code.split("\n").length }, (_, at) => {
 		const seconds = took.get(at + 1);
@@ -161,7 +161,7 @@ function Results({ it }) {
 		${results.length ? html`<${Grid} label="Results" heads=${["request", "outcome", "time"]} rows=${results.map((each, n) => [n + 1,
 				html`${each.ok ? html`<span class="state granted">✓ placed</span> ${places(each.placement)}` : html`<span class="state refused">✕ refused</span> <code>${each.code}</code> ${each.reason}${each.line ? ` (line ${each.line})` : ""}`}
 					${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}`, seconds(each.seconds)])} />` : null}
-		${used.size ? html`<${Section} title="Where"><ul class="small-map">${[...used].slice(0, 60).map(([node, gpus]) => html`<li key=${node}>${node} ${gpus.map((gpu, n) => html`<span key=${n} class="swatch s-h wide">${gpu}</span>`)}</li>`)}</ul><//>` : null}
+		${used.size ? html`<${Section} title="Where"><ul class="small-map">${[...used].slice(0, 60).map(([node, gpus]) => html`<li>${node} ${gpus.map((gpu, n) => html`<span class="swatch s-h wide">${gpu}</span>`)}</li>`)}</ul><//>` : null}
 		${it.prints?.length ? html`<${Section} title="Prints"><${Text} label="What it printed" text=${it.prints.join("\n")} /><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
 		${it.curve ? html`<${Section} title="Backtest"><${Curve} points=${it.curve} />
 			<${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : `${(it.allocation * (it.allocation <= 1 ? 100 : 1)).toFixed(1)} %`], ["granted", it.granted === undefined ? "" : count(it.granted)],

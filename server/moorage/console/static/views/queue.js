@@ -4,7 +4,7 @@ import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
 import { session } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Loading, Refused, Section, filters, html, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Copies, Empty, Facts, Loaded, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
 export function Queue({ rest, query }) {
@@ -37,7 +37,7 @@ function Waiter({ id, done }) {
 		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
 		${it?.state === "waiting" ? html`
 			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", moment(it.since)], ["waits until", `${moment(it.deadline)}, ${span(it.deadline - now)} from now`],
-				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<a href=${to("policies", it.policy_rule_uri)}>${it.policy_rule_uri}</a>`]]} />
+				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<${Policy} name=${it.policy_rule_uri} />`]]} />
 			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
 				status.again();
 				done();
@@ -45,7 +45,7 @@ function Waiter({ id, done }) {
 				<a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
 			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
 			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
-		<${Section} title="Why it waits">${why.error ? html`<${Refused} error=${why.error} />` : why.value ? html`<${Reasons} why=${why.value} />` : html`<${Loading} what="the reasons" />`}<//>
+		<${Section} title="Why it waits"><${Loaded} found=${why} what="the reasons">${(value) => html`<${Reasons} why=${value} />`}<//><//>
 		<${Copies} words=${["moorage", "status", id]} value=${it} />
 	</aside>`;
 }

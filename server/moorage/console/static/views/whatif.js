@@ -1,34 +1,125 @@
-// What-if: the answer that a request would get if something changed.
+// What-if: what a request would be answered, and what would become of others, if something changed.
 import { useState } from "preact/hooks";
 import { places } from "../format.js";
+import { to } from "../router.js";
+import { Failure, http } from "../session.js";
 import { ask } from "../socket.js";
-import { Command, Facts, Raw, Refused, Section, html, nothing } from "../ui.js";
+import { Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, State, html, typed, useLoaded } from "../ui.js";
+
+const CLUSTER = { name: "cluster", label: "Cluster", list: "clusters", required: true };
+const TENANT = { name: "tenant", label: "Tenant", required: true };
+const PROJECT = { name: "project", label: "Project" };
+const account = ({ tenant, project }) => (project ? { tenant, project } : { tenant });
+const named = ({ tenant, project }) => (project ? `${tenant}/${project}` : tenant);
+
+/** The kinds of changes: `list` of the message they are in, the fields of one, what the message and the command say. */
+const KINDS = [
+	{
+		name: "Add nodes", list: "add_nodes",
+		fields: [CLUSTER, { name: "like", label: "Like its node", required: true }, { name: "count", label: "How many", type: "number", min: 1, value: "1", required: true }],
+		part: ({ cluster, like, count }) => ({ cluster, like, count: Number(count) }),
+		words: ({ cluster, like, count }) => ["--add-nodes", `${cluster}/${like}:${count}`],
+	},
+	{
+		name: "Drain", list: "drain",
+		fields: [CLUSTER, { name: "node", label: "Node (none: all of it)" }],
+		part: ({ cluster, node }) => ({ cluster, ...(node ? { node } : {}) }),
+		words: ({ cluster, node }) => ["--drain", node ? `${cluster}/${node}` : cluster],
+	},
+	{
+		name: "Set a quota", list: "quotas",
+		fields: [TENANT, PROJECT, { name: "gpus", label: "GPUs (none: no bound)", type: "number", min: 0, step: "any" }, { name: "weight", label: "Weight", type: "number", min: 0, step: "any", value: "1", required: true }],
+		part: (it) => ({ ...account(it), weight: Number(it.weight), ...(it.gpus ? { nominal: { gpu_milli: Math.round(it.gpus * 1000) } } : {}) }),
+		words: (it) => ["--quota", `${named(it)} weight=${it.weight}${it.gpus ? ` gpus=${it.gpus}` : ""}`],
+	},
+	{
+		name: "Remove a quota", list: "quotas", fields: [TENANT, PROJECT],
+		part: (it) => ({ ...account(it), remove: true }),
+		words: (it) => ["--quota", `${named(it)} remove`],
+	},
+	{
+		name: "Swap a policy", list: "policies",
+		fields: [{ name: "before", label: "Who asks", list: "policies", required: true }, { name: "after", label: "asks instead", list: "policies", required: true }],
+		part: ({ before, after }) => [before, after],
+		words: ({ before, after }) => ["--swap", `${before}=${after}`],
+	},
+];
+const FIRST = { policy: "", gpus: "1", nodes: "1", wait: "0", priority: "0", more: "" };
+
+/** @param {{kind: any, values: any}[]} changes */
+function changed(changes) {
+	/** @type {Record<string, any>} */
+	const found = {};
+	for (const { kind, values } of changes) (found[kind.list] ||= []).push(kind.part(values));
+	return found.policies ? { ...found, policies: Object.fromEntries(found.policies) } : found;
+}
+
+/** The request of the form, or undefined where no policy is named. @param {typeof FIRST} it */
+function requested({ policy, gpus, nodes, wait, priority, more }) {
+	if (!policy) return undefined;
+	const resources = { gpus: Number(gpus), ...(nodes === "1" ? {} : { nodes: Number(nodes) }) };
+	const lease = { ...(wait === "0" ? {} : { wait_seconds: Number(wait) }), ...(priority === "0" ? {} : { priority: Number(priority) }) };
+	try {
+		return { policy_rule_uri: policy, inputs: {}, resources, lease, ...JSON.parse(more || "{}") };
+	} catch (error) {
+		throw new Failure(`Of the rest of the request: this is no JSON. ${error.message}`, "bad_json");
+	}
+}
 
 export function WhatIf({ query }) {
-	const [answer, setAnswer] = useState(nothing);
+	const waits = query.get("request");
+	const [changes, setChanges] = useState([]);
+	const [request, setRequest] = useState(FIRST);
+	const [answer, setAnswer] = useState(null);
+	const policies = useLoaded(async () => (await Promise.all([http("GET", "/policy"), http("GET", "/policy-alias")])).flat().map((each) => each.alias || each.policy_rule_uri), []);
+	const clusters = useLoaded(async () => (await ask({ op: "fleet", limit: 100 })).clusters.map((each) => each.cluster_id), []);
+	const set = (at, name) => typed((value) => setChanges((old) => old.map((each, n) => (n === at ? { ...each, values: { ...each.values, [name]: value.trim() } } : each))));
+	const add = (kind) => setChanges((old) => [...old, { kind, values: Object.fromEntries(kind.fields.map(({ name, value = "" }) => [name, value])) }]);
 	const run = async (event) => {
 		event.preventDefault();
-		const form = event.target;
+		setAnswer({ busy: true });
 		try {
-			const request = { policy_rule_uri: form.policy.value.trim(), inputs: JSON.parse(form.inputs.value), resources: JSON.parse(form.resources.value) };
-			const changed = JSON.parse(form.change.value);
-			// Without a change it is what `dry_run` says today.
-			const still = Object.keys(changed).length === 0;
-			setAnswer({ value: still ? await ask({ adhoc: true, ...request, lease: {}, dry_run: true, explain: true }) : await ask({ op: "whatif", request: { ...request, lease: {} }, change: changed }) });
+			setAnswer({ told: await ask({ op: "whatif", request: requested(request), change: changed(changes) }) });
 		} catch (error) {
-			setAnswer({ error: error instanceof SyntaxError ? new Error(`That is no JSON: ${error.message}`) : error });
+			setAnswer({ error });
 		}
 	};
-	const of = query.get("request");
+	const field = (name, label, more) => html`<label>${label} <input value=${request[name]} ...${more} onInput=${typed((value) => setRequest({ ...request, [name]: value.trim() }))} /></label>`;
+	const number = (name, label, min) => field(name, label, { type: "number", min, required: true });
+	const words = ["moorage", "whatif", ...(request.policy ? ["--policy", request.policy, "--gpus", request.gpus, "--wait", request.wait, "--priority", request.priority] : []), ...changes.flatMap(({ kind, values }) => kind.words(values))];
 	return html`
-		<p>A request is judged on the fleet as it is, with a change that is not made.${of ? ` It began with request ${of}.` : ""}</p>
+		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
 		<form class="form" onSubmit=${run}>
-			<label>Policy <input name="policy" required placeholder="name:version-tag, or an alias" /></label>
-			<label>Inputs <textarea name="inputs" rows="2" spellcheck="false" defaultValue="{}"></textarea></label>
-			<label>Resources <textarea name="resources" rows="2" spellcheck="false" defaultValue=${'{"gpus": 1}'}></textarea></label>
-			<label>Change <textarea name="change" rows="3" spellcheck="false" defaultValue="{}"></textarea></label>
-			<p class="buttons"><button type="submit" class="primary">What if?</button><${Command} words=${["moorage", "ask", "POLICY", "--gpus", "1", "--dry-run", "--explain"]} /></p>
+			<datalist id="policies">${(policies.value || []).map((each) => html`<option value=${each} />`)}</datalist>
+			<datalist id="clusters">${(clusters.value || []).map((each) => html`<option value=${each} />`)}</datalist>
+			${changes.map(({ kind, values }, at) => html`<fieldset><legend>${at + 1}. ${kind.name}</legend>
+				${kind.fields.map(({ name, label, value, ...more }) => html`<label>${label} <input ...${more} value=${values[name]} onInput=${set(at, name)} /></label>`)}
+				<button type="button" aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out</button></fieldset>`)}
+			<p class="buttons">Change: ${KINDS.map((kind) => html`<button type="button" onClick=${() => add(kind)}>${kind.name}</button>`)}</p>
+			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}
+				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
+				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
+			<p class="buttons"><button type="submit" class="primary" disabled=${answer?.busy}>What if?</button><${Command} words=${words} /></p>
 		</form>
-		${answer?.error ? html`<${Refused} error=${answer.error} />` : answer ? html`<${Section} title="What would happen">
-				<${Facts} pairs=${[["placement", answer.value?.answer?.placement ? places(answer.value.answer.placement) : answer.value?.node_id ? places([answer.value]) : ""]]} /><${Raw} value=${answer.value} /><//>` : null}`;
+		${answer?.busy ? html`<${Loading} what="what would happen" />` : null}<${Refused} error=${answer?.error} />
+		${answer?.told ? html`<${Told} it=${answer.told} waits=${waits} />` : null}`;
+}
+
+function Told({ it, waits }) {
+	const { answer, warnings, others } = it;
+	const rows = [
+		...it.granted.map((each) => ["starts", each.request, places(each.placement)]),
+		...it.preempted.map((each) => ["gives way", each.lease, `to ${each.by}`]),
+		...it.drained.map((each) => ["is drained", each.lease, each.becomes + (each.placement ? ` to ${places(each.placement)}` : "")]),
+	];
+	const starts = it.granted.find((each) => each.request === waits);
+	return html`<${Section} title="What would happen">
+		${warnings.map((each) => html`<p class="note">${each}</p>`)}
+		${waits ? html`<p><b>${waits} ${starts ? `would start on ${places(starts.placement)}` : "would not start"}.</b></p>` : null}
+		${answer ? html`<p><${State} state=${answer.state} /> ${answer.reason || ""}</p><${Facts} pairs=${[["placement", answer.placement && places(answer.placement)], ["place in the queue", answer.position], ["code", answer.code], ["data", answer.data && JSON.stringify(answer.data)]]} />` : null}
+		${rows.length ? html`<${Grid} label="What would differ" heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />`
+			: html`<${Empty}>Nothing that you may see would differ for others.<//>`}
+		${Object.entries(others).map(([kind, many]) => html`<p>Of others: ${many} ${kind}.</p>`)}
+		<${Raw} value=${it} />
+	<//>`;
 }

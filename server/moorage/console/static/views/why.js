@@ -21,7 +21,7 @@ export function Why({ rest, query }) {
 	return html`
 		<div class="tools">
 			<form onSubmit=${show}><label>Id of a request or lease <input name="subject" defaultValue=${rest[0] || ""} /></label><button type="submit">Why?</button></form>
-			<form onSubmit=${filters("why")} key=${state + policy}><label>State <select name="state" defaultValue=${state}>${STATES.map((each) => html`<option key=${each} value=${each} selected=${each === state}>${each || "all"}</option>`)}</select></label>
+			<form onSubmit=${filters("why")} key=${state + policy}><label>State <select name="state" defaultValue=${state}>${STATES.map((each) => html`<option value=${each} selected=${each === state}>${each || "all"}</option>`)}</select></label>
 				<label>Policy <input name="policy" defaultValue=${policy} /></label><button type="submit">Filter</button></form>
 		</div>
 		<div class="split">
@@ -35,9 +35,8 @@ export function Why({ rest, query }) {
 
 function Decision({ id }) {
 	const found = useLoaded(() => ask({ op: "why", request: id }), [id]);
-	const why = found.value;
 	return html`<${Panel} title=${`Decision ${id}`} found=${found}>
-		${!why ? null : !why.state && !why.reason && !why.history ? html`<${Empty}>Nothing is known of ${id}.<//>`
+		${(why) => !why.state && !why.reason && !why.history ? html`<${Empty}>Nothing is known of ${id}.<//>`
 			: html`<p class="buttons"><a class="button" href=${to("playground") + `?decision=${encodeURIComponent(id)}`}>Open in the playground</a>
 					${why.lease ? html`<a class="button" href=${to("leases", id)}>The lease</a>` : null} <${Command} words=${["moorage", "why", id]} /></p>
 				<${Reasons} why=${why} /><${Raw} value=${why} />`}

@@ -1,0 +1,31 @@
+// Values that views follow: `useSignal` draws its component again when one changes.
+import { useLayoutEffect, useState } from "preact/hooks";
+
+/** @template T @param {T} value */
+export function signal(value) {
+	const followers = new Set();
+	return {
+		followers,
+		get value() {
+			return value;
+		},
+		set value(next) {
+			if (next === value) return;
+			value = next;
+			for (const each of [...followers]) each();
+		},
+	};
+}
+
+/** The value now, and again whenever it is another one. */
+export function useSignal(followed) {
+	const [, draw] = useState(0);
+	const seen = followed.value;
+	useLayoutEffect(() => {
+		const again = () => draw((n) => n + 1);
+		followed.followers.add(again);
+		if (followed.value !== seen) again(); // It changed before it was followed.
+		return () => followed.followers.delete(again);
+	}, [followed]);
+	return seen;
+}

@@ -1,0 +1,89 @@
+"""What-if: changes are put together in a form, and what would come of them is shown."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from consoles import POLICY, Seeded, seeded
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Seeded]:
+    """One node, of which a lease holds two of eight GPUs."""
+    with seeded() as each:
+        each.fleet("east", 1)
+        each.ask(2)
+        yield each
+
+
+def change(page: Any, kind: str, *fields: tuple[str, str]) -> Any:
+    """Add a change to the form; return its group."""
+    page.get_by_role("button", name=kind, exact=True).click()
+    group = page.get_by_role("group", name=re.compile(rf"\d+\. {kind}")).last
+    for label, text in fields:
+        group.get_by_label(label, exact=True).fill(text)
+    return group
+
+
+def ask(page: Any) -> Any:
+    page.get_by_role("button", name="What if?").click()
+    page.get_by_role("button", name="What if?", disabled=False).wait_for()
+    return page.get_by_role("region", name="What would happen")
+
+
+def request(page: Any, gpus: int) -> None:
+    page.get_by_label("Policy").fill(POLICY)
+    page.get_by_label("GPUs on each node").fill(str(gpus))
+
+
+def test_nodes_are_added_and_left_out_again(page: Any, it: Seeded) -> None:
+    page.goto(f"{it.console}/whatif")
+    request(page, 8)
+    ask(page).get_by_text("no_capacity").wait_for()
+    fields = ("Cluster", "east"), ("Like its node", "east-n0000"), ("How many", "2")
+    change(page, "Add nodes", *fields)
+    ask(page).get_by_text("east/east-n0000+1 GPU").wait_for()
+    assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
+    page.get_by_role("button", name="Leave out change 1").click()
+    ask(page).get_by_text("no_capacity").wait_for()
+    assert "east-n0000+1" not in it.http.get("/clusters/east").text
+
+
+def test_a_drain_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
+    page.goto(f"{it.console}/whatif")
+    drain = change(page, "Drain", ("Cluster", "east"))
+    row = ask(page).get_by_role("table", name="What would differ").get_by_role("row").last
+    row.get_by_text("stays").wait_for()
+    assert it.leases[0] in row.inner_text()
+    drain.get_by_role("button").click()
+    request(page, 1)
+    change(page, "Set a quota", ("Tenant", "local"), ("GPUs (none: no bound)", "2"))
+    ask(page).get_by_text("quota").first.wait_for()
+    change(page, "Swap a policy", ("Who asks", POLICY), ("asks instead", "none:1-stable"))
+    page.get_by_role("button", name="What if?").click()
+    page.get_by_role("alert").get_by_text("none:1-stable").wait_for()
+
+
+def test_a_request_that_waits(page: Any, it: Seeded) -> None:
+    with it.waiter(8) as waits:
+        page.goto(f"{it.console}/queue/{waits}")
+        page.get_by_role("link", name="What if…").click()
+        change(page, "Drain", ("Cluster", "nowhere"))
+        page.get_by_role("button", name="What if?").click()
+        page.get_by_role("alert").get_by_text("nowhere").wait_for()
+        page.get_by_role("button", name="Leave out change 1").click()
+        fields = ("Cluster", "east"), ("Like its node", "east-n0000")
+        change(page, "Add nodes", *fields)
+        ask(page).get_by_text(f"{waits} would start on east/east-n0000+1").wait_for()
+
+
+def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
+    page.goto(f"{it.console}/whatif")
+    request(page, 1)
+    page.get_by_label("More of it (JSON)").fill("{")
+    page.get_by_role("button", name="What if?").click()
+    page.get_by_role("alert").get_by_text("this is no JSON").wait_for()
