@@ -44,6 +44,10 @@ class AIOSv1PolicyRule:
         scores = np.where(fits, left.max() - left, -1)
         return propose(fleet, demand, best_rows(fleet, demand, scores))
 """
+CHANGES: Final = (
+    ("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),
+    ("Add nodes", (("Cluster", "oslo"), ("Like its node", "oslo-000"), ("How many", "8"))),
+)
 REQUESTS: Final = [{"inputs": {}, "resources": {"gpus": gpus}} for gpus in (1, 2, 8, 4, 9)]
 
 
@@ -134,7 +138,6 @@ def pictures(page: Any, running: Running, lease: str, refused: str) -> None:
             ("leases", f"leases/{lease}"),
             ("why", f"why/{refused}"),
             ("policies", "policies/best_fit:stable"),
-            ("whatif", "whatif"),
             ("operations", "operations"),
         ):
             shown(page, f"{console}/{path}")
@@ -142,6 +145,15 @@ def pictures(page: Any, running: Running, lease: str, refused: str) -> None:
                 page.get_by_role("table", name="Queue").get_by_role("link").first.click()
                 page.get_by_text("Binding").wait_for()
             save(page, name)
+        shown(page, f"{console}/whatif")
+        for kind, fields in CHANGES:
+            page.get_by_role("button", name=kind, exact=True).click()
+            for label, text in fields:
+                page.get_by_label(label, exact=True).last.fill(text)
+        page.get_by_label("Policy", exact=True).fill(POLICY)
+        page.get_by_role("button", name="What if?").click()
+        page.get_by_role("region", name="What would happen").wait_for()
+        save(page, "whatif")
         shown(page, f"{console}/playground")
         page.get_by_label("Policy (Python)").fill(RUN)
         page.get_by_label("Requests (JSON list)").fill(json.dumps(REQUESTS))
