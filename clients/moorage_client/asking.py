@@ -61,12 +61,19 @@ def request_message(
         if isinstance(value, Provision):
             message[name] = _provision_object(value)
         elif isinstance(value, Demand):
-            message[name] = asdict(value)
+            message[name] = _demand_object(value)
         elif isinstance(value, LeaseTerms):
             message[name] = _terms_object(value)
         elif value is not None and value is not False:
             message[name] = value
     return message
+
+
+def _demand_object(demand: Demand) -> dict[str, Any]:
+    """Return what must fit as the wire has it; `where` only where given, as it is newer."""
+    wanted = asdict(demand)
+    where = [requirement._asdict() for requirement in demand.where]
+    return wanted | {"where": where} if where else {k: wanted[k] for k in wanted if k != "where"}
 
 
 def _terms_object(terms: LeaseTerms) -> dict[str, Any]:

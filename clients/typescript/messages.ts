@@ -378,6 +378,16 @@ export interface FlushedLeases {
   flushed: string[];
 }
 
+/** One label of a node, as Kubernetes' `matchExpressions` say it. */
+export interface LabelRequirement {
+  /** a string of 1 to 256 characters */
+  key: string;
+  /** "In", "NotIn", "Exists" or "DoesNotExist" */
+  operator: "DoesNotExist" | "Exists" | "In" | "NotIn";
+  /** a list of at most 1024 strings */
+  values?: string[];
+}
+
 /** How many candidate nodes there are, and the most that one of them has. */
 export interface LargestNode {
   nodes: number;
@@ -863,6 +873,8 @@ export interface Resources {
   nodes?: number;
   /** "nvlink", "numa", "rack" or "" */
   topology?: "" | "numa" | "nvlink" | "rack";
+  /** a list of at most 64 objects with `key`, `operator` and `values` */
+  where?: LabelRequirement[];
 }
 
 /** Go on with a session that lost its connection; the first message of a connection. */

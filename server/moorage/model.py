@@ -10,7 +10,7 @@ memory in MiB, times in seconds since the epoch, durations in seconds.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, NewType
+from typing import Any, Final, Literal, NamedTuple, NewType
 
 ClusterId = NewType("ClusterId", str)
 NodeId = NewType("NodeId", str)
@@ -114,6 +114,17 @@ class Cluster:
     nodes: tuple[Node, ...]
 
 
+class Requirement(NamedTuple):
+    """What one label of a node must be, as Kubernetes' `matchExpressions` say it.
+
+    The keys `moorage/cluster` and `moorage/node` are the ids of the two.
+    """
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What must fit: the `resources` of a request.
@@ -128,6 +139,7 @@ class Demand:
         nodes: Number of different nodes (a gang), each holding all of the above.
         topology: `nvlink` and `numa`: the GPUs of a node share one link group or NUMA domain.
             `rack`: the nodes of a gang share one rack.
+        where: What the labels of each node must be, all of it.
 
     """
 
@@ -139,6 +151,7 @@ class Demand:
     memory_mib: int = 0
     nodes: int = 1
     topology: Literal["", "nvlink", "numa", "rack"] = ""
+    where: tuple[Requirement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

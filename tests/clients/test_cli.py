@@ -38,6 +38,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
     done = shell(
         *("ask", "first:1-x", "--gpus=1", "--gpu-milli=500", "--model=A100", "--model=H100"),
         *("--gpu-memory-mib=1", "--cpu-milli=2", "--memory-mib=3", "--nodes=4"),
+        *("--where=zone=a,b", "--where=spot!=yes", "--where=disk", "--where=!old"),
         *("--topology=nvlink", "--cluster=c0", "--cluster=c1", "--explain", "--dry-run"),
         *(f"--parameters=@{tmp_path}/parameters.json", '--settings={"a": 1}'),
         *('--filter={"b": 2}', '--search={"c": 3}', '--provision={"backend": "local"}'),
@@ -55,6 +56,12 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
         "memory_mib": 3,
         "nodes": 4,
         "topology": "nvlink",
+        "where": [
+            {"key": "zone", "operator": "In", "values": ["a", "b"]},
+            {"key": "spot", "operator": "NotIn", "values": ["yes"]},
+            {"key": "disk", "operator": "Exists"},
+            {"key": "old", "operator": "DoesNotExist"},
+        ],
     }
     assert heard["lease"] == {
         "ttl_seconds": 60,

@@ -16,6 +16,7 @@ from moorage.model import (
     NodeId,
     PolicyRef,
     RequestId,
+    Requirement,
     Share,
     Tenant,
 )
@@ -84,9 +85,14 @@ def test_a_lease_is_listed_whole_but_for_its_token():
 
 
 def test_a_demand_is_shown_as_it_is_asked_for():
-    demand = Demand(gpus=2, models=("A100",), topology="nvlink")
+    where = (Requirement("zone", "In", ("eu", "us")), Requirement("spot", "DoesNotExist"))
+    demand = Demand(gpus=2, models=("A100",), topology="nvlink", where=where)
     shown = explain.demand_row(demand)
-    assert {**shown, "models": tuple(shown["models"])} == asdict(demand)
+    told = [
+        Requirement(each["key"], each["operator"], tuple(each["values"])) for each in shown["where"]
+    ]
+    read = {**shown, "models": tuple(shown["models"]), "where": tuple(told)}
+    assert read == asdict(demand)
 
 
 def test_pages_of_the_queue_skip_no_waiter_that_moves_up_meanwhile() -> None:

@@ -45,6 +45,7 @@ from moorage.model import (
     Cluster,
     ClusterId,
     Code,
+    Demand,
     Gpu,
     Lease,
     LeaseTerms,
@@ -56,6 +57,7 @@ from moorage.model import (
     Provision,
     Quota,
     RequestId,
+    Requirement,
     Tenant,
 )
 
@@ -84,8 +86,11 @@ clusters = st.builds(
 terms = st.builds(LeaseTerms, ttl_seconds=times, wait_seconds=times)
 provisions = st.none() | st.builds(Provision, spec=objects)
 outcomes = st.builds(Outcome, at=times)
+requirements = st.builds(Requirement, values=st.lists(st.text(), max_size=2).map(tuple))
+demands = st.builds(Demand, where=st.lists(requirements, max_size=2).map(tuple))
 asks = st.builds(
     Ask,
+    demand=st.none() | demands,
     candidates=st.none() | st.lists(st.text().map(ClusterId), max_size=2).map(tuple),
     terms=st.none() | terms,
     provision=provisions,

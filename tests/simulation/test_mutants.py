@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from simulated.laws import LawBroken
-from simulated.world import World, run
+from simulated.world import LABELLED, World, run
 
 from moorage.core.turn import Turn
 
@@ -23,6 +23,7 @@ PLAY = Path(__file__).with_name("play.py")
 SOURCE = Path(__file__).parents[2] / "server" / "moorage"
 PARTS = ("__init__.py", "model.py", "core", "policy")
 SEEDS = "0:120"
+LABELLED_SEEDS = f"{LABELLED}:{LABELLED + 120}"
 ENVIRONMENT = dict(os.environ)
 """As it was at first: pytest writes into it at each test, while others are being played."""
 
@@ -69,6 +70,22 @@ MUTANTS = [
         "return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)",
         "return fleet.share(row, need, columns)",
         "promised twice",
+    ),
+    Mutant(
+        "takes any labels",
+        "policy/matching.py",
+        "mask &= self._column(inventory, requirement.key).meets(requirement)",
+        "pass",
+        "a grant is where its labels say|fits",
+        LABELLED_SEEDS,
+    ),
+    Mutant(
+        "believes policies about labels",
+        "core/verification.py",
+        "where=demand.where,",
+        "",
+        "a grant is where its labels say",
+        LABELLED_SEEDS,
     ),
     Mutant(
         "offers what is cordoned",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from simulated.witness import replayed, same_state
-from simulated.world import Crashed, World, run
+from simulated.world import LABELLED, Crashed, World, run
 
+from moorage.core.events import Asked
 from moorage.core.facts import Ending, Granted
 from moorage.core.warm_reuse import EVICTED
 
@@ -28,6 +29,17 @@ PLAY = Path(__file__).with_name("play.py")
 def test_the_laws_hold(first: int) -> None:
     for seed in range(first, min(first + CHUNK, SEEDS)):
         run(seed, EVENTS)
+
+
+@pytest.mark.parametrize("first", range(LABELLED, LABELLED + SEEDS // 4, CHUNK))
+def test_the_laws_hold_with_labels(first: int) -> None:
+    found = 0
+    for seed in range(first, first + CHUNK):
+        world = run(seed, EVENTS)
+        asks = [event.ask for _, event in world.trace if isinstance(event, Asked)]
+        where = {ask.id for ask in asks if ask.demand is not None and ask.demand.where}
+        found += sum(isinstance(f, Granted) and f.lease.id in where for f in world.ledger)
+    assert found, "some are granted that ask for labels"
 
 
 def test_the_world_is_as_bad_as_it_claims() -> None:

@@ -29,6 +29,18 @@ _PolicyArgument = Annotated[
         help="The policy: name:version-tag, or an alias", autocompletion=completing.policies
     ),
 ]
+_Topology = Annotated[
+    str | None, typer.Option(help="nvlink, numa or rack", rich_help_panel=_RESOURCES)
+]
+_Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="LABEL",
+        help="Label of the nodes: key=value, key=a,b, key!=value, key or !key",
+        rich_help_panel=_RESOURCES,
+    ),
+]
 _ClusterOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -75,6 +87,24 @@ _Notice = Annotated[
     ),
 ]
 _Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)]
+
+
+def requirement(text: str) -> dict[str, Any]:
+    """Return one of `where` from a label, written as `kubectl get -l` takes it.
+
+    Raises:
+        typer.BadParameter: It is none.
+
+    """
+    key, equals, values = text.partition("=")
+    negated = key.endswith("!") if equals else key.startswith("!")
+    key = key.rstrip("=!").lstrip("!").strip()
+    if not key or (equals and not values.lstrip("=")):
+        raise typer.BadParameter(f"--where: expected key=value, key!=value, key or !key: {text}")
+    if not equals:
+        return {"key": key, "operator": "DoesNotExist" if negated else "Exists"}
+    listed = [each.strip() for each in values.removeprefix("=").split(",")]
+    return {"key": key, "operator": "NotIn" if negated else "In", "values": listed}
 
 
 def json_object(text: str | None, option: str) -> Any:
@@ -127,9 +157,8 @@ def ask(
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of a gang", rich_help_panel=_RESOURCES)
     ] = None,
-    topology: Annotated[
-        str | None, typer.Option(help="nvlink, numa or rack", rich_help_panel=_RESOURCES)
-    ] = None,
+    topology: _Topology = None,
+    label: _Where = None,
     cluster: _ClusterOption = None,
     inputs: Annotated[
         str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
@@ -180,6 +209,7 @@ def ask(
         "memory_mib": memory_mib,
         "nodes": nodes,
         "topology": topology,
+        "where": [requirement(each) for each in label or ()] or None,
     }
     request = {
         "inputs": json_object(inputs, "--inputs"),

@@ -359,6 +359,10 @@ def waiter_row(waiter: Waiter) -> dict[str, Any]:
 
 def demand_row(demand: Demand) -> dict[str, Any]:
     """Return a demand as the `resources` it came from."""
+    where = [
+        {"key": each.key, "operator": each.operator, "values": list(each.values)}
+        for each in demand.where
+    ]
     return {
         "gpus": demand.gpus,
         "gpu_milli": demand.gpu_milli,
@@ -368,6 +372,7 @@ def demand_row(demand: Demand) -> dict[str, Any]:
         "memory_mib": demand.memory_mib,
         "nodes": demand.nodes,
         "topology": demand.topology,
+        "where": where,
     }
 
 

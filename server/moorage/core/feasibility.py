@@ -31,6 +31,7 @@ Candidates = tuple[ClusterId, ...] | None
 _ELSEWHERE: Final = max(Misfit) + 1
 
 _TEXT: Final = {
+    Misfit.LABELS: "have other labels than `where` asks for",
     Misfit.GPU_MODEL: "have too few GPUs of the accepted models",
     Misfit.GPU_MEMORY: "have too few GPUs with that much memory",
     Misfit.GPU_COUNT: "have too few GPUs that can be given so",

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from dataclasses import replace
 from hashlib import sha256
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from moorage.core import refusals
 from moorage.core.effects import Address, KeepWarm, LeaseNews, Start, Stop
@@ -38,7 +38,13 @@ REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
 """Each pause is twice as long as the one before, and none is longer than this."""
 
 
-_DEMANDED: Final = tuple(each.name for each in dataclasses.fields(Demand))
+_DEMANDED: Final = tuple(each.name for each in dataclasses.fields(Demand) if each.name != "where")
+
+
+def _demanded(demand: Demand) -> list[Any]:
+    """Return the fields of a demand; without `where`, as digests of earlier releases have them."""
+    fields = [getattr(demand, name) for name in _DEMANDED]
+    return [*fields, demand.where] if demand.where else fields
 
 
 def likeness(ask: Ask) -> str:
@@ -50,7 +56,7 @@ def likeness(ask: Ask) -> str:
     parts = (
         ask.tenant,
         (ask.policy.uri, ask.policy.digest),
-        None if ask.demand is None else [getattr(ask.demand, name) for name in _DEMANDED],
+        None if ask.demand is None else _demanded(ask.demand),
         (ask.inputs, ask.parameters, ask.settings),
         (ask.provision.backend, ask.provision.spec),
     )

@@ -65,7 +65,12 @@ def _kind(shape: Shape) -> Shape:
     """Return which devices a demand accepts, and where: what one look at a node can answer."""
     demand, candidates = shape
     milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
-    kind = Demand(gpu_milli=milli, models=demand.models, gpu_memory_mib=demand.gpu_memory_mib)
+    kind = Demand(
+        gpu_milli=milli,
+        models=demand.models,
+        gpu_memory_mib=demand.gpu_memory_mib,
+        where=demand.where,
+    )
     return kind, candidates
 
 

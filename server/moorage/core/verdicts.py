@@ -63,6 +63,10 @@ class NodeKinds:
 
         """
         self._sort_nodes()
+        everywhere, asked = allowed, demand
+        if demand.where:  # Nodes of one kind may have different labels: those are looked at here.
+            allowed = allowed & self._fleet.matching(demand.where)
+            demand = replace(demand, where=())
 
         def could(changed: Demand, where: _Bools = allowed) -> bool:
             misfits = self._sample.misfits(changed)
@@ -91,7 +95,10 @@ class NodeKinds:
             able = [each for each in models if could(replace(demand, models=(each,)))]
             if able:
                 found.append(_change("models", list(demand.models), able[:NAMES_MAX]))
-        if not allowed.all() and could(demand, np.ones_like(allowed)):
+        if asked.where and could(demand, everywhere):
+            found.append(_change("where", [each.key for each in asked.where], ""))
+        others = np.ones_like(allowed) & self._fleet.matching(asked.where)
+        if not everywhere.all() and could(demand, others):
             found.append({"field": "clusters", "asked": None, "fits": "others"})
         return {"largest": largest, "fits_if": found}
 
@@ -262,6 +269,8 @@ def _node_row(fleet: Fleet, row: int, misfit: Misfit, has: Any, needs: Any) -> d
     lacks = int(needs) - int(has)
     if misfit is Misfit.FITS:
         text = f"{node} fits"
+    elif misfit is Misfit.LABELS:
+        text = f"{node} has other labels than `where` asks for"
     elif misfit is Misfit.UNAVAILABLE:
         text = f"{node} cannot be used now (cordoned, not ready or out of reach)"
     elif misfit in _WHICH:

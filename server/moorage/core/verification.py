@@ -124,6 +124,12 @@ def _on_node(
     if ask.demand is not None and (short := _short(proposed, ask.demand)):
         return _unsound(f"{path}{short}", "what `resources` asks for", "the policy proposed less")
     need = _need(proposed, ask.demand or _NOTHING)
+    if need.where and not fleet.matching(need.where)[row]:
+        return _unsound(
+            f"{path}node_id",
+            "a node with the labels that `resources.where` asks for",
+            f"“{proposed.node_id}” has others",
+        )
     ids = fleet.gpu_ids[row]
     if proposed.gpus is None:
         columns = fleet.pick_gpus(row, need)
@@ -166,6 +172,7 @@ def _need(proposed: ProposedShare, demand: Demand) -> Demand:
         cpu_milli=proposed.cpu_milli,
         memory_mib=proposed.memory_mib,
         topology=demand.topology,
+        where=demand.where,
     )
 
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from moorage.model import GPU_MILLI, Demand, Share
+from moorage.model import GPU_MILLI, Demand, Requirement, Share
 from moorage.policy.inventory import Bools, Ints, NodeInventory
+from moorage.policy.matching import Matching
 
 ELIGIBLE_MAX: Final = 256
 """Device masks kept per (models, memory, share) asked for; beyond it the cache starts afresh."""
@@ -28,17 +29,18 @@ class Misfit(IntEnum):
     """
 
     FITS = 0
-    GPU_MODEL = 1
-    GPU_MEMORY = 2
-    GPU_COUNT = 3
-    TOPOLOGY = 4
-    CPU = 5
-    MEMORY = 6
-    UNAVAILABLE = 7
-    GPUS_BUSY = 8
-    TOPOLOGY_BUSY = 9
-    CPU_BUSY = 10
-    MEMORY_BUSY = 11
+    LABELS = 1
+    GPU_MODEL = 2
+    GPU_MEMORY = 3
+    GPU_COUNT = 4
+    TOPOLOGY = 5
+    CPU = 6
+    MEMORY = 7
+    UNAVAILABLE = 8
+    GPUS_BUSY = 9
+    TOPOLOGY_BUSY = 10
+    CPU_BUSY = 11
+    MEMORY_BUSY = 12
 
 
 COPIES_MAX: Final = 1_000_000
@@ -51,7 +53,8 @@ class Fleet(NodeInventory):
     """An inventory (see there for the columns), with what may be taken of it and what fits."""
 
     def __init__(self) -> None:
-        self._eligible: dict[tuple[tuple[str, ...], int, bool], Bools] = {}
+        self._eligible: dict[tuple[Any, ...], Bools] = {}
+        self._matching = Matching()
         self._eligible_layout = 0
         super().__init__()
 
@@ -107,7 +110,7 @@ class Fleet(NodeInventory):
             self._eligible_layout = self.layout
             self._eligible.clear()
         share = demand.gpu_milli < GPU_MILLI
-        key = (demand.models, demand.gpu_memory_mib, share)
+        key = (demand.models, demand.gpu_memory_mib, share, demand.where)
         mask = self._eligible.get(key)
         if mask is None:
             mask = self.gpu_total > 0
@@ -117,11 +120,17 @@ class Fleet(NodeInventory):
                 mask &= self.gpu_memory >= demand.gpu_memory_mib
             if share:
                 mask &= ~self.gpu_exclusive
+            if demand.where:
+                mask &= self.matching(demand.where)[:, None]
             if len(self._eligible) >= ELIGIBLE_MAX:
                 self._eligible.clear()
             mask.flags.writeable = False
             self._eligible[key] = mask
         return mask
+
+    def matching(self, where: tuple[Requirement, ...]) -> Bools:
+        """Return which nodes have the labels that are asked for: bool `[nodes]`, do not write."""
+        return self._matching.mask(self, where)
 
     def fitting_gpus(self, demand: Demand, rows: Any = slice(None)) -> Bools:
         """Return which devices could serve `demand` now: bool `[rows, devices]`."""
@@ -139,6 +148,8 @@ class Fleet(NodeInventory):
         """
         fits: Bools = self.cpu_free[rows] >= demand.cpu_milli
         fits &= self.memory_free[rows] >= demand.memory_mib
+        if demand.where:
+            fits &= self.matching(demand.where)[rows]
         if demand.gpus:
             fits &= self._enough(self.fitting_gpus(demand, rows), demand, rows)
         return fits
@@ -151,6 +162,8 @@ class Fleet(NodeInventory):
         """
         cpu, memory = self.cpu_free[rows], self.memory_free[rows]
         copies = np.where(cpu >= demand.cpu_milli, COPIES_MAX, 0)
+        if demand.where:
+            copies = np.where(self.matching(demand.where)[rows], copies, 0)
         if demand.cpu_milli:
             copies = np.minimum(copies, np.maximum(cpu, 0) // demand.cpu_milli)
         if demand.memory_mib:
@@ -177,6 +190,8 @@ class Fleet(NodeInventory):
         def fail(bad: Bools, why: Misfit) -> None:
             verdict[bad & (verdict == 0)] = why
 
+        if demand.where:
+            fail(~self.matching(demand.where)[rows], Misfit.LABELS)
         if demand.gpus:
             exists = self.gpu_total[rows] > 0
             if demand.models:

@@ -8,7 +8,7 @@ a deterministic tie-break. GPU columns are `[nodes, devices]`, zero where a node
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -42,6 +42,8 @@ class NodeInventory:
         cluster_ids: Clusters, sorted; `cluster` holds indices into it.
         node_ids: `(cluster_id, node_id)` per row.
         gpu_ids: Device ids per row, in column order.
+        labels: Labels per row, as the inventory has them; empty in a replica, which is told what
+            they come to.
         models: Model names; `gpu_model` holds indices into it, -1 for no device.
         cpu_total, cpu_free: int64 `[nodes]`, milli.
         memory_total, memory_free: int64 `[nodes]`, MiB.
@@ -94,6 +96,7 @@ class NodeInventory:
         self.node_ids: tuple[tuple[str, str], ...] = tuple(
             (name, node.id) for _, name, node in pairs
         )
+        self.labels: tuple[Mapping[str, str], ...] = tuple(node.labels for _, _, node in pairs)
         ids = [tuple(gpu.id for gpu in gpus) for gpus in kinds]
         self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(ids[kind] for kind in kind_of)
         self.models: tuple[str, ...] = tuple(sorted({g.model for gpus in kinds for g in gpus}))
@@ -176,6 +179,7 @@ class NodeInventory:
         part.rack[part.rack >= 0] -= self.rack[:start].max(initial=-1) + 1
         part.cluster_ids, part.models = (cluster_id,), self.models
         part.node_ids, part.gpu_ids = self.node_ids[start:end], self.gpu_ids[start:end]
+        part.labels = self.labels[start:end]
         part._renew()  # noqa: SLF001  # One of its own kind.
         return part
 
@@ -221,7 +225,7 @@ class NodeInventory:
         self.cluster = _spliced(self.cluster, np.full(len(part), number, np.int64), start, end)
         for name in _AMOUNTS:
             setattr(self, name, _spliced(getattr(self, name), getattr(part, name), start, end))
-        for name in ("node_ids", "gpu_ids"):
+        for name in ("node_ids", "gpu_ids", "labels"):
             ours, theirs = getattr(self, name), getattr(part, name)
             if ours[start:end] != theirs:
                 setattr(self, name, (*ours[:start], *theirs, *ours[end:]))
@@ -308,6 +312,7 @@ class NodeInventory:
         self.models = tuple(snapshot["models"])
         kinds = [tuple(ids) for ids in snapshot["gpu_ids"]]
         self.gpu_ids = tuple(kinds[kind] for kind in _unpacked(snapshot["gpu_ids_of"]).tolist())
+        self.labels = ()
         names = self.cluster_ids
         self.node_ids = tuple(
             (names[number], node)

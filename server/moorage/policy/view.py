@@ -44,10 +44,12 @@ class FleetView:
         demand: The ask's `resources`, or None.
         candidates: Clusters the ask may go to, or None for all.
         reserved: Nodes kept for others, as `(cluster_id, node_id)`.
+        matching: A bit for each node, set where it has the labels asked for; empty: all have.
 
     Attributes:
         demand: As given.
-        allowed: bool `[nodes]`: candidates that are not reserved; None when every node is.
+        allowed: bool `[nodes]`: candidates that are not reserved and have the labels asked for;
+            None when every node is.
 
     """
 
@@ -57,6 +59,7 @@ class FleetView:
         demand: Demand | None = None,
         candidates: Sequence[str] | None = None,
         reserved: Sequence[tuple[str, str]] = (),
+        matching: bytes = b"",
     ) -> None:
         self._fleet = fleet
         self.demand = demand
@@ -66,6 +69,10 @@ class FleetView:
             numbers = [n for n, name in enumerate(fleet.cluster_ids) if name in wanted]
             if len(numbers) < len(fleet.cluster_ids):
                 self.allowed = np.isin(fleet.cluster, numbers)
+        if matching:
+            bits = np.frombuffer(matching, np.uint8)
+            meets = np.unpackbits(bits, count=len(fleet)).view(np.bool_)
+            self.allowed = meets if self.allowed is None else self.allowed & meets
         if reserved:
             allowed = np.ones(len(fleet), np.bool_) if self.allowed is None else self.allowed
             for cluster_id, node_id in reserved:

@@ -169,8 +169,10 @@ def _describe(hint: Any) -> tuple[str, type[Struct] | None]:
         inner, *notes = get_args(hint)
         for note in notes:
             if isinstance(note, Meta) and note.description:
-                return note.description, None
+                return note.description, _describe(inner)[1]
         return _describe(inner)
+    if get_origin(hint) is tuple:
+        return "", _describe(get_args(hint)[0])[1]
     if get_origin(hint) in (Union, types.UnionType):
         for part in get_args(hint):
             description, nested = _describe(part)
@@ -212,7 +214,8 @@ def _invalid(
         return BadMessage(Code.BAD_MESSAGE, _short(what), id=identity)
     wanted = expected.get(plain) or _short(what)
     if path.endswith("]") and plain in expected:
-        wanted = f"an item of {wanted}"
+        ours = what.startswith(("`", "no `"))  # From `__post_init__` of an item.
+        wanted = what if ours else f"an item of {wanted}"
     wanted += _part(plain, raw)
     return _wrong(path.replace("[...]", ""), wanted, identity)
 

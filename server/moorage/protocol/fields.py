@@ -20,6 +20,10 @@ MODELS_MAX: Final = 64
 """GPU models in one request."""
 TOPICS_MAX: Final = 64
 """Topics in one `watch`."""
+REQUIREMENTS_MAX: Final = 64
+"""Requirements of labels in one request."""
+LABEL_VALUES_MAX: Final = 1024
+"""Values in one of them."""
 GPUS_MAX: Final = 1024
 """GPUs of one node in one request."""
 NODES_MAX: Final = 1024
@@ -94,6 +98,14 @@ Clusters = Annotated[
 Models = Annotated[
     tuple[_NAMED, ...],
     Meta(max_length=MODELS_MAX, description=f"a list of at most {MODELS_MAX} GPU models"),
+]
+Operator = Annotated[
+    Literal["In", "NotIn", "Exists", "DoesNotExist"],
+    Meta(description='"In", "NotIn", "Exists" or "DoesNotExist"'),
+]
+LabelValues = Annotated[
+    tuple[Annotated[str, Meta(max_length=NAME_CHARS_MAX)], ...],
+    Meta(max_length=LABEL_VALUES_MAX, description=f"a list of at most {LABEL_VALUES_MAX} strings"),
 ]
 Topics = Annotated[
     tuple[_NAMED, ...],

@@ -92,6 +92,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             memory_mib=wanted.memory_mib,
             nodes=wanted.nodes,
             topology=wanted.topology,
+            where=wanted.requirements(),
         )
 
     def terms(self) -> model.LeaseTerms | None:

@@ -3,10 +3,28 @@
 `messages` is the only one that reads them; the fields themselves are in `fields`.
 """
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from moorage import model
 from moorage.protocol import fields as f
+
+
+class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One label of a node, as Kubernetes' `matchExpressions` say it."""
+
+    key: f.Name
+    operator: f.Operator
+    values: f.LabelValues = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what Kubernetes refuses: values where none are compared, none where some are."""
+        compared = self.operator in {"In", "NotIn"}
+        if compared and not self.values:
+            raise ValueError(f"`values` beside {self.operator}, at least one")
+        if self.values and not compared:
+            raise ValueError(f"no `values` beside {self.operator}")
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -20,6 +38,18 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     memory_mib: f.MemoryMib = 0
     nodes: f.Nodes = 1
     topology: f.Topology = ""
+    where: Annotated[
+        tuple[LabelRequirement, ...],
+        Meta(
+            max_length=f.REQUIREMENTS_MAX,
+            description=f"a list of at most {f.REQUIREMENTS_MAX} objects with `key`, `operator`"
+            " and `values`",
+        ),
+    ] = ()
+
+    def requirements(self) -> tuple[model.Requirement, ...]:
+        """Return `where` as the core knows it."""
+        return tuple(model.Requirement(w.key, w.operator, w.values) for w in self.where)
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

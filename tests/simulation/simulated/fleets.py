@@ -15,11 +15,23 @@ from moorage.model import (
     PolicyRef,
     Provision,
     RequestId,
+    Requirement,
     Tenant,
 )
 
 MODELS = {"A100": 80_000, "T4": 16_000}
 CLUSTERS = ("harbour", "marina", "quay")
+
+
+LABELS: list[dict[str, str]] = [{}, {"zone": "a"}, {"zone": "b"}, {"zone": "b", "spot": "yes"}]
+WHERE: list[tuple[Requirement, ...]] = [
+    (),
+    (Requirement("zone", "In", ("a", "nowhere")),),
+    (Requirement("zone", "NotIn", ("b",)),),
+    (Requirement("zone", "Exists"), Requirement("spot", "DoesNotExist")),
+    (Requirement("moorage/node", "NotIn", ("node-1",)),),
+]
+"""What demands ask of labels."""
 
 
 def gpu(rng: Random, number: int, of: int, model: str) -> Gpu:
@@ -63,6 +75,11 @@ def changed(rng: Random, before: Cluster) -> Cluster:
     if rng.random() < 0.4:
         nodes.append(node(rng, f"node-{rng.randint(3, 5)}"))
     return Cluster(before.id, tuple({each.id: each for each in nodes}.values()))
+
+
+def labelled(rng: Random, one: Cluster) -> Cluster:
+    """The same cluster with labels of its nodes."""
+    return replace(one, nodes=tuple(replace(each, labels=rng.choice(LABELS)) for each in one.nodes))
 
 
 def demand(rng: Random) -> Demand:

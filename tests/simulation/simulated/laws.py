@@ -384,6 +384,8 @@ class Model:
                 law(not gpu.exclusive, "an exclusive device is not shared", share, gpu)
             if demand is not None:
                 law(_serves(node, share, demand), "a grant satisfies the demand", demand, share)
+                pair = (share.cluster_id, share.node_id)
+                law(_labelled(pair, node, demand), "a grant is where its labels say", demand, node)
         if demand is not None:
             law(len(shares) == demand.nodes, "a gang is whole", demand, lease)
             if demand.topology == "rack" and len(shares) > 1:
@@ -420,6 +422,8 @@ class Model:
         return found >= demand.nodes
 
     def _takes(self, pair: tuple[str, str], node: Node, demand: Demand) -> bool:
+        if not _labelled(pair, node, demand):
+            return False
         if node.unavailable or self.cpu[pair] + demand.cpu_milli > node.cpu_milli:
             return False
         if self.memory[pair] + demand.memory_mib > node.memory_mib:
@@ -473,6 +477,22 @@ def needs(demand: Demand) -> dict[str, int]:
         "cpu_milli": nodes * demand.cpu_milli,
         "memory_mib": nodes * demand.memory_mib,
     }
+
+
+def _labelled(pair: tuple[str, str], node: Node, demand: Demand) -> bool:
+    """Whether a node has the labels asked for: one requirement after the other."""
+    own = {"moorage/cluster": pair[0], "moorage/node": pair[1]}
+    for key, operator, values in demand.where:
+        value = own.get(key, node.labels.get(key))
+        meets = {
+            "In": value is not None and value in values,
+            "NotIn": value not in values,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }
+        if not meets[operator]:
+            return False
+    return True
 
 
 def _serves(node: Node, share: Share, demand: Demand) -> bool:

@@ -57,6 +57,7 @@ from moorage.core.turn import Turn
 from moorage.model import (
     Amounts,
     Ask,
+    Cluster,
     ClusterId,
     Code,
     Demand,
@@ -75,6 +76,8 @@ from simulated.policies import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
 GRACE_SECONDS = 10.0
+LABELLED = 1_000_000
+"""From this seed on nodes have labels that demands ask for; the worlds before are without."""
 Phase = Literal["succeeded", "failed"]
 
 
@@ -101,6 +104,8 @@ class World:
         self.ruled = self.ruler.random() < 0.3
         self.preempting = Random(f"preemption {seed}")
         self.preempts = self.preempting.random() < 0.3
+        self.labelling = Random(f"labels {seed}")
+        self.labelled = seed >= LABELLED
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -109,8 +114,11 @@ class World:
         self.rules = {ref: rng.choice(characters) for ref in refs}
         self.policies = refs
         names = fleets.CLUSTERS[: rng.randint(1, 3)]
-        self.inventory = [fleets.cluster(rng, name) for name in names]
+        self.inventory = [self._labelled(fleets.cluster(rng, name)) for name in names]
         self.demands = self._demands(rng.randint(1, 4))
+        if self.labelled:
+            where = (self.labelling.choice(fleets.WHERE) for _ in self.demands)
+            self.demands = [replace(d, where=w) for d, w in zip(self.demands, where, strict=True)]
         self.bare = rng.choice([0.05, 0.4])
         self.hear_weight = rng.choice([8, 12, 25, 40])  # How fast cells and backends are.
         self.provisioned = rng.choice([0.3, 0.3, 0.95])  # How many asks start something.
@@ -128,6 +136,9 @@ class World:
         self.trace: list[tuple[float, Event | Crashed]] = []
         self.witness = Witness(self)
         self._be_born()
+
+    def _labelled(self, cluster: Cluster) -> Cluster:
+        return fleets.labelled(self.labelling, cluster) if self.labelled else cluster
 
     def _demands(self, count: int) -> list[Demand]:
         """Mostly such as fit the fleet when it is empty, or all answers would be `never_fits`."""
@@ -409,11 +420,11 @@ class World:
         clusters = self.allocator.state.clusters
         name = self.rng.choice(fleets.CLUSTERS)
         if name not in clusters:
-            self.step(ClusterSeen(fleets.cluster(self.rng, name)))
+            self.step(ClusterSeen(self._labelled(fleets.cluster(self.rng, name))))
         elif self.rng.random() < 0.3:
             self.step(ClusterGone(clusters[name].id))
         else:
-            self.step(ClusterSeen(fleets.changed(self.rng, clusters[name])))
+            self.step(ClusterSeen(self._labelled(fleets.changed(self.rng, clusters[name]))))
 
     def hear(self) -> None:
         """Step one report of those on their way."""

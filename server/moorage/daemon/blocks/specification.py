@@ -184,4 +184,5 @@ def _demand(given: Any) -> Demand | None:
         cpu_milli=wanted.cpu_milli,
         memory_mib=wanted.memory_mib,
         topology=wanted.topology,
+        where=wanted.requirements(),
     )

@@ -6,10 +6,12 @@ like any other: the core verifies it, so an executor that lies or lags can grant
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 
 from moorage.catalog.mirrored.http import (
     ONE_BYTES_MAX,
@@ -27,7 +29,7 @@ from moorage.core.events import ConsultFailed, Proposed
 from moorage.daemon.publishing.version_statistics import FAULTS
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.tasks import Tasks
-from moorage.model import Ask, ClusterId, Code, RequestId
+from moorage.model import Ask, ClusterId, Code, NodeId, RequestId
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.cell.cluster_data import capacity_of
@@ -114,6 +116,11 @@ class RemotePolicies:
         # What is free is read here, on the loop, so that all of it is of one moment.
         fleet = self._fleet()
         free = {name: capacity_of(fleet, name) for name in names}
+        if ask.demand is not None and ask.demand.where:
+            others = np.flatnonzero(~fleet.matching(ask.demand.where)).tolist()
+            closed = [fleet.node_ids[row] for row in others if fleet.node_ids[row][0] in free]
+            pairs = tuple((ClusterId(cluster), NodeId(node)) for cluster, node in closed)
+            consult = replace(consult, reserved=(*consult.reserved, *pairs))
         blobs = self._catalog.memory.blobs(names)
         body = await asyncio.to_thread(_body, consult, record, blobs, free)
         request = ServiceRequest("POST", self._path, body, bytes_max=ONE_BYTES_MAX)
@@ -179,7 +186,7 @@ def _resources(ask: Ask) -> dict[str, Any] | None:
     demand = ask.demand
     if demand is None:
         return None
-    return {name: getattr(demand, name) for name in type(demand).__slots__}
+    return {name: getattr(demand, name) for name in type(demand).__slots__ if name != "where"}
 
 
 class _RemoteAnswer(msgspec.Struct):

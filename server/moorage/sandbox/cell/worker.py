@@ -38,6 +38,8 @@ from moorage.sandbox.wire import frames, limits
 _READ_BYTES: Final = 1 << 14
 _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
+_DEMANDED: Final = tuple(name for name in Demand.__slots__ if name != "where")
+"""What policies are told of a demand: its labels are compared for them."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -185,7 +187,9 @@ class Worker:
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
             policy, parameters = self._policy.instance(frame.overrides)
-            view = FleetView(replica.fleet, demand, frame.candidates, frame.reserved)
+            view = FleetView(
+                replica.fleet, demand, frame.candidates, frame.reserved, frame.matching
+            )
             input_data = InputData(
                 {"inputs": frame.inputs, "cluster_data": LATER},
                 {"fleet": view, "seed": frame.seed, "resources": LATER},
@@ -401,11 +405,7 @@ def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
     fleet = Fleet()
     fleet.restore(_decode(snapshot))
     resources = input_data.get("resources")
-    fields = (
-        {name: resources[name] for name in Demand.__slots__ if name in resources}
-        if resources
-        else {}
-    )
+    fields = {name: resources[name] for name in _DEMANDED if name in resources} if resources else {}
     if "models" in fields:
         fields["models"] = tuple(fields["models"])
     reserved = tuple((str(cluster), str(node)) for cluster, node in input_data.get("reserved", ()))
@@ -416,7 +416,7 @@ def _resources(demand: Demand | None) -> dict[str, Any] | None:
     """Return the `resources` of a request as a policy gets them, every field filled in."""
     if demand is None:
         return None
-    fields = {name: getattr(demand, name) for name in Demand.__slots__}
+    fields = {name: getattr(demand, name) for name in _DEMANDED}
     return fields | {"models": list(demand.models)}
 
 

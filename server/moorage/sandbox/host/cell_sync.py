@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from moorage.policy import Fleet
 from moorage.sandbox.host import answers
@@ -221,7 +222,16 @@ class CellSync:
             tuple(self._settled),
             snapshot,
             parts,
+            self._matching(work),
         )
+
+    def _matching(self, work: Work) -> bytes:
+        """Return which rows have the labels that are asked for; a cell knows no labels."""
+        demand = work.consult.ask.demand if work.consult is not None else None
+        if demand is None or not demand.where:
+            return b""
+        fleet = self._world.fleet if work.sample is None else work.sample.fleet
+        return np.packbits(fleet.matching(demand.where)).tobytes()
 
     def _changes(self) -> _Changes:
         fleet = self._world.fleet

@@ -73,6 +73,8 @@ class Evaluate(_Frame, tag=2):
     settled: tuple[str, ...]
     snapshot: bytes | None
     parts: tuple[Part, ...]
+    matching: bytes
+    """A bit for each row, set where it has the labels that are asked for; empty: all have."""
 
 
 class RunManagement(_Frame, tag=3):

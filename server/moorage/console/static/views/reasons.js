@@ -5,6 +5,7 @@ import { Empty, Facts, Grid, History, Policy, Section, State, html } from "../ui
 /** Why a node cannot take a demand, in the order in which it is looked at: name, words, never.
  */
 const MISFITS = [
+	["labels", "have other labels than asked for", true],
 	["gpu_model", "have too few GPUs of the accepted models", true],
 	["gpu_memory", "have too few GPUs with that much memory", true],
 	["gpu_count", "have too few GPUs that can be given so", true],
@@ -21,7 +22,7 @@ const WORDS = new Map(MISFITS.map(([name, words]) => [name, words]));
 
 /** What would help first, by what binds. */
 const EASED = {
-	gpu_model: "Accept another GPU model", gpu_memory: "Ask for less memory a GPU", gpu_count: "Ask for fewer GPUs on one node, or for more nodes",
+	labels: "Ask for other labels", gpu_model: "Accept another GPU model", gpu_memory: "Ask for less memory a GPU", gpu_count: "Ask for fewer GPUs on one node, or for more nodes",
 	topology: "Ask without the topology", cpu: "Ask for fewer cores", memory: "Ask for less memory", unavailable: "Put nodes into service again",
 	gpus_busy: "Wait, ask for fewer GPUs, or end a lease", topology_busy: "Ask without the topology, or wait", cpu_busy: "Ask for fewer cores, or wait",
 	memory_busy: "Ask for less memory, or wait", nodes: "Register nodes, or name other clusters",

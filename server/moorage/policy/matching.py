@@ -1,0 +1,87 @@
+"""Which nodes have the labels that a demand asks for.
+
+`Fleet` asks it. A label that some demand asks for becomes a column of numbers, so that each demand
+compares numbers, and only the first after a change of the inventory reads labels.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import Requirement
+from moorage.policy.inventory import Bools, NodeInventory
+
+CLUSTER_KEY: Final = "moorage/cluster"
+NODE_KEY: Final = "moorage/node"
+
+MASKS_MAX: Final = 256
+"""Answers, and columns, that are kept; beyond it they start afresh."""
+
+
+class _Column:
+    """One label of all nodes.
+
+    Args:
+        values: It, by node; None where a node has none.
+
+    """
+
+    def __init__(self, values: list[str | None]) -> None:
+        self._numbers: dict[str | None, int] = {None: 0}
+        numbers = [self._numbers.setdefault(each, len(self._numbers)) for each in values]
+        self._column: npt.NDArray[Any] = np.array(numbers, np.int32)
+
+    def meets(self, requirement: Requirement) -> Bools:
+        """Return which nodes meet a requirement of this label."""
+        if requirement.operator in {"Exists", "DoesNotExist"}:
+            exists: Bools = self._column > 0
+            return exists if requirement.operator == "Exists" else ~exists
+        wanted = [self._numbers[each] for each in requirement.values if each in self._numbers]
+        among: Bools = np.isin(self._column, wanted)
+        return among if requirement.operator == "In" else ~among
+
+
+class Matching:
+    """Which nodes of one inventory meet requirements, remembered until the inventory changes."""
+
+    def __init__(self) -> None:
+        self._layout = -1
+        self._columns: dict[str, _Column] = {}
+        self._masks: dict[tuple[Requirement, ...], Bools] = {}
+
+    def mask(self, inventory: NodeInventory, where: tuple[Requirement, ...]) -> Bools:
+        """Return which nodes meet all of `where`: bool `[nodes]`, do not write."""
+        if self._layout != inventory.layout:
+            self._layout = inventory.layout
+            self._columns.clear()
+            self._masks.clear()
+        mask = self._masks.get(where)
+        if mask is None:
+            mask = np.ones(len(inventory), np.bool_)
+            for requirement in where:
+                mask &= self._column(inventory, requirement.key).meets(requirement)
+            if len(self._masks) >= MASKS_MAX:
+                self._masks.clear()
+            mask.flags.writeable = False
+            self._masks[where] = mask
+        return mask
+
+    def _column(self, inventory: NodeInventory, key: str) -> _Column:
+        column = self._columns.get(key)
+        if column is None:
+            if len(self._columns) >= MASKS_MAX:
+                self._columns.clear()
+            column = self._columns[key] = _Column(_values(inventory, key))
+        return column
+
+
+def _values(inventory: NodeInventory, key: str) -> list[str | None]:
+    if key == CLUSTER_KEY:
+        return [cluster for cluster, _ in inventory.node_ids]
+    if key == NODE_KEY:
+        return [node for _, node in inventory.node_ids]
+    labels: tuple[Mapping[str, str], ...] = inventory.labels
+    assert len(labels) == len(inventory), "a replica has no labels"
+    return [each.get(key) for each in labels]
