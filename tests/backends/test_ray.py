@@ -1,8 +1,12 @@
 """What the backend `ray` does beyond the conformance of all backends, on a real Ray."""
 
 import asyncio
+import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -274,3 +278,32 @@ async def test_an_address_where_nothing_answers_is_told(tmp_path):
     with pytest.raises(BackendError, match=r"Ray at 127\.0\.0\.1:1 is not reached"):
         await backend.observe()
     await backend.close()
+
+
+DAEMON = """
+import pathlib, sys, time
+from moorage.backends.ray.backend import RayBackend
+connection = RayBackend(pathlib.Path(sys.argv[1]), sys.argv[2]).connection
+connection.open()
+while connection.pid is None:
+    time.sleep(0.05)
+print(connection.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_daemon_that_is_killed_before_ray_answers_leaves_no_process(tmp_path):
+    arguments = [sys.executable, "-c", DAEMON, os.fspath(tmp_path), "127.0.0.1:1"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as daemon:
+        try:
+            driver = os.pidfd_open(int(daemon.stdout.readline()))
+            until(lambda: "Connecting" in (tmp_path / "driver.log").read_text())  # In `ray.init`.
+        finally:
+            daemon.kill()
+    try:
+        ended, _, _ = select.select([driver], [], [], 60)
+        assert ended, "it outlives its daemon"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(driver, signal.SIGKILL)
+        os.close(driver)

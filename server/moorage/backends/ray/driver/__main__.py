@@ -9,6 +9,7 @@ a Ray that hangs or crashes takes this process with it and nothing else.
 import base64
 import json
 import os
+import queue
 import sys
 import threading
 import time
@@ -113,6 +114,9 @@ def main() -> None:
     """Connect, and serve until the standard input ends."""
     address, server, namespace = sys.argv[1:4]
     output = os.dup(1)
+    lines = queue.SimpleQueue[str]()
+    # Before `ray.init`, which takes minutes where Ray does not answer: the daemon may end first.
+    threading.Thread(target=read, args=(lines,), daemon=True).start()
     os.dup2(2, 1)  # What Ray prints is no answer.
     # No node needs this package: its classes travel to the cluster by value.
     ray.cloudpickle.register_pickle_by_value(ray_devices)  # type: ignore[no-untyped-call]  # As above.
@@ -128,9 +132,15 @@ def main() -> None:
     driver.say({"connected": True})
     threading.Thread(target=driver.beat, daemon=True).start()
     with ThreadPoolExecutor(CALLS_MAX) as calls:
-        for line in sys.stdin:
-            calls.submit(driver.carry_out, json.loads(line))
-        os._exit(0)  # What still waits for Ray has no caller now.
+        while True:
+            calls.submit(driver.carry_out, json.loads(lines.get()))
+
+
+def read(lines: queue.SimpleQueue[str]) -> None:
+    """Pass on what the daemon says; without it, what still waits for Ray has no caller."""
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
 
 
 if __name__ == "__main__":
