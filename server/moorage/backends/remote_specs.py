@@ -19,7 +19,7 @@ from moorage.backends.spec_fields import (
     StartSeconds,
     StopSeconds,
 )
-from moorage.backends.specs import BaseResourceSpec, Readiness
+from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec, Readiness
 
 __all__ = [
     "InstanceResourceSpec",
@@ -27,6 +27,7 @@ __all__ = [
     "PodResourceSpec",
     "PodServiceResourceSpec",
     "RayActorResourceSpec",
+    "RayJobResourceSpec",
 ]
 
 Price = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
@@ -55,6 +56,13 @@ class RayActorResourceSpec(BaseResourceSpec):
     def title(self) -> str:
         """Return the class."""
         return self.actor_cls_path or "default"
+
+
+@dataclass(kw_only=True)
+class RayJobResourceSpec(ProcessResourceSpec):
+    """A command that calls `ray.init()`: its tasks and actors get what the lease holds, no more."""
+
+    category: ClassVar[str] = "job"
 
 
 @dataclass(kw_only=True)

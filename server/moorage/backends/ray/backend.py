@@ -32,6 +32,7 @@ from moorage.backends.completion import finished
 from moorage.backends.ray import orders
 from moorage.backends.ray.connection import RayConnection
 from moorage.backends.ray.records import Records
+from moorage.backends.remote_specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
 
 __all__ = ["RayBackend"]
@@ -46,7 +47,7 @@ _GONE: Final = "Ray no longer knows its actor: its node or the cluster was lost"
 
 
 class RayBackend:
-    """Commands, services and actors on the nodes of a Ray cluster.
+    """Commands, services, jobs and actors on the nodes of a Ray cluster.
 
     Args:
         root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
@@ -57,7 +58,12 @@ class RayBackend:
 
     name: Final = "ray"
     _support: Final = Support(
-        categories=orders.CATEGORIES, default="process", execute=True, logs=True, gangs=True
+        categories=orders.CATEGORIES,
+        default="process",
+        execute=True,
+        logs=True,
+        gangs=True,
+        kinds={"job": RayJobResourceSpec},
     )
 
     def __init__(self, root: Path, address: str = "auto") -> None:

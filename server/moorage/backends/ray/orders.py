@@ -1,12 +1,12 @@
 """What an order means on Ray: one plan for each node of the placement. Nothing is asked of Ray."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
-from moorage.backends.remote_specs import RayActorResourceSpec
+from moorage.backends.remote_specs import RayActorResourceSpec, RayJobResourceSpec
 from moorage.backends.specs import (
     BaseResourceSpec,
     ProcessResourceSpec,
@@ -21,7 +21,7 @@ __all__ = ["CATEGORIES", "NAMESPACE", "Plan", "check", "plans"]
 
 NAMESPACE: Final = "moorage"
 """Of Ray, that all actors are in."""
-CATEGORIES: Final = frozenset({"process", "service", "vllm", "ray_actor"})
+CATEGORIES: Final = frozenset({"process", "service", "vllm", "ray_actor", "job"})
 OPTIONS: Final = frozenset({"runtime_env", "max_concurrency", "resources"})
 """Of `ray_actor_options`; the others say what the lease says."""
 CALLS_MAX: Final = 1000
@@ -40,6 +40,8 @@ def check(spec: BaseResourceSpec) -> None:
     if spec.category not in CATEGORIES:
         known = ", ".join(sorted(CATEGORIES))
         raise UnsupportedSpecError(f"the backend ray starts {known}, not {spec.category}")
+    if spec.category == "job" and not isinstance(spec, RayJobResourceSpec):
+        raise UnsupportedSpecError("a job on Ray is a command; jobs with an image need Kubernetes")
     if isinstance(spec, ProcessResourceSpec):
         if not spec.command:
             raise UnsupportedSpecError("command: expected a list of texts, the program first")
@@ -78,7 +80,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def plans(order: Order, server: str) -> list[Plan]:
-    """Return what runs on each node, in the order of the placement.
+    """Return what runs on each node, in the order of the placement; a job runs on the first.
 
     Args:
         order: What shall run; without a placement it is one actor wherever Ray puts it.
@@ -91,6 +93,9 @@ def plans(order: Order, server: str) -> list[Plan]:
     spec = order.spec.service() if isinstance(order.spec, VLLMModelResourceSpec) else order.spec
     fencing = order.environment.get("MOORAGE_FENCING", "0")
     shares: list[Share | None] = [*order.placement] or [None]
+    bundles = _bundles(order.placement) if isinstance(spec, RayJobResourceSpec) else []
+    if bundles:
+        del shares[1:]
     own = spec.environment if isinstance(spec, ProcessResourceSpec) else {}
     found = []
     for index, share in enumerate(shares):
@@ -108,7 +113,8 @@ def plans(order: Order, server: str) -> list[Plan]:
                 "title": spec.title,
                 "node": share.node_id if share else "",
                 "gpus": list(share.gpus) if share else [],
-                "options": _options(share, spec),
+                "options": {"num_cpus": 0, "num_gpus": 0} if bundles else _options(share, spec),
+                "bundles": bundles,
                 "environment": environment,
                 **_work(spec),
             }
@@ -123,17 +129,38 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> dict[str, Any]:
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
     kept = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
-    if share is not None:
-        if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
-            raise BackendError("Ray shares one GPU of a node with a workload, not several")
-        if wrong := [each for each in share.gpus if not each.isdecimal()]:
-            reason = "Ray knows GPUs by their index; have its inventory kept by the backend"
-            raise BackendError(f"GPU {wrong[0]} of node {share.node_id}: {reason}")
-        held["num_gpus"] = len(share.gpus) * share.gpu_milli / GPU_MILLI
-        held["num_cpus"] = share.cpu_milli / 1000
-        if share.memory_mib:
-            held["memory"] = share.memory_mib << 20
-    return {**kept, **held}
+    return {**kept, **held, **(_held(share) if share is not None else {})}
+
+
+def _bundles(placement: Sequence[Share]) -> list[Plan]:
+    """Return what the tasks and actors of a job may use on each node."""
+    found = []
+    for share in placement:
+        held = _held(share)
+        resources = {"GPU": held["num_gpus"], "CPU": held["num_cpus"]}
+        resources["memory"] = held.get("memory", 0)
+        resources = {name: amount for name, amount in resources.items() if amount}
+        if not resources:
+            reason = "a job on Ray may use what its lease holds, and that is nothing"
+            raise BackendError(f"{reason}; ask for gpus, cpu_milli or memory_mib in resources")
+        found.append({"node": share.node_id, "gpus": list(share.gpus), "resources": resources})
+    return found
+
+
+def _held(share: Share) -> dict[str, float]:
+    """Return what a share is, as Ray says it."""
+    if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
+        raise BackendError("Ray shares one GPU of a node with a workload, not several")
+    if wrong := [each for each in share.gpus if not each.isdecimal()]:
+        reason = "Ray knows GPUs by their index; have its inventory kept by the backend"
+        raise BackendError(f"GPU {wrong[0]} of node {share.node_id}: {reason}")
+    held: dict[str, float] = {
+        "num_gpus": len(share.gpus) * share.gpu_milli / GPU_MILLI,
+        "num_cpus": share.cpu_milli / 1000,
+    }
+    if share.memory_mib:
+        held["memory"] = share.memory_mib << 20
+    return held
 
 
 def _work(spec: BaseResourceSpec) -> dict[str, Any]:
@@ -149,6 +176,7 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         "stop_seconds": 0.0,
         "concurrency": 1,
         "warden": "",
+        "site": "",
     }
     if isinstance(spec, RayActorResourceSpec):
         concurrency = spec.ray_actor_options.get("max_concurrency", 1)
@@ -159,13 +187,15 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         }
         return {**work, "actor": actor, "concurrency": concurrency}
     assert isinstance(spec, ProcessResourceSpec)
-    text = resources.files("moorage.backends.ray.node").joinpath("warden.py").read_text()
+    programs = resources.files("moorage.backends.ray.node")
+    if isinstance(spec, RayJobResourceSpec):
+        work["site"] = programs.joinpath("job_site.py").read_text()
     work |= {
         "command": spec.command,
         "workdir": spec.workdir,
         "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
         "stop_seconds": spec.stop_seconds,
-        "warden": text,
+        "warden": programs.joinpath("warden.py").read_text(),
     }
     if isinstance(spec, ServiceResourceSpec):
         probe = spec.readiness or Readiness()

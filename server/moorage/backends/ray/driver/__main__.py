@@ -21,6 +21,7 @@ import ray
 
 from moorage import ray_devices
 from moorage.backends.ray.driver import observation
+from moorage.backends.ray.driver.groups import GroupError
 from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
 from moorage.backends.ray.node import host
 
@@ -41,6 +42,7 @@ class Driver:
     """
 
     def __init__(self, server: str, namespace: str, output: int) -> None:
+        self._server = server
         self._output = output
         self._writing = threading.Lock()
         self._client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]  # Ray has no types for it.
@@ -73,7 +75,7 @@ class Driver:
             answer = {"value": self._calls[message["call"]](**message["arguments"])}
         except UnknownActorError:
             answer = {"kind": "unknown", "error": ""}
-        except NotDoneError as error:
+        except (NotDoneError, GroupError) as error:
             answer = {"kind": "failure", "error": str(error)}
         except Exception as error:  # noqa: BLE001  # It is told, whatever it is.
             answer = {"kind": "trouble", "error": f"{type(error).__name__}: {error}"}
@@ -100,7 +102,7 @@ class Driver:
 
     def _look(self) -> dict[str, Any]:
         ours = sorted(self._workloads.actor_ids())
-        seen = self._over_there(observation.observe)
+        seen = self._over_there(observation.observe, self._server)
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
     def _over_there(self, work: Callable[..., Any], *arguments: Any) -> Any:

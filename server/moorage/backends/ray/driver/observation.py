@@ -10,8 +10,11 @@ from typing import Any
 __all__ = ["observe", "request"]
 
 
-def observe() -> dict[str, Any]:
+def observe(server: str) -> dict[str, Any]:
     """Return the nodes that are alive, what is free of them, and what each worker holds.
+
+    Args:
+        server: Whose groups are leases too, beside those of pools.
 
     Through `ray://` this runs on the cluster, since a client of that kind may not ask for it.
     """
@@ -43,7 +46,10 @@ def observe() -> dict[str, Any]:
 
     leased: dict[str, list[dict[str, Any]]] = {}
     for group_id, group in ray.util.placement_group_table().items():
-        if group["name"].startswith("moorage-lease/") and group["state"] != "REMOVED":
+        if (
+            group["name"].startswith(("moorage-lease/", f"{server}/"))
+            and group["state"] != "REMOVED"
+        ):
             for bundle, node_id in group["bundles_to_node_id"].items():
                 held = {"group": group_id, "resources": group["bundles"][bundle]}
                 leased.setdefault(node_id, []).append(held)

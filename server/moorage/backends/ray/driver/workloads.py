@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
+from ray.util.placement_group import PlacementGroup
 
+from moorage.backends.ray.driver.groups import GroupError, Groups
 from moorage.backends.ray.node.host import WorkloadHost
 from moorage.ray_devices import DeviceError, Holders
 
@@ -68,6 +70,7 @@ class Workloads:
         self._watched: dict[str, dict[Any, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
         self.holders = Holders()
+        self._groups = Groups(server, self.holders)
         threading.Thread(target=self._watch_forever, daemon=True).start()
 
     # Looking -----------------------------------------------------------------------------------
@@ -78,6 +81,14 @@ class Workloads:
         for workload, members in self._all().items():
             found[workload] = self._joined(members, "report")
             self._watch(workload, members)
+        for workload in self._groups.workloads() - found.keys():
+            lock = self._named(workload)
+            if lock.acquire(blocking=False):  # Else it is being started or stopped.
+                try:
+                    if workload not in self._all():
+                        self._groups.remove(workload)
+                finally:
+                    lock.release()
         return found
 
     def status(self, workload: str, *, probe: bool = False) -> Report:
@@ -137,13 +148,15 @@ class Workloads:
                 found = bool(members)
                 if len(members) != len(plans) or len({each.start for each in members}) > 1:
                     self._end(members)
-                    members = [self._made(plan) for plan in plans]
+                    members = [self._made(self._bound(plan, given_up)) for plan in plans]
                 report = self._begun(members, plans, given_up, found=found)
             except BaseException as error:
                 with contextlib.suppress(UnknownActorError):
                     self._end(self._members(workload))
+                if plans[0]["bundles"]:
+                    self._groups.remove(workload)
                 # The last two: Ray refuses a `runtime_env` before it asks the cluster for anything.
-                kinds = ray.exceptions.RayError | DeviceError | ValueError | TypeError
+                kinds = ray.exceptions.RayError | DeviceError | GroupError | ValueError | TypeError
                 if isinstance(error, kinds):
                     raise NotDoneError(_first_line(error)) from error
                 raise
@@ -153,10 +166,19 @@ class Workloads:
             self._watch(workload, members)
             return report
 
+    def _bound(self, plan: Mapping[str, Any], given_up: threading.Event) -> Mapping[str, Any]:
+        """Return the plan of a job with the placement group that was made for it."""
+        if not plan["bundles"]:
+            return plan
+        return {**plan, "group": self._groups.make(plan, given_up).id.hex()}
+
     def _made(self, plan: Mapping[str, Any]) -> _Member:
         options = dict(plan["options"])
-        if plan["node"]:
-            strategies = ray.util.scheduling_strategies
+        strategies = ray.util.scheduling_strategies
+        if plan["bundles"]:
+            group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(plan["group"])))
+            options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(group, 0)
+        elif plan["node"]:
             options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(
                 plan["node"], soft=False
             )
@@ -263,8 +285,10 @@ class Workloads:
             try:
                 members = self._members(workload)
             except UnknownActorError:
+                self._groups.remove(workload)
                 return None
             outputs = self._end(members)
+            self._groups.remove(workload)
             data, start, code = outputs.get(0, (b"", 0, None))
             attempt = int(members[0].start[1])
             return {"data": data, "start": start, "exit_code": code, "attempt": attempt}

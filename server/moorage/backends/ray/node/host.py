@@ -77,7 +77,10 @@ class WorkloadHost:
         """
         if self._beginning is None:
             given = given_devices()
-            if sorted(given) != sorted(device_names(self._plan["gpus"])):
+            # What a job's tasks get was looked at when its group was made.
+            if not self._plan["bundles"] and sorted(given) != sorted(
+                device_names(self._plan["gpus"])
+            ):
                 return {"phase": "pending", "given": given}
             self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
             self._beginning = asyncio.ensure_future(self._begin())
@@ -208,6 +211,13 @@ class WorkloadHost:
             command = [part.replace("{port}", str(self._port)) for part in command]
             environment["PORT"] = str(self._port)
         self._environment = environment
+        if plan["bundles"]:
+            site = self._folder / "site"
+            site.mkdir()
+            (site / "sitecustomize.py").write_text(plan["site"])
+            known = environment.get("PYTHONPATH")
+            environment["PYTHONPATH"] = f"{site}{os.pathsep}{known}" if known else str(site)
+            environment["MOORAGE_RAY_GROUP"] = plan["group"]
         folder = plan["workdir"] or self._folder / "work"
         if not plan["workdir"]:
             Path(folder).mkdir()

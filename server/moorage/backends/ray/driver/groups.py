@@ -1,0 +1,180 @@
+"""The placement groups of jobs: what a lease holds, for the tasks and actors that its job starts.
+
+A group is detached, and its name is that of its job's actor without the index, so that it is found
+after a crash. Removing it ends what still runs in it, detached actors included.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from moorage.ray_devices import DeviceHolder, Holders
+
+__all__ = ["GroupError", "Groups"]
+
+MAKE_SECONDS_MAX: Final = 60.0
+"""How long Ray may take to make a group; its nodes may have less free than the inventory says."""
+REMOVE_SECONDS_MAX: Final = 10.0
+LOOK_SECONDS: Final = 0.05
+"""Between two looks whether Ray has made or removed a group; it does not tell."""
+TRIES: Final = 3
+
+
+class GroupError(Exception):
+    """A group was not made, or cannot be removed; the message says why."""
+
+
+class Groups:
+    """All groups of one server.
+
+    Args:
+        server: The first part of their names.
+        holders: Have Ray choose the devices of a lease.
+
+    """
+
+    def __init__(self, server: str, holders: Holders) -> None:
+        self._server = server
+        self._holders = holders
+
+    def make(self, plan: Mapping[str, Any], given_up: threading.Event) -> PlacementGroup:
+        """Make the group of a job from the devices of its lease, instead of any that it had.
+
+        Raises:
+            GroupError: Ray did not make it, or gave it other devices.
+            DeviceError: A device is in use.
+
+        """
+        self.remove(str(plan["workload"]))
+        # In one order for all jobs: else two that share nodes could wait for each other.
+        exact = sorted((each for each in plan["bundles"] if each["gpus"]), key=_node)
+        made: list[PlacementGroup] = []
+
+        def take() -> bool:
+            group = self._made(plan, given_up)
+            if group is not None:
+                made.append(group)
+            return group is not None
+
+        for number in range(TRIES + 1):
+            # At first as Ray chooses: these often are the devices of the lease.
+            if self._within(exact if number else [], take):
+                return made[0]
+        devices = "; ".join(f"GPU {', '.join(each['gpus'])} of {each['node']}" for each in exact)
+        raise GroupError(f"Ray gave a job other devices than {devices}, {TRIES + 1} times")
+
+    def remove(self, workload: str) -> None:
+        """Remove the groups of a workload, and end what runs in them; it may have none.
+
+        Raises:
+            GroupError: Ray has not removed one.
+
+        """
+        prefix = f"{self._server}/{workload}/"
+        for group_id, name in self._all().items():
+            if name.startswith(prefix) and name.removeprefix(prefix).count("/") == 1:
+                _remove(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group_id))))
+
+    def workloads(self) -> set[str]:
+        """Return those that have a group."""
+        names = [name.removeprefix(f"{self._server}/") for name in self._all().values()]
+        return {name.rsplit("/", 2)[0] for name in names}
+
+    def _all(self) -> dict[str, str]:
+        """Return the names of groups, by Ray's ids."""
+        return {
+            group_id: group["name"]
+            for group_id, group in ray.util.placement_group_table().items()
+            if group["name"].startswith(f"{self._server}/") and group["state"] != "REMOVED"
+        }
+
+    def _within(self, bundles: Sequence[Mapping[str, Any]], take: Callable[[], bool]) -> bool:
+        """Have `take` called while Ray chooses the devices of all bundles first."""
+        if not bundles:
+            return take()
+        first, *rest = bundles
+        share = min(1.0, float(first["resources"]["GPU"]))
+        node, gpus = first["node"], first["gpus"]
+        return self._holders.exact(node, gpus, share, lambda: self._within(rest, take))
+
+    def _made(self, plan: Mapping[str, Any], given_up: threading.Event) -> PlacementGroup | None:
+        """Make the group; None where Ray gave it other devices."""
+        bundles = plan["bundles"]
+        group = ray.util.placement_group(
+            [each["resources"] for each in bundles],
+            name=str(plan["name"]).rpartition("/")[0],
+            lifetime="detached",
+            bundle_label_selector=[{"ray.io/node-id": each["node"]} for each in bundles],
+        )
+        right = False
+        try:
+            deadline = time.monotonic() + MAKE_SECONDS_MAX
+            while _state(group) != "CREATED":
+                if given_up.wait(LOOK_SECONDS):
+                    raise GroupError("its start was given up")
+                if time.monotonic() > deadline:
+                    raise GroupError(
+                        f"Ray has not reserved what a job may use within {MAKE_SECONDS_MAX:g} s:"
+                        f" {_wants(bundles)}; others may hold that"
+                    )
+            right = all(
+                _has(group, index, each) for index, each in enumerate(bundles) if each["gpus"]
+            )
+        finally:
+            if not right:
+                _remove(group)
+        return group if right else None
+
+
+def _has(group: PlacementGroup, index: int, bundle: Mapping[str, Any]) -> bool:
+    """Look whether a bundle has the devices of the lease: Ray says so within it alone."""
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+    holder: Any = (
+        ray.remote(DeviceHolder)
+        .options(
+            num_cpus=0,
+            num_gpus=bundle["resources"]["GPU"],
+            max_restarts=0,
+            scheduling_strategy=strategy,
+        )
+        .remote()
+    )
+    try:
+        asked = holder.devices.remote(bundle["gpus"])
+        given, named = ray.get(asked, timeout=MAKE_SECONDS_MAX)
+        ray.wait([holder.leave.remote()], timeout=REMOVE_SECONDS_MAX)
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # It has ended.
+            ray.kill(holder, no_restart=True)
+    return sorted(given) == sorted(named)
+
+
+def _state(group: PlacementGroup) -> str:
+    return str(ray.util.placement_group_table(group).get("state", "REMOVED"))
+
+
+def _remove(group: PlacementGroup) -> None:
+    ray.util.remove_placement_group(group)
+    deadline = time.monotonic() + REMOVE_SECONDS_MAX
+    while _state(group) != "REMOVED":
+        if time.monotonic() > deadline:
+            raise GroupError(f"Ray has not removed the placement group {group.id.hex()}")
+        time.sleep(LOOK_SECONDS)
+
+
+def _node(bundle: Mapping[str, Any]) -> str:
+    return str(bundle["node"])
+
+
+def _wants(bundles: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(
+        ", ".join(f"{name} {amount:g}" for name, amount in each["resources"].items())
+        + f" on {each['node']}"
+        for each in bundles
+    )
