@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -52,14 +54,23 @@ async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBacke
     await asyncio.to_thread(until, lambda: not processes_of_jobs())
 
 
+async def free_on(backend: RayBackend, node: str) -> float:
+    seen = await backend.observe()
+    (free,) = [each["free"].get("GPU", 0) for each in seen["nodes"] if each["id"] == node]
+    return float(free)
+
+
 async def said(backend: RayBackend, name: str) -> dict:
     """Return what the job says once its tasks have run."""
     async with asyncio.timeout(60):
-        while "\n" not in (text := (await backend.logs(name)).text):
-            assert not (await backend.status(name)).phase.over, text
+        while True:
+            log = await backend.logs(name)
+            for line in log.text.splitlines(keepends=True):
+                if line.startswith("{") and line.endswith("\n"):  # The others are Ray's.
+                    found: dict = json.loads(line)
+                    return found
+            assert not log.over, log.text
             await asyncio.sleep(0.1)  # Nothing tells.
-    found: dict = json.loads(text)
-    return found
 
 
 async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choose_others(
@@ -79,8 +90,108 @@ async def test_the_tasks_of_a_job_see_the_gpus_of_its_lease_where_ray_would_choo
     await backend.stop("a")
     assert ray_world.groups() == []
     await asyncio.to_thread(until, lambda: not stays())
-    free = {each["id"]: each["free"].get("GPU") for each in (await backend.observe())["nodes"]}
-    assert free[node] == 4
+    async with asyncio.timeout(60):
+        while await free_on(backend, node) != 4:  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.1)  # As above.
+
+
+async def test_a_job_over_two_nodes_is_one_command_with_what_both_have(backend, ray_world):
+    both = (share(ray_world, 1, "2", cpu_milli=1000), share(ray_world, 0, "3", cpu_milli=1000))
+    await backend.start(Order("g", job(2, "ends"), both))
+    assert len(ray_world.actors()) == 1
+    seen = await said(backend, "g")
+    assert sorted(seen["tasks"]) == sorted([[ray_world.node(1), "2"], [ray_world.node(0), "3"]])
+    async with asyncio.timeout(30):
+        while not (end := await backend.status("g")).phase.over:  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.1)  # As above.
+    assert (end.phase, end.exit_code) == (Phase.SUCCEEDED, 0)
+    await backend.stop("g")
+    assert ray_world.groups() == []
+
+
+async def test_jobs_that_start_at_the_same_time_share_one_gpu(backend, ray_world):
+    orders = [Order(name, job(0), (share(ray_world, 0, "2", milli=500),)) for name in "ab"]
+    await asyncio.gather(*map(backend.start, orders))
+    groups = [each for each in ray.util.placement_group_table().values() if each["name"]]
+    held = [each for each in groups if each["state"] == "CREATED"]
+    assert [each["bundles"] for each in held] == [{0: {"GPU": 0.5}}] * 2
+    async with asyncio.timeout(60):
+        while await free_on(backend, ray_world.node(0)) != 3:  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.1)  # As above.
+
+
+async def test_a_job_is_adopted_after_a_crash_of_the_daemon(backend, ray_world, tmp_path):
+    order = Order("a", job(1), (share(ray_world, 1, "2"),))
+    await backend.start(order)
+    seen = await said(backend, "a")
+    groups = ray_world.groups()
+    os.kill(backend.connection.pid, signal.SIGKILL)
+    after = RayBackend(tmp_path, ray_world.address)
+    try:
+        assert [each.phase for each in await after.discover()] == [Phase.READY]
+        assert (await after.start(order)).phase is Phase.READY
+        assert await said(after, "a") == seen, "it was not started a second time"
+        assert ray_world.groups() == groups
+        await after.stop("a")
+        assert ray_world.workloads() == set()
+        assert ray_world.groups() == []
+    finally:
+        await after.close()
+
+
+async def test_a_group_that_a_crash_left_without_its_job_is_removed(backend, ray_world):
+    server = backend.connection._server()
+    ray.shutdown()
+    ray.init(ray_world.address, namespace="moorage", log_to_driver=False)
+    ray.util.placement_group([{"GPU": 1}], name=f"{server}/a/0/1", lifetime="detached").wait(30)
+    assert len(ray_world.groups()) == 1
+    assert list(await backend.discover()) == []
+    await asyncio.to_thread(until, lambda: not ray_world.groups())  # Another look may have it.
+
+
+async def test_a_job_whose_actor_is_killed_leaves_nothing(backend, ray_world):
+    reports = []
+    backend.listen(reports.append)
+    await backend.start(Order("a", job(1, "stays"), (share(ray_world, 0, "1"),)))
+    await said(backend, "a")
+    (name,) = ray_world.actors()
+    ray.kill(ray.get_actor(name, namespace="moorage"))
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    assert reports[-1].phase is Phase.FAILED
+    await backend.stop("a")
+    assert ray_world.groups() == []
+    await asyncio.to_thread(until, lambda: not stays())
+
+
+async def test_a_job_that_others_keep_from_its_gpu_says_so_and_leaves_nothing(backend, ray_world):
+    within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        ray_world.node(0), soft=False
+    )
+    stranger = Stranger.options(num_gpus=1, scheduling_strategy=within).remote()
+    assert await asyncio.to_thread(ray.get, stranger.devices.remote()) == ["0"]
+    try:
+        with pytest.raises(BackendError, match=r"GPU 0 of Ray node .* is used by others"):
+            await backend.start(Order("a", job(1), (share(ray_world, 0, "0"),)))
+        assert ray_world.groups() == []
+        whole = share(ray_world, 0, "0", "1", "2", "3")
+        with pytest.raises(TimeoutError):
+            await backend.start(Order("a", job(1), (whole,), timeout_seconds=3))
+        await asyncio.to_thread(until, lambda: not ray_world.groups())
+    finally:
+        ray.kill(stranger)
+
+
+async def test_a_job_that_cannot_be_bound_is_refused(backend, ray_world):
+    with pytest.raises(BackendError, match="ask for gpus, cpu_milli or memory_mib"):
+        await backend.start(Order("a", job(1), (share(ray_world, 0),)))
+    with pytest.raises(UnsupportedSpecError, match="is a command"):
+        backend.refuse(JobResourceSpec(image="x"))
+
+
+@ray.remote(num_cpus=0)
+class Stranger:
+    def devices(self):
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
 
 
 def stays() -> bool:
