@@ -4,10 +4,11 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +16,12 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from moorage.backends.base import Backend
+from moorage.backends.base import Backend, Order, WorkloadReport
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.orders import NAMESPACE
+from moorage.backends.remote_specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec, ServiceResourceSpec
+from moorage.model import GPU_MILLI, ClusterId, NodeId, Share
 
 SECONDS_MAX: Final = 60
 GPUS: Final = 4
@@ -86,8 +89,11 @@ class RayWorld:
         return [each["placement_group_id"] for each in groups if each["state"] != "REMOVED"]
 
     def workloads(self) -> set[str]:
-        """Return all of which any process or actor is left, as `server/workload`."""
+        """Return all of which a process, actor or group is left, as `server/workload`."""
         found = {name.rsplit("/", 3)[0] for name in self.actors()}
+        groups = ray.util.placement_group_table().values()
+        left = [each["name"] for each in groups if each["state"] != "REMOVED"]
+        found |= {name.rsplit("/", 2)[0] for name in left if name.count("/") > 2}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 lines = (folder / "environ").read_text(errors="replace").split("\0")
@@ -105,6 +111,8 @@ def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_TMPDIR", str(folder))  # Where a cluster notes its address, in `ray`.
+        binaries = Path(sys.executable).parent
+        patch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("PYTHONPATH", here)  # What users' classes are imported from over there.
         cluster = Cluster(
             initialize_head=True,
@@ -161,3 +169,28 @@ class RayBench:
 
     async def left(self) -> int:
         return len(self.world.workloads())
+
+
+class PlacedRayBackend(RayBackend):
+    """Starts all that is given to it on one node, with a part of a processor."""
+
+    def __init__(self, root: Path, address: str, node: str) -> None:
+        super().__init__(root, address)
+        self.share = Share(ClusterId("ray"), NodeId(node), (), GPU_MILLI, cpu_milli=100)
+
+    async def start(self, order: Order) -> WorkloadReport:
+        return await super().start(replace(order, placement=(self.share,)))
+
+
+class RayJobBench(RayBench):
+    """Jobs on a real Ray, each of them with a placement group."""
+
+    def backend(self) -> Backend:
+        return PlacedRayBackend(self.root, self.world.address, self.world.node(1))
+
+    def spec(self) -> BaseResourceSpec:
+        script = "setsid sleep 1000 & echo started; exec sleep 1000"
+        return RayJobResourceSpec(command=["sh", "-c", script])
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return RayJobResourceSpec(command=["sh", "-c", "sleep 0.3; exit 3"]), 3

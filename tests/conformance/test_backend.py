@@ -14,7 +14,7 @@ import pytest
 from aws_world import AwsBench
 from kubernetes_objects import node
 from kubernetes_plane import Plane
-from ray_world import RayBench
+from ray_world import RayBench, RayJobBench
 
 from moorage.backends.base import (
     Backend,
@@ -207,11 +207,13 @@ class KubernetesBench:
 
 HEAVY = [pytest.param(name, marks=pytest.mark.heavy) for name in ("container", "aws")]
 HEAVY += [pytest.param("kubernetes", marks=[pytest.mark.heavy, pytest.mark.kubernetes])]
-RAY = pytest.param("ray", marks=[pytest.mark.heavy, pytest.mark.ray])
+RAY = [
+    pytest.param(name, marks=[pytest.mark.heavy, pytest.mark.ray]) for name in ("ray", "ray_job")
+]
 
 
 @pytest.fixture(
-    params=["memory", "process", *HEAVY, RAY],
+    params=["memory", "process", *HEAVY, *RAY],
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     match request.param:
@@ -225,6 +227,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
             return KubernetesBench(request.getfixturevalue("fresh_plane"), tmp_path)
         case "ray":
             return RayBench(request.getfixturevalue("ray_world"), tmp_path)
+        case "ray_job":
+            return RayJobBench(request.getfixturevalue("ray_world"), tmp_path)
         case _:
             api = request.getfixturevalue("container_engine")
             return ContainerBench(tmp_path, api, request.getfixturevalue("container_image"))

@@ -193,7 +193,8 @@ def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_wor
                     until(lambda server=server: gpus(server) > 0)
                 server.publish(catalog.document("first_fit"))
                 for _ in range(ASKS):
-                    reply = ask(server, workers.spec(), chance.choice([1, 1, 2]))
+                    kind = {"category": chance.choice(["process", "job"])}
+                    reply = ask(server, workers.spec() | kind, chance.choice([1, 1, 2]))
                     if reply["success"]:
                         tokens[reply["lease"]["id"]] = reply["lease"]["token"]
                 held = [each["id"] for each in leases(server)]
