@@ -39,7 +39,7 @@ def main() -> None:
         seen["stays"] = ray.get(holder.device.remote())
     print(json.dumps(seen), flush=True)
     if mode != "ends":
-        time.sleep(1000)
+        time.sleep(1000)  # It works until it is ended.
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from ray_world import until
 
 from moorage.backends.base import Order, Phase
 from moorage.backends.ray.backend import RayBackend
+from moorage.backends.remote_specs import RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+PROGRAM = str(Path(__file__).with_name("moorage_ray_job.py"))
 FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"])
 
 
@@ -119,5 +122,17 @@ async def test_through_the_port_of_rays_client(restartable, tmp_path):
         asked = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)
     assert json.loads(asked) == [{"GPU": 2.0}]
     await backend.stop("a")
+    script = f"exec {sys.executable} {PROGRAM} 1 waits"
+    job = RayJobResourceSpec(command=["sh", "-c", script], stop_seconds=1)
+    await backend.start(Order("j", job, (await share(backend),)))
+    async with asyncio.timeout(60):
+        while '"tasks"' not in (text := (await backend.logs("j")).text):  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.1)  # As above.
+    (line,) = [each for each in text.splitlines() if each.startswith("{")]
+    assert [device for _, device in json.loads(line)["tasks"]] == ["2"]
+    await backend.stop("j")
+    with connected(restartable.cluster.address):
+        groups = ray.util.placement_group_table().values()
+        assert {each["state"] for each in groups} == {"REMOVED"}
     assert list(await backend.discover()) == []
     await backend.close()

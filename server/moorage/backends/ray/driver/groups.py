@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from moorage.ray_devices import DeviceHolder, Holders
 
-__all__ = ["GroupError", "Groups"]
+__all__ = ["GroupError", "JobGroups"]
 
 MAKE_SECONDS_MAX: Final = 60.0
 """How long Ray may take to make a group; its nodes may have less free than the inventory says."""
@@ -30,7 +30,7 @@ class GroupError(Exception):
     """A group was not made, or cannot be removed; the message says why."""
 
 
-class Groups:
+class JobGroups:
     """All groups of one server.
 
     Args:
@@ -165,7 +165,7 @@ def _remove(group: PlacementGroup) -> None:
     while _state(group) != "REMOVED":
         if time.monotonic() > deadline:
             raise GroupError(f"Ray has not removed the placement group {group.id.hex()}")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)  # Ray does not tell when a group is gone.
 
 
 def _node(bundle: Mapping[str, Any]) -> str:

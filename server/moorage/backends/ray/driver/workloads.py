@@ -10,7 +10,7 @@ from typing import Any, Final
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from moorage.backends.ray.driver.groups import GroupError, Groups
+from moorage.backends.ray.driver.groups import GroupError, JobGroups
 from moorage.backends.ray.node.host import WorkloadHost
 from moorage.ray_devices import DeviceError, Holders
 
@@ -70,7 +70,7 @@ class Workloads:
         self._watched: dict[str, dict[Any, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
         self.holders = Holders()
-        self._groups = Groups(server, self.holders)
+        self._groups = JobGroups(server, self.holders)
         threading.Thread(target=self._watch_forever, daemon=True).start()
 
     # Looking -----------------------------------------------------------------------------------

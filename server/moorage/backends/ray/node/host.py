@@ -218,6 +218,8 @@ class WorkloadHost:
             known = environment.get("PYTHONPATH")
             environment["PYTHONPATH"] = f"{site}{os.pathsep}{known}" if known else str(site)
             environment["MOORAGE_RAY_GROUP"] = plan["group"]
+            # Else `ray.init()` takes any cluster that this machine knows, or starts one.
+            environment["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         folder = plan["workdir"] or self._folder / "work"
         if not plan["workdir"]:
             Path(folder).mkdir()
