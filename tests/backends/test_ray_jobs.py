@@ -49,7 +49,7 @@ async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBacke
     for workload in await made.discover():
         await made.stop(workload.id)
     await made.close()
-    assert ray_world.workloads() == set()
+    await asyncio.to_thread(until, lambda: not ray_world.workloads())
     await asyncio.to_thread(until, lambda: not ray_world.groups())
     await asyncio.to_thread(until, lambda: not processes_of_jobs())
 

@@ -31,7 +31,7 @@ _KEPT: Final = ("IDLE", "Agent")
 _SYSTEM: Final = {
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 3000,
+    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
@@ -103,6 +103,9 @@ class World:
         """Have all hosts again, none of them being preempted."""
         for server in self.metadata.values():
             server.preempted = False
+        alive = {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+        for number in [n for n, host in self.hosts.items() if host.node_id not in alive]:
+            self.kill(number)  # Ray gave it up.
         for number in range(HOSTS):
             if number not in self.hosts:
                 self.add(number)

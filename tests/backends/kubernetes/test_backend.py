@@ -49,7 +49,7 @@ def share(node_id: str, *gpus: str, **sizes: int) -> Share:
 
 
 def on(spec: BaseResourceSpec, *shares: Share, name: str = "a", fencing: int = 7) -> Order:
-    return Order(name, spec, shares, {"MOORAGE_LEASE_ID": name}, 30, fencing=fencing)
+    return Order(name, spec, shares, {"MOORAGE_LEASE_ID": name}, 120, fencing=fencing)
 
 
 def simulated(**variables: str) -> PodResourceSpec:

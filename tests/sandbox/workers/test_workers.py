@@ -113,7 +113,9 @@ async def test_failures_of_policies_read_as_here(world, make_bench) -> None:
     ]:
         policy = here.policy(body)
         expected, found = await here.refusal(policy), await there.refusal(policy)
-        assert (found.code, found.reason) == (expected.code, expected.reason)
+        # Which line it is at is not told where the machine is too busy to say it in time.
+        reasons = {each.reason.partition(" (function.py")[0] for each in (expected, found)}
+        assert (len(reasons), found.code) == (1, expected.code), reasons
         assert found.code is code
     assert counted(there, "worker_doubts") == 0
 
