@@ -59,11 +59,11 @@ def test_among_leases_that_failed_in_the_same_place_the_oldest_goes_first() -> N
     hand.ask(waiter)
     assert consults(fail(hand, "young")) == []
     hand.propose(fail(hand, "old"), place("n000", "0", "1"))
-    assert [each.ask.id for each in hand.allocator.requests.queue.waiters()] == ["old", "young"]
+    assert [each.ask.id for each in hand.allocator.requests.queue.in_turn(9)] == ["old", "young"]
     assert list(hand.allocator.state.waiting) == ["young", "old"]
     again = Allocator()
     again.replay(list(condense(hand.allocator.state)))
-    assert [each.ask.id for each in again.requests.queue.waiters()] == ["old", "young"]
+    assert [each.ask.id for each in again.requests.queue.in_turn(9)] == ["old", "young"]
     assert again.state == hand.allocator.state
     assert consults(release(hand, "waiter")) == ["old", "young"]
     check(hand.allocator.state)

@@ -16,7 +16,7 @@ from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
 from moorage.core.feasibility import Feasibility
-from moorage.core.queue import WaitingQueue
+from moorage.core.queue import Seniority, WaitingQueue
 from moorage.core.state import State, Waiter
 from moorage.model import (
     ClusterId,
@@ -112,19 +112,7 @@ def answer(  # noqa: C901  # One case per question.
             shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
             return _page(inquiry, "leases", shown, lambda row: row["fencing"])
         case "queue":
-            waiters = (w for w in queue.waiters() if inquiry.may_see(w.ask.tenant))
-            where = inquiry.filters.get("cluster")
-            turns = forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX))
-            rows = [
-                {
-                    "position": number,
-                    "expected_at": turns.get(waiter.ask.id),
-                    **waiter_row(waiter),
-                }
-                for number, waiter in enumerate(waiters, start=1)
-                if where is None or _may_go_to(waiter, where)
-            ]
-            return _page(inquiry, "waiting", sorted(rows, key=_seniority), _seniority)
+            return _queue(inquiry, state, queue)
         case "quotas":
             listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
             rows = [quotas.row(state.accounts, account) for account in listed]
@@ -143,6 +131,35 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
             return refusals.no_filter(name, known)
     state = inquiry.filters.get("state")
     return None if state is None or state in STATES else refusals.no_state(state, STATES)
+
+
+def _queue(inquiry: Inquired, state: State, queue: WaitingQueue) -> Response:
+    """Return a page of who waits: what moves, their positions, is told of the page alone."""
+    where = inquiry.filters.get("cluster")
+    shown = (
+        waiter_row(waiter)
+        for waiter in queue.by_seniority(_read(inquiry.after))
+        if inquiry.may_see(waiter.ask.tenant) and (where is None or _may_go_to(waiter, where))
+    )
+    page = _page(inquiry, "waiting", shown, _seniority)
+    if isinstance(page, Information) and (rows := page.data["waiting"]):
+        turns = forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX))
+        positions = queue.positions(row["request"] for row in rows)
+        for row in rows:
+            row["position"] = positions[row["request"]]
+            row["expected_at"] = turns.get(row["request"])
+    return page
+
+
+def _read(cursor: str) -> object:
+    """Return what a cursor of several parts says; None where it is none, which `_page` says."""
+    try:
+        found = json.loads(cursor)
+    except ValueError:
+        return None
+    return (
+        tuple(found) if isinstance(found, list) and len(found) == len(Seniority._fields) else None
+    )
 
 
 def _may_go_to(waiter: Waiter, cluster: object) -> bool:
@@ -438,9 +455,9 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     return _page(inquiry, "nodes", rows(), lambda row: row["node_id"])
 
 
-def _seniority(row: dict[str, Any]) -> tuple[int, float, str]:
-    """Return what orders the pages of the queue: no waiter's ever changes, as its position does."""
-    return -row["priority"], row["since"], row["request"]
+def _seniority(row: dict[str, Any]) -> Seniority:
+    """Return what orders the pages of the queue."""
+    return Seniority(-row["priority"], row["since"], row["request"])
 
 
 def _page(

@@ -5,8 +5,10 @@ first moment at which the places that it needs are free. A lease that is release
 sooner, one that is renewed makes it later.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -42,6 +44,7 @@ def expected(state: State, waiters: Iterable[Waiter]) -> dict[RequestId, float]:
     if not lines:
         return {}
     fleet, found, looks = state.fleet.imagined(), dict[RequestId, float](), 0
+    order = [(line[0][0], each) for each, line in lines.items()]
     leases = (lease for lease in state.leases.values() if lease.state != "ending")
     for lease in sorted(leases, key=lambda each: (each.expires_at, each.id))[:LOOKS_MAX]:
         rows = []
@@ -49,18 +52,19 @@ def expected(state: State, waiters: Iterable[Waiter]) -> dict[RequestId, float]:
             fleet.give(share)
             row = fleet.row(share.cluster_id, share.node_id)
             rows += [] if row is None else [row]
-        refused = set[_Class]()
-        while open_lines := lines.keys() - refused:
+        at = 0
+        while at < len(order):
             looks += 1
             if looks > LOOKS_MAX:
                 return found
-            first = min(open_lines, key=lambda each: lines[each][0][0])
+            first = order[at][1]
             if not _put(fleet, first, rows):
-                refused.add(first)
+                at += 1
                 continue
             waiter = lines[first].popleft()[1]
-            if not lines[first]:
-                del lines[first]
+            del order[at]
+            if lines[first]:  # Whose next one comes after all that were passed.
+                insort(order, (lines[first][0][0], first), key=itemgetter(0))
             if lease.expires_at <= waiter.deadline:
                 found[waiter.ask.id] = lease.expires_at
     return found

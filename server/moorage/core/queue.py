@@ -7,10 +7,12 @@ changes. `Backfill` asks it whose turn it is when capacity grew; nothing is ever
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Final, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from moorage.core.accounts import accounts_of, demanded
 from moorage.core.facts import Refusal
@@ -112,6 +114,8 @@ class WaitingQueue:
         self._ranking = Ranking(self._state)
         self._lines: dict[_LineKey, WaiterLine] = {}
         self._line_of: dict[RequestId, WaiterLine] = {}
+        self._numbers: dict[int, WaiterLine] = {}
+        self._by_seniority: list[Seniority] = []
         self._classes: dict[WaiterClass, _Class] = {}
         self._numbered = 0
         self._unreserved = 0
@@ -142,12 +146,14 @@ class WaitingQueue:
         if line is None:
             self._numbered += 1
             line = self._lines[key] = WaiterLine(key, self._numbered)
+            self._numbers[line.number] = line
             if key.waiters not in self._classes:
                 self._classes[key.waiters] = _Class(self._ranking.add(key.waiters))
         newest = next(reversed(line.waiters), None)
         line.waiters[ask.id] = None
         self._line_of[ask.id] = line
         waiting = self._state.waiting
+        insort(self._by_seniority, seniority(waiting[ask.id]))
         if newest is not None and waiting[newest].at > waiting[ask.id].at:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
@@ -158,13 +164,16 @@ class WaitingQueue:
         """Take a waiter out: granted or given up."""
         line = self._line_of.pop(ask.id)
         del line.waiters[ask.id]
+        oldest_first = self._by_seniority
+        del oldest_first[bisect_left(oldest_first, seniority(self._state.waiting[ask.id]))]
         if line.waiters:
             self._aged(line)
             self._ranking.judge_again(self._classes[line.of].row)  # It may have spoken for them.
             return
         its = self._classes[line.of]
         self._leave(line)
-        del self._lines[line.key]
+        del self._lines[line.key], self._numbers[line.number]
+        self._ranking.line(line.number, its.row, line.since, 0)
         if not its.ready and not its.declined:
             del self._classes[line.of]
             self._ranking.remove(line.of)
@@ -197,6 +206,7 @@ class WaitingQueue:
             line.since = since
             if not line.declined:
                 self._enter(line)
+        self._ranking.line(line.number, self._classes[line.of].row, since, len(line.waiters))
 
     def _enter(self, line: WaiterLine) -> None:
         its = self._classes[line.of]
@@ -404,20 +414,75 @@ class WaitingQueue:
         """Return all lines in the order in which their first waiters are to be served."""
         return sorted(self._lines.values(), key=self._rank)
 
-    def waiters(self) -> Iterator[Waiter]:
-        """Yield the waiters, line by line in order; then those that pause (for `queue`)."""
-        for line in self.lines():
-            for request in line.waiters:
-                yield self._state.waiting[request]
-        yield from (waiter for waiter in self._state.waiting.values() if waiter.pauses)
+    def positions(self, requests: Iterable[RequestId]) -> dict[RequestId, int]:
+        """Return the place of some waiters in the queue; those that pause come last."""
+        positions = dict.fromkeys(requests, 0)
+        lines: dict[WaiterLine, int] = {}
+        for request in positions:
+            line = self._line_of.get(request)
+            if line is not None:
+                lines[line] = lines.get(line, 0) + 1
+        ahead = self._ranking.ahead([line.number for line in lines])
+        for (line, left), before in zip(lines.items(), ahead, strict=True):
+            _count(line.waiters, before, left, positions)
+        left = sum(not each for each in positions.values())
+        if left:
+            pausing = (name for name, waiter in self._state.waiting.items() if waiter.pauses)
+            _count(pausing, len(self._line_of), left, positions)
+        return {request: at for request, at in positions.items() if at}
+
+    def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
+        """Yield those that wait, also those that pause, in an order that only they change.
+
+        Args:
+            after: What `seniority` returned of the one before; anything else: start anew.
+
+        """
+        waiting, ranked, start = self._state.waiting, self._by_seniority, 0
+        if after is not None:
+            with suppress(TypeError):  # Who reads the cursor says so.
+                start = bisect_left(ranked, after)
+        keys: Iterable[Seniority] = (ranked[at] for at in range(start, len(ranked)))
+        if len(ranked) != len(waiting):
+            pausing = sorted(seniority(each) for each in waiting.values() if each.pauses)
+            keys = heapq.merge(keys, pausing)
+        yield from (waiting[each.request] for each in keys)
 
     def in_turn(self, most: int) -> list[Waiter]:
         """Return the first that wait for a place, in the order in which they are served now."""
         waiting = self._state.waiting
-        ranked = (
-            (rank, waiting[request].at, line.number, request)
-            for line in self._lines.values()
-            for rank in [self._rank(line)[:3]]
-            for request in line.waiters
-        )
-        return [waiting[each[3]] for each in heapq.nsmallest(most, ranked)]
+        # No other line has one of them: its first would be one, too.
+        lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
+
+        def ranked(line: WaiterLine) -> Iterator[tuple[Any, ...]]:
+            rank = self._rank(line)[:3]
+            return ((*rank, waiting[each].at, line.number, each) for each in line.waiters)
+
+        merged = heapq.merge(*map(ranked, lines))
+        return [waiting[each[-1]] for each in islice(merged, most)]
+
+
+class Seniority(NamedTuple):
+    """What orders the pages of the queue: no waiter's ever changes, as its position does."""
+
+    priority: int
+    """Negated."""
+    since: float
+    request: RequestId
+
+
+def seniority(waiter: Waiter) -> Seniority:
+    """Return a waiter's place in the pages of the queue."""
+    return Seniority(-waiter.ask.priority, waiter.at, waiter.ask.id)
+
+
+def _count(
+    line: Iterable[RequestId], before: int, wanted: int, positions: dict[RequestId, int]
+) -> None:
+    """Note the positions of those in a line that are wanted, so many."""
+    for at, request in enumerate(line, before + 1):
+        if request in positions:
+            positions[request] = at
+            wanted -= 1
+            if not wanted:
+                return

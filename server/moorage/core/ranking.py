@@ -5,7 +5,7 @@ columns are kept as classes come and go, so a wake looks at arrays and at the fe
 neither sorts nor visits all that wait. `core.queue` is the only caller.
 """
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,12 +19,15 @@ from moorage.policy import Fleet
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_Key = Callable[[Rows], npt.NDArray[Any]]
 Rank = tuple[int, float, float, float, int]
 """Priority, negated; the share of the tenant; that of its project; since when; which came first
 then. Less comes first."""
 
 UNJUDGED: Final = -1
 """In the place of the count of changes at which a demand was found not to fit."""
+COUNTED_MAX: Final = 16
+"""Lines that are counted to one by one; all are sorted for more of them."""
 
 
 class WaiterClass(NamedTuple):
@@ -150,6 +153,12 @@ class Ranking:
         )
         self._kinds = _Table[Shape]()
         self._policies = _Table[PolicyRef]()
+        self._lines = _Table[int](
+            of=np.int64,  # The row of their class.
+            since=np.float64,
+            waiters=np.int64,
+            number=np.int64,
+        )
         self._by_row: dict[int, WaiterClass] = {}
         self._grown: dict[GrownPlace, None] | None = {}
         self._quotas_as_of = UNJUDGED
@@ -210,6 +219,21 @@ class Ranking:
 
         """
         self._classes["since"][row], self._classes["number"][row] = since, number
+
+    def line(self, number: int, row: int, since: float, waiters: int) -> None:
+        """Note a line of waiters, by its number: its class, since when its first waits, how many.
+
+        It is forgotten where none is left.
+        """
+        lines = self._lines
+        if not waiters:
+            lines["waiters"][lines.numbers[number]] = 0
+            lines.drop(number)
+        elif number in lines.numbers:
+            at = lines.numbers[number]
+            lines["since"][at], lines["waiters"][at] = since, waiters
+        else:
+            lines.add(number, of=row, since=since, waiters=waiters, number=number)
 
     # What may be served ----------------------------------------------------------------------
 
@@ -348,20 +372,52 @@ class Ranking:
 
     def first(self, rows: Rows, many: int) -> list[int]:
         """Return the rows of the classes that come first, in order: `many`, or fewer."""
-        keys = (self._precedence, self._held, self._held_by_project, self._since, self._number)
-        chosen, tied = [rows[:0]], rows
-        for key in keys:
-            if len(tied) <= many:
-                break
-            values = key(tied)
-            # A partition: to sort them all would cost more than the rest of a wake.
-            bound = values.min() if many == 1 else np.partition(values, many - 1)[many - 1]
-            chosen.append(tied[values < bound])
-            many -= len(chosen[-1])
-            tied = tied[values == bound]
-        found = np.concatenate([*chosen, tied[:many]])
-        ordered: list[int] = found[np.lexsort([key(found) for key in reversed(keys)])].tolist()
-        return ordered
+        return _first(rows, many, (*self._shared, self._since, self._number))
+
+    def first_lines(self, many: int) -> list[int]:
+        """Return the numbers of the lines that come first, in order: `many`, or fewer."""
+        lines = self._lines
+        rows = np.flatnonzero(lines["waiters"])
+        found = _first(rows, many, self._line_keys())
+        numbers: list[int] = lines["number"][found].tolist()
+        return numbers
+
+    def ahead(self, lines: Sequence[int]) -> list[int]:
+        """Return how many waiters are in the lines before each of these, by their numbers."""
+        rows, waiters = [self._lines.numbers[each] for each in lines], self._lines["waiters"]
+        if len(rows) <= COUNTED_MAX:
+            return [self._ahead(row) for row in rows]
+        all_rows = np.arange(self._lines.rows)
+        order = np.lexsort([key(all_rows) for key in reversed(self._line_keys())])
+        before = np.zeros(len(order), np.int64)
+        before[order] = waiters[order].cumsum() - waiters[order]
+        counted: list[int] = before[rows].tolist()
+        return counted
+
+    def _ahead(self, row: int) -> int:
+        """Count the waiters before one line: all classes are compared, then all lines."""
+        lines, classes = self._lines, np.arange(self._classes.rows)
+        of, since, number = lines["of"], lines["since"], lines["number"]
+        sooner, tied = np.zeros(len(classes), np.bool_), np.ones(len(classes), np.bool_)
+        for key in self._shared:
+            values = key(classes)
+            own = values[of[row]]
+            sooner |= tied & (values < own)
+            tied &= values == own
+        older = (since < since[row]) | ((since == since[row]) & (number < number[row]))
+        return int(lines["waiters"] @ (sooner[of] | (tied[of] & older)))
+
+    @property
+    def _shared(self) -> tuple[_Key, ...]:
+        """What puts classes in order, whoever waits in them."""
+        return self._precedence, self._held, self._held_by_project
+
+    def _line_keys(self) -> list[_Key]:
+        """Return what puts the rows of lines in order."""
+        lines = self._lines
+        of = lines["of"]
+        by_class = [lambda rows, key=key: key(of[rows]) for key in self._shared]
+        return [*by_class, lines["since"].__getitem__, lines["number"].__getitem__]
 
     def _precedence(self, rows: Rows) -> npt.NDArray[Any]:
         return -self._classes["priority"][rows]
@@ -377,6 +433,23 @@ class Ranking:
 
     def _number(self, rows: Rows) -> npt.NDArray[Any]:
         return self._classes["number"][rows]
+
+
+def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
+    """Return the rows that come first by some keys, in order: `many`, or fewer."""
+    chosen, tied = [rows[:0]], rows
+    for key in keys:
+        if len(tied) <= many:
+            break
+        values = key(tied)
+        # A partition: to sort them all would cost more than the rest of a wake.
+        bound = values.min() if many == 1 else np.partition(values, many - 1)[many - 1]
+        chosen.append(tied[values < bound])
+        many -= len(chosen[-1])
+        tied = tied[values == bound]
+    found = np.concatenate([*chosen, tied[:many]])
+    ordered: list[int] = found[np.lexsort([key(found) for key in reversed(keys)])].tolist()
+    return ordered
 
 
 def _rows(fleet: Fleet, places: Collection[GrownPlace]) -> list[int] | None:

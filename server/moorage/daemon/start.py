@@ -211,7 +211,7 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
     queue = stores.allocator.requests.queue
-    progress = RequestProgress(gateway.push, lambda: (each.ask.id for each in queue.waiters()))
+    progress = RequestProgress(gateway.push, queue.positions)
     watchers = Watchers(gateway.push, state.lease, map_news, shape_news, progress)
     measures = Measures()
     return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)

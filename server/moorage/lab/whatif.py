@@ -283,9 +283,7 @@ class _Told:
             case Refusal():
                 return told | {"state": "refused", **refusal_object(answer)}
             case _:  # None: it has a place in the queue.
-                waiters = self._world.allocator.requests.queue.waiters()
-                ids = [each.ask.id for each in waiters]
-                position = ids.index(ask.id) + 1
+                position = self._world.allocator.requests.queue.positions([ask.id])[ask.id]
                 told |= {"state": "waiting", "position": position}
                 return await self._world.why(ask) | told
 

@@ -157,7 +157,7 @@ class Replies:
     def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> dict[str, Any]:
         """Return what a session that is resumed left behind."""
         asked = [self._open[each] for each in self._numbers[to.session]]
-        positions = self._progress.positions() if any(each.request for each in asked) else {}
+        positions = self._progress.positions(each.request for each in asked if each.request)
         return {
             "session": to.session,
             "open": self._gateway.unanswered(to),

@@ -39,36 +39,25 @@ class RequestProgress:
 
     Args:
         push: Sends a message to a session, or counts it as missed there.
-        waiting: Yields the requests that wait, in the order in which they are served.
+        positions: Returns the places in the queue of those requests that wait.
 
     """
 
     def __init__(
         self,
         push: Callable[[SessionId, bytes], None],
-        waiting: Callable[[], Iterable[RequestId]],
+        positions: Callable[[Iterable[RequestId]], Mapping[RequestId, int]],
     ) -> None:
         self._push = push
-        self._waiting = waiting
+        self.positions = positions
         self._streamed: dict[RequestId, _Streamed] = {}
         self._by_address: dict[Address, RequestId] = {}
         self._queued = asyncio.Event()
-        self._positions: dict[RequestId, int] = {}
-        self._look_again_at = 0.0
 
     def add(self, to: Address, request: RequestId, message_id: MessageId) -> None:
         """Tell the session at an address how far a request is."""
         self._streamed[request] = _Streamed(to.session, message_id)
         self._by_address[to] = request
-
-    def positions(self) -> Mapping[RequestId, int]:
-        """Return the positions of all that wait; where they are many, as of a moment ago."""
-        began = time.perf_counter()
-        if began >= self._look_again_at:
-            self._positions = {request: at for at, request in enumerate(self._waiting(), 1)}
-            now = time.perf_counter()
-            self._look_again_at = now + (now - began) / SHARE_MAX
-        return self._positions
 
     def lost(self, session: SessionId) -> None:
         """Forget a session."""
@@ -135,17 +124,12 @@ class RequestProgress:
             self._queued.set()
 
     def _tell_positions(self) -> None:
-        missing = sum(each.position is not None for each in self._streamed.values())
-        for position, request in enumerate(self._waiting(), 1):
-            streamed = self._streamed.get(request)
-            if streamed is None or streamed.position is None:
-                continue
-            missing -= 1
+        waiting = [name for name, each in self._streamed.items() if each.position is not None]
+        for request, position in self.positions(waiting).items():
+            streamed = self._streamed[request]
             if streamed.position != position:
                 self._tell(request, "queued", position=position)
                 streamed.position = position
-            if not missing:
-                return
 
     def _tell(self, request: RequestId, state: str, **more: Any) -> None:
         streamed = self._streamed.get(request)
