@@ -1,9 +1,9 @@
-"""Lease two GPUs at once, one each: python asyncio_client.py [ws://127.0.0.1:8765]."""
+"""Lease two GPUs at once, one each: python asyncio_client.py [URL]."""
 
 import asyncio
 import sys
 
-from moorage_client import Client
+from moorage_client import Client, MoorageError
 
 
 async def hold(client: Client) -> None:
@@ -15,10 +15,14 @@ async def hold(client: Client) -> None:
         await asyncio.sleep(1)  # The work.
 
 
-async def main(url: str) -> None:
+async def main(url: str | None) -> None:
     """Hold both at the same time, over one socket."""
     async with Client(url) as client:
         await asyncio.gather(hold(client), hold(client))
 
 
-asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:8765"))
+url = sys.argv[1] if len(sys.argv) > 1 else None  # Then MOORAGE_URL, or this machine.
+try:
+    asyncio.run(main(url))
+except MoorageError as error:
+    sys.exit(f"no GPU: {error}")

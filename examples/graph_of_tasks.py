@@ -2,6 +2,7 @@
 
 import sys
 
+from moorage_client import MoorageError
 from moorage_client.workflow import (
     DAG,
     LeasedPool,
@@ -39,13 +40,16 @@ needs = {
     "large": ResourceRequirements.gpu(2),
     "compare": ResourceRequirements.cpu(1),
 }
-url = sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:8765"
+url = sys.argv[1] if len(sys.argv) > 1 else None  # Then MOORAGE_URL, or this machine.
 dag = graph.build()
-with LeasedPool("first_fit:1.0-stable", url=url) as pool:
-    executor = ResourceAwareExecutor(dag, pool, needs)
-    result = executor.execute(
-        {"prepare": prepare, "small": train, "large": train, "compare": lambda: "compared"}
-    )
+try:
+    with LeasedPool("first_fit:1.0-stable", url=url) as pool:
+        executor = ResourceAwareExecutor(dag, pool, needs)
+        result = executor.execute(
+            {"prepare": prepare, "small": train, "large": train, "compare": lambda: "compared"}
+        )
+except MoorageError as error:
+    sys.exit(f"not run: {error}")
 for name in ("prepare", "small", "large", "compare"):
     print(f"{name}: {result[name].result}")
 sys.exit(0 if result.succeeded else 1)

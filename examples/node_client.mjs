@@ -1,7 +1,7 @@
-// Lease a GPU from Node, use it, give it back: node node_client.mjs [ws://127.0.0.1:8765]
+// Lease a GPU from Node, use it, give it back: node node_client.mjs [URL]
 // Node 22 or newer; on Node 20 add --experimental-websocket.
 
-const socket = new WebSocket(process.argv[2] ?? "ws://127.0.0.1:8765");
+const socket = new WebSocket(process.argv[2] ?? process.env.MOORAGE_URL ?? "ws://127.0.0.1:8765");
 const waiting = new Map();
 
 socket.onmessage = ({ data }) => {
@@ -18,9 +18,12 @@ function ask(message) {
   });
 }
 
-await new Promise((resolve, reject) => {
+await new Promise((resolve) => {
   socket.onopen = resolve;
-  socket.onerror = () => reject(new Error("no server answers"));
+  socket.onerror = () => {
+    console.error(`no GPU: no server answers at ${socket.url}; start one: moored serve --here`);
+    process.exit(1);
+  };
 });
 const reply = await ask({
   adhoc: true,
@@ -34,7 +37,7 @@ if (reply.success) {
   console.log("yours:", placement[0].cluster_id, placement[0].node_id, "GPU", ...placement[0].gpus);
   await ask({ op: "release", lease, token });
 } else {
-  console.error(`not now: ${reply.error.reason}`);
+  console.error(`no GPU: ${reply.error.reason}`);
   process.exitCode = 1;
 }
 socket.close();

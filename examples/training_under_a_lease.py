@@ -8,14 +8,16 @@ import os
 import subprocess
 import sys
 
-from moorage_client import BlockingClient, NoCapacity
+from moorage_client import BlockingClient, MoorageError
 
 CHECK_SECONDS = 1
 WAIT_SECONDS = 600
 
+if len(sys.argv) < 3:
+    sys.exit("usage: python training_under_a_lease.py URL COMMAND...")
 _, url, *command = sys.argv
-with BlockingClient(url) as client:
-    try:
+try:
+    with BlockingClient(url) as client:
         lease = client.lease(
             "first_fit:1.0-stable",
             resources={"gpus": 1},
@@ -39,6 +41,6 @@ with BlockingClient(url) as client:
             finally:
                 training.terminate()
                 training.wait()
-    except NoCapacity as no:
-        sys.exit(f"no GPU within {WAIT_SECONDS} s: {no.reason}")
+except MoorageError as error:
+    sys.exit(f"no GPU, or no longer: {error}")
 sys.exit(code)

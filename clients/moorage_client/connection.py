@@ -124,7 +124,12 @@ class Connection:
             # The event loop words a refused connection in its own way; the system's is clearer.
             number = error.errno or 0  # Negative where a name was not found.
             cause = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise ConnectionFailed(url, cause) from error
+            failed = ConnectionFailed(url, cause)
+            failed.add_note(
+                "Start a server with `moored serve --here`, or name one in MOORAGE_URL."
+            )
+            # The causes are dozens of lines from the event loop, which say no more.
+            raise failed from None
         return cls(socket, url)
 
     @property

@@ -449,7 +449,8 @@ def _cause(error: BaseException) -> str:
     while seen is not None:
         if isinstance(seen, OSError) and seen.strerror:
             return seen.strerror
-        inner = seen.args[0] if seen.args and isinstance(seen.args[0], BaseException) else None
+        error = seen
+        inner = next((each for each in seen.args if isinstance(each, BaseException)), None)
         reason = getattr(inner, "reason", None)
         seen = seen.__cause__ or (reason if isinstance(reason, BaseException) else inner)
         seen = seen or None

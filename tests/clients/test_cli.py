@@ -153,6 +153,15 @@ def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
     assert "Connection refused" in over_http.stderr
 
 
+def test_a_socket_named_alone_does_not_lead_to_the_http_of_another_server(shell, nowhere):
+    done = shell("policy", "list", "--url", nowhere)
+    assert done.returncode == 2
+    assert "--http-url or MOORAGE_HTTP_URL" in done.stderr
+    swapped = shell("leases", "--url", "http://127.0.0.1:1")
+    assert swapped.returncode == 2
+    assert "--url: expected ws://HOST:PORT" in swapped.stderr
+
+
 def test_garbage_and_silence_are_unreachable_too(shell, harbour):
     harbour.mute.add("why")
     silence = shell("why", "r-0", "--timeout", "0.2", "--json")

@@ -91,7 +91,7 @@ def test_why_tells_each_node_the_nearest_misses_first() -> None:
         "n002 lacks 5 of 8 GPUs free",
         "n000 lacks 8 of 8 GPUs free",
         "n003 lacks 8 of 8 GPUs free",
-        "n000 lacks 4 of 8 GPUs that can be given so",
+        "n000 lacks 4 of 8 GPUs that fit",
     ]
     assert [row["verdict"] for row in rows] == [*["not_now"] * 4, "never"]
     found, after = [], ""

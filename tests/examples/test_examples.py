@@ -80,6 +80,20 @@ def test_a_graph_has_a_lease_for_each_task(url: str) -> None:
     assert [len(told[name].split()) for name in ("small", "large")] == [3, 4], told
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["blocking_client.py", "asyncio_client.py", "graph_of_tasks.py", "training_under_a_lease.py"],
+)
+def test_without_a_server_there_is_one_sentence(name: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"ws://127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, EXAMPLES / name, url, "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf".*{url}: Connection refused\n", done.stderr)
+
+
 def typed(folder: Path) -> list[str]:
     """Return what the README of an example has its reader type."""
     return re.findall(r"^\$ (.+)$", (folder / "README.md").read_text(), re.MULTILINE)

@@ -174,7 +174,12 @@ def made_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Any:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column.endswith(">")
-        shown.add_column(column.rstrip(">"), justify="right" if right else "left", overflow="fold")
+        shown.add_column(
+            column.rstrip(">"),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=column in {"lease", "request"},  # Ids are there to be copied.
+        )
     for row in rows:
         cells = (plain(str(cell)) for cell in row)
         shown.add_row(*(Text(cell, _STATES.get(cell, "")) for cell in cells))
@@ -284,7 +289,8 @@ def explain_failure(error: MoorageError) -> None:
     note(f"moorage: {error}")
     match error:
         case ProtocolViolated(url=url):
-            note(f"What answers at {url} is no Moorage server of this version; check the URL.")
+            option = "--http-url" if url.startswith("http") else "--url"
+            note(f"What answers at {url} is no Moorage server of this version; check {option}.")
         case ConnectionFailed(url=url) if url.startswith("http"):
             note("Start a server with `moored serve`, or name one with --http-url.")
             note("(--http-url defaults to MOORAGE_HTTP_URL, else http://127.0.0.1:8080)")

@@ -6,6 +6,8 @@ the shared options to it, so that they can stand before and after the command's 
 
 import asyncio
 import inspect
+import os
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
@@ -18,6 +20,8 @@ from moorage_client.cli.output import OutputFormat, as_yaml
 T = TypeVar("T")
 
 PANEL = "Server and output"
+
+_DEFAULT = re.compile(r"ws://(127\.0\.0\.1|localhost|\[::1\]):8765/?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class CommandSession:
         """Connect, do `work` with the client, and return its result."""
         from moorage_client.client import TIMEOUT_SECONDS, Client  # noqa: PLC0415  # Slow to import.
 
+        _check_scheme("--url", self.url, "ws", "wss")
+
         async def connected() -> T:
             async with Client(
                 self.url, self.token, timeout=self.timeout or TIMEOUT_SECONDS
@@ -59,10 +65,29 @@ class CommandSession:
         return asyncio.run(connected())
 
     def services(self) -> Any:
-        """Return a client of the HTTP side, to be used in a `with`."""
+        """Return a client of the HTTP side, to be used in a `with`.
+
+        Raises:
+            typer.BadParameter: Only the WebSocket is named: this would ask another server.
+
+        """
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 
+        _check_scheme("--http-url", self.http_url, "http", "https")
+        socket = self.url or os.environ.get("MOORAGE_URL") or ""
+        named = self.http_url or os.environ.get("MOORAGE_HTTP_URL")
+        if socket and not named and not _DEFAULT.match(socket):
+            raise typer.BadParameter(
+                f"{socket} is the server's WebSocket, and this command uses its HTTP:"
+                " name that, too, with --http-url or MOORAGE_HTTP_URL"
+            )
+
         return Services(self.http_url, self.token, timeout=self.timeout or SECONDS_MAX)
+
+
+def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
+    if url is not None and url.partition("://")[0] not in schemes:
+        raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {url}")
 
 
 Url = Annotated[

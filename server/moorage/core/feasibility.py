@@ -34,7 +34,7 @@ _TEXT: Final = {
     Misfit.LABELS: "have other labels than `where` asks for",
     Misfit.GPU_MODEL: "have too few GPUs of the accepted models",
     Misfit.GPU_MEMORY: "have too few GPUs with that much memory",
-    Misfit.GPU_COUNT: "have too few GPUs that can be given so",
+    Misfit.GPU_COUNT: "have too few GPUs that fit",
     Misfit.TOPOLOGY: "have too few GPUs in one link group or NUMA domain",
     Misfit.CPU: "have too little CPU even when empty",
     Misfit.MEMORY: "have too little memory even when empty",

@@ -24,7 +24,7 @@ _Bools = npt.NDArray[np.bool_]
 _WHICH: Final = {
     Misfit.GPU_MODEL: " of the accepted models",
     Misfit.GPU_MEMORY: " with that much memory",
-    Misfit.GPU_COUNT: " that can be given so",
+    Misfit.GPU_COUNT: " that fit",
     Misfit.TOPOLOGY: " in one link group or NUMA domain",
     Misfit.TOPOLOGY_BUSY: " free in one link group or NUMA domain",
     Misfit.GPUS_BUSY: " free",
