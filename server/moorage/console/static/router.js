@@ -6,8 +6,17 @@ const ROOT = "/console";
 /** The view, what follows it in the address, and its query. */
 export const route = signal(read());
 
+/** What a part of the address says; "%" and the like stand for themselves. @param {string} part */
+function decoded(part) {
+	try {
+		return decodeURIComponent(part);
+	} catch {
+		return part;
+	}
+}
+
 function read() {
-	const [view, ...rest] = location.pathname.slice(ROOT.length).split("/").filter(Boolean).map(decodeURIComponent);
+	const [view, ...rest] = location.pathname.slice(ROOT.length).split("/").filter(Boolean).map(decoded);
 	return { view: view || "fleet", rest, query: new URLSearchParams(location.search) };
 }
 
