@@ -81,6 +81,20 @@ def test_a_request_that_waits(page: Any, it: Seeded) -> None:
         ask(page).get_by_text(f"{waits} would start on east/east-n0000+1").wait_for()
 
 
+def test_by_keys_alone(page: Any, it: Seeded) -> None:
+    page.goto(f"{it.console}/whatif")
+    page.get_by_role("button", name="Drain", exact=True).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.activeElement.tagName === 'INPUT'")
+    page.keyboard.type("east")
+    page.get_by_role("button", name="What if?").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("region", name="What would happen").get_by_text("stays").wait_for()
+    page.get_by_role("button", name="Leave out change 1").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.activeElement.innerText === 'Add nodes'")
+
+
 def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     request(page, 1)

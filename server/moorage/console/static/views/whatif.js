@@ -1,5 +1,5 @@
 // What-if: what a request would be answered, and what would become of others, if something changed.
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { places } from "../format.js";
 import { to } from "../router.js";
 import { Failure, http } from "../session.js";
@@ -75,6 +75,12 @@ export function WhatIf({ query }) {
 	const clusters = useLoaded(async () => (await ask({ op: "fleet", limit: 100 })).clusters.map((each) => each.cluster_id), []);
 	const set = (at, name) => typed((value) => setChanges((old) => old.map((each, n) => (n === at ? { ...each, values: { ...each.values, [name]: value.trim() } } : each))));
 	const add = (kind) => setChanges((old) => [...old, { kind, values: Object.fromEntries(kind.fields.map(({ name, value = "" }) => [name, value])) }]);
+	const form = useRef(null);
+	const many = useRef(0);
+	useEffect(() => { // Who has no mouse goes on at the last change, or where one is added.
+		if (many.current !== changes.length) ([...form.current.querySelectorAll(".change")].pop() || form.current).querySelector("input, .kinds button").focus();
+		many.current = changes.length;
+	}, [changes.length]);
 	const run = async (event) => {
 		event.preventDefault();
 		setAnswer({ busy: true });
@@ -89,13 +95,13 @@ export function WhatIf({ query }) {
 	const words = ["moorage", "whatif", ...(request.policy ? ["--policy", request.policy, "--gpus", request.gpus, "--wait", request.wait, "--priority", request.priority] : []), ...changes.flatMap(({ kind, values }) => kind.words(values))];
 	return html`
 		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
-		<form class="form" onSubmit=${run}>
+		<form class="form" ref=${form} onSubmit=${run}>
 			<datalist id="policies">${(policies.value || []).map((each) => html`<option value=${each} />`)}</datalist>
 			<datalist id="clusters">${(clusters.value || []).map((each) => html`<option value=${each} />`)}</datalist>
-			${changes.map(({ kind, values }, at) => html`<fieldset><legend>${at + 1}. ${kind.name}</legend>
+			${changes.map(({ kind, values }, at) => html`<fieldset class="change"><legend>${at + 1}. ${kind.name}</legend>
 				${kind.fields.map(({ name, label, value, ...more }) => html`<label>${label} <input ...${more} value=${values[name]} onInput=${set(at, name)} /></label>`)}
 				<button type="button" aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out</button></fieldset>`)}
-			<p class="buttons">Change: ${KINDS.map((kind) => html`<button type="button" onClick=${() => add(kind)}>${kind.name}</button>`)}</p>
+			<p class="buttons kinds">Change: ${KINDS.map((kind) => html`<button type="button" onClick=${() => add(kind)}>${kind.name}</button>`)}</p>
 			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}
 				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
 				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
