@@ -1,9 +1,11 @@
 // Why: the last decisions, and one of them on one screen; it opens in the playground with the fleet as it was.
-import { moment, shape } from "../format.js";
+import { useState } from "preact/hooks";
+import { moment, places, shape } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
+import { http } from "../session.js";
 import { ask } from "../socket.js";
-import { Command, Empty, Panel, Raw, State, filters, html, useLoaded } from "../ui.js";
+import { Command, Empty, Loading, Panel, Raw, Refused, Section, State, filters, html, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
 const STATES = ["", "granted", "queued", "refused", "requeued", "ended"];
@@ -39,6 +41,30 @@ function Decision({ id }) {
 		${(why) => !why.state && !why.reason && !why.history ? html`<${Empty}>Nothing is known of ${id}.<//>`
 			: html`<p class="buttons"><a class="button" href=${to("playground") + `?decision=${encodeURIComponent(id)}`}>Open in the playground</a>
 					${why.lease ? html`<a class="button" href=${to("leases", id)}>The lease</a>` : null} <${Command} words=${["moorage", "why", id]} /></p>
-				<${Reasons} why=${why} /><${Raw} value=${why} />`}
+				<${Reasons} why=${why} /><${Compare} id=${id} /><${Raw} value=${why} />`}
+	<//>`;
+}
+
+/** What another version says to the same request, on the fleet as it was. */
+function Compare({ id }) {
+	const [answer, setAnswer] = useState(null);
+	const run = async (event) => {
+		event.preventDefault();
+		const uri = event.currentTarget.version.value.trim();
+		setAnswer({ busy: true });
+		try {
+			const [{ code }, then] = await Promise.all([http("GET", `/policy/${encodeURIComponent(uri)}`), ask({ op: "decision_fleet", request: id })]);
+			const { adhoc, id: of, policy_rule_uri, ...request } = then.request;
+			const told = await http("POST", "/console/playground", { code, fleet: { decision: id }, requests: [request] });
+			setAnswer({ uri, told: told.results[0] });
+		} catch (error) {
+			setAnswer({ error });
+		}
+	};
+	const told = answer?.told;
+	return html`<${Section} title="Another version">
+		<form class="tools" onSubmit=${run}><label>Version <input name="version" required placeholder="name:version-tag" /></label><button type="submit" disabled=${answer?.busy}>Compare</button></form>
+		${answer?.busy ? html`<${Loading} what="its answer" />` : null}<${Refused} error=${answer?.error} />
+		${told ? html`<p>${answer.uri}: <${State} state=${told.ok ? "granted" : "refused"} /> ${told.ok ? places(told.placement) : told.reason}</p>` : null}
 	<//>`;
 }
