@@ -54,6 +54,15 @@ export interface AllocationRequestReply {
   policy_rule_uri?: string;
 }
 
+/** A lease whose end a request waits for, with its deadline; `lease` where you may see it. */
+export interface AwaitedLease {
+  cluster_id: string;
+  node_id: string;
+  /** Seconds since the epoch. */
+  expires_at: number;
+  lease?: string;
+}
+
 /** A block-level request: no `adhoc`, but an `input`. */
 export interface BlockRequest {
   /** an object */
@@ -314,7 +323,7 @@ export interface FailureReason {
   reason: string;
   field?: string;
   expected?: string;
-  /** never: not even when all is free; not_you: a quota is in the way. */
+  /** never: not even when all is free; not_now: it may do later; not_you: a quota is in the way, or a permission is missing. */
   verdict?: "never" | "not_now" | "not_you";
   largest?: LargestNode;
   models?: string[];
@@ -750,11 +759,12 @@ export interface Reasons {
   lease?: LeaseAnswer;
   history?: { [name: string]: Json }[];
   drift?: string[];
-  /** never: not even when all is free; not_you: a quota is in the way. */
+  /** never: not even when all is free; not_now: it may do later; not_you: a quota is in the way, or a permission is missing. */
   verdict?: "never" | "not_now" | "not_you";
   largest?: LargestNode;
   models?: string[];
   fits_if?: RequestChange[];
+  waits_for?: AwaitedLease[];
   node_verdicts?: NodeVerdict[] | null;
   /** `after` of the next page; null: this is the last. */
   next?: string | null;

@@ -143,7 +143,7 @@ def test_a_policy_that_declines_whatever_comes_back_is_believed() -> None:
     (answer,) = answers(turn)
     assert (answer.code, answer.details) == (
         Code.POLICY_DECLINED,
-        {"data": {"declined": "not today"}},
+        {"verdict": "not_now", "data": {"declined": "not today"}},
     )
     turn = hand.propose(hand.ask(ask("again", ONE)), {"declined": "not today"})
     assert answers(turn)[0].code is Code.POLICY_DECLINED, "nothing came back meanwhile"

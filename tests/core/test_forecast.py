@@ -56,3 +56,19 @@ def test_nothing_of_the_fleet_changes_and_the_work_is_bounded(hand: Hand) -> Non
     assert forecast.expected(state, [*many, waiter]) == {}
     assert forecast.expected(state, [*many[:9], waiter]) == {waiter.ask.id: 60.0}
     assert (state.fleet.gpu_free == before).all()
+
+
+def test_why_names_the_leases_that_are_waited_for(hand: Hand) -> None:
+    hand.now = 1.0
+    hand.ask(ask("own", Demand(gpus=1), wait=500))
+    hand.ask(ask("other", Demand(gpus=1), tenant="bob", wait=500))
+    hand.ask(ask("gang", Demand(gpus=2, nodes=2), wait=500))
+    ends = {"cluster_id": "c", "node_id": "n000", "expires_at": 60.0}
+    (row,) = hand.inquire("why", subject="own")["waits_for"]
+    assert row == {**ends, "lease": "a"}
+    (row,) = hand.inquire("why", "bob", subject="other")["waits_for"]
+    assert row == ends
+    rows = hand.inquire("why", subject="gang")["waits_for"]
+    assert [row["lease"] for row in rows] == ["a", "b"]
+    hand.ask(ask("never", Demand(gpus=3)))
+    assert "waits_for" not in hand.inquire("why", subject="never")

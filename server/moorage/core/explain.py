@@ -5,7 +5,7 @@ what is not yet durable.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, assert_never, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
 from moorage.core.feasibility import Feasibility
+from moorage.core.pages import page
 from moorage.core.queue import Seniority, WaitingQueue
 from moorage.core.state import State, Waiter
 from moorage.model import (
@@ -110,17 +111,17 @@ def answer(  # noqa: C901  # One case per question.
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
             shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
-            return _page(inquiry, "leases", shown, lambda row: row["fencing"])
+            return page(inquiry, "leases", shown, lambda row: row["fencing"])
         case "queue":
             return _queue(inquiry, state, queue)
         case "quotas":
             listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
             rows = [quotas.row(state.accounts, account) for account in listed]
-            return _page(inquiry, "quotas", rows, lambda row: (row["tenant"], row["project"] or ""))
+            return page(inquiry, "quotas", rows, lambda row: (row["tenant"], row["project"] or ""))
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
-            return _page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+            return page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
 
 
 def _refuse_filters(inquiry: Inquired) -> Refusal | None:
@@ -141,18 +142,18 @@ def _queue(inquiry: Inquired, state: State, queue: WaitingQueue) -> Response:
         for waiter in queue.by_seniority(_read(inquiry.after))
         if inquiry.may_see(waiter.ask.tenant) and (where is None or _may_go_to(waiter, where))
     )
-    page = _page(inquiry, "waiting", shown, _seniority)
-    if isinstance(page, Information) and (rows := page.data["waiting"]):
+    told = page(inquiry, "waiting", shown, _seniority)
+    if isinstance(told, Information) and (rows := told.data["waiting"]):
         turns = forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX))
         positions = queue.positions(row["request"] for row in rows)
         for row in rows:
             row["position"] = positions[row["request"]]
             row["expected_at"] = turns.get(row["request"])
-    return page
+    return told
 
 
 def _read(cursor: str) -> object:
-    """Return what a cursor of several parts says; None where it is none, which `_page` says."""
+    """Return what a cursor of several parts says; None where it is none, which `page` says."""
     try:
         found = json.loads(cursor)
     except ValueError:
@@ -199,6 +200,10 @@ def _why(
         refusal = _add_nodes(record, inquiry, asked, feasibility)
         if refusal is not None:
             return refusal
+    if lease is None and asked is not None and asked[0] is not None:
+        awaited = forecast.awaited(state, feasibility, *asked)
+        if record.get("verdict", "not_now") == "not_now" and awaited:
+            record["waits_for"] = [_awaited_row(inquiry, *each) for each in awaited]
     if lease is not None:
         record |= {"state": lease.state, "lease": lease_row(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
@@ -207,6 +212,16 @@ def _why(
         if drift := list(_drift(lease, state)):
             record["drift"] = drift
     return Information({"request": request, **record})
+
+
+def _awaited_row(inquiry: Inquired, lease: Lease, share: Share) -> dict[str, Any]:
+    """Return a lease that is waited for; whose it is, is told only to who may see it."""
+    row: dict[str, Any] = {
+        "cluster_id": share.cluster_id,
+        "node_id": share.node_id,
+        "expires_at": lease.expires_at,
+    }
+    return row | ({"lease": lease.id} if inquiry.may_see(lease.tenant) else {})
 
 
 def _add_nodes(
@@ -452,57 +467,9 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
                 "memory_mib_free": memory,
             }
 
-    return _page(inquiry, "nodes", rows(), lambda row: row["node_id"])
+    return page(inquiry, "nodes", rows(), lambda row: row["node_id"])
 
 
 def _seniority(row: dict[str, Any]) -> Seniority:
     """Return what orders the pages of the queue."""
     return Seniority(-row["priority"], row["since"], row["request"])
-
-
-def _page(
-    inquiry: Inquired,
-    name: str,
-    rows: Iterable[dict[str, Any]],
-    key: Callable[[dict[str, Any]], Any],
-) -> Response:
-    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
-
-    That key is JSON on the wire, for those who read it: a number, a name, or a list of such.
-    """
-    # The cluster chose what is listed, but for leases: of those it is where they are.
-    wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
-    page: list[dict[str, Any]] = []
-    for row in rows:
-        try:
-            if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
-                continue
-        except (TypeError, ValueError):
-            return refusals.no_cursor(inquiry.after)
-        if all(_matches(row, k, v) for k, v in wanted.items()):
-            if len(page) == inquiry.limit:
-                last = key(page[-1])
-                return Information(
-                    {name: page, "next": last if isinstance(last, str) else json.dumps(last)}
-                )
-            page.append(row)
-    return Information({name: page, "next": None})
-
-
-def _cursor(like: Any, after: str) -> Any:
-    """Read what `next` of the page before said; raise what says that it said no such thing."""
-    if isinstance(like, str):
-        return after
-    found = json.loads(after)
-    if not isinstance(like, tuple):
-        return found
-    if not isinstance(found, list) or len(found) != len(like):
-        raise ValueError(after)
-    return tuple(found)
-
-
-def _matches(row: dict[str, Any], key: str, value: Any) -> bool:
-    if key in {"cluster", "cluster_id", "node_id"} and "placement" in row:
-        at = "node_id" if key == "node_id" else "cluster_id"
-        return any(share[at] == value for share in row["placement"])
-    return bool(row.get(key) == value)

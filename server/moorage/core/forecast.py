@@ -5,6 +5,7 @@ first moment at which the places that it needs are free. A lease that is release
 sooner, one that is renewed makes it later.
 """
 
+import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable
@@ -13,8 +14,9 @@ from typing import Final
 
 import numpy as np
 
+from moorage.core.feasibility import Feasibility
 from moorage.core.state import State, Waiter
-from moorage.model import ClusterId, Demand, RequestId
+from moorage.model import ClusterId, Demand, Lease, RequestId, Share
 from moorage.policy import Fleet
 
 WAITERS_MAX: Final = 1_000
@@ -23,6 +25,9 @@ LOOKS_MAX: Final = 500
 """Leases that end, and looks at what they leave; behind them nothing is known."""
 CANDIDATES_MAX: Final = 64
 """Clusters that an estimated waiter may choose from, where it may not go to all."""
+
+AWAITED_MAX: Final = 20
+"""Leases that a "no" names."""
 
 _Class = tuple[Demand, tuple[ClusterId, ...] | None]
 _Lines = dict[_Class, deque[tuple[int, Waiter]]]
@@ -68,6 +73,39 @@ def expected(state: State, waiters: Iterable[Waiter]) -> dict[RequestId, float]:
             if lease.expires_at <= waiter.deadline:
                 found[waiter.ask.id] = lease.expires_at
     return found
+
+
+def awaited(
+    state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
+) -> list[tuple[Lease, Share]]:
+    """Return which leases a demand waits for, each with one place of it, the earliest end first.
+
+    These are the leases on the nodes on which it is the first to fit, where all last until their
+    deadlines; none where it fits now. At most `AWAITED_MAX` are told.
+    """
+    fleet, allowed = state.fleet.imagined(), feasibility.allowed(where, ())
+    fits = fleet.feasible(demand) & allowed
+    if feasibility.enough_nodes(fits, demand):
+        return []
+    before, found = fits.copy(), list[tuple[int, Lease, Share]]()
+    leases = heapq.nsmallest(LOOKS_MAX, state.leases.values(), key=_end)
+    for lease in leases:
+        for share in lease.placement:
+            fleet.give(share)
+            row = fleet.row(share.cluster_id, share.node_id)
+            if row is None or not allowed[row] or before[row]:
+                continue
+            found.append((row, lease, share))
+            fits[row] = fleet.feasible(demand, np.array([row]))[0]
+        if feasibility.enough_nodes(fits, demand):
+            needed = {id(each): (each, share) for row, each, share in found if fits[row]}
+            return list(needed.values())[:AWAITED_MAX]
+    return []
+
+
+def _end(lease: Lease) -> tuple[bool, float, str]:
+    """Return what orders leases by their end; those that are ending do so first."""
+    return lease.state != "ending", lease.expires_at, lease.id
 
 
 def _lines(waiters: Iterable[Waiter]) -> _Lines:

@@ -4,11 +4,13 @@ The rest of the core calls these, so that one "no" reads the same from wherever 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from moorage.core.facts import Refusal
 from moorage.model import Code, Lease, RequestId
 from moorage.policy import ProposalError
+
+_NOT_NOW: Final = {"verdict": "not_now"}
 
 # Of a request, before its policy is asked ----------------------------------------------------
 
@@ -120,30 +122,30 @@ def taken_and_seen(stale: Refusal) -> Refusal:
 def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
     """What the proposal names was taken meanwhile."""
     reason = f"{node} cannot take it: what the policy named is not free."
-    return Refusal(Code.CONFLICT, reason, details=details)
+    return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
 def nothing_fits_in(cluster: str) -> Refusal:
     """The proposal names only a cluster, which has no room."""
-    return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.")
+    return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.", details=_NOT_NOW)
 
 
 def kept_for_head() -> Refusal:
     """The proposal names what is reserved."""
-    return Refusal(Code.CONFLICT, "The nodes it proposed are kept for the queue's head.")
+    reason = "The nodes it proposed are kept for the queue's head."
+    return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
 def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
     """What was proposed was taken by others, again and again."""
-    return Refusal(
-        Code.CONFLICT, f"Others were faster {times} times in a row; try again.", details=details
-    )
+    reason = f"Others were faster {times} times in a row; try again."
+    return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 
 def declined(value: Any) -> Refusal:
     """The policy found no placement."""
     reason = "The policy proposed no placement."
-    return Refusal(Code.POLICY_DECLINED, reason, details={"data": value})
+    return Refusal(Code.POLICY_DECLINED, reason, details={**_NOT_NOW, "data": value})
 
 
 # Of a waiter -------------------------------------------------------------------------------
@@ -212,4 +214,4 @@ def wrong_token(request: RequestId) -> Refusal:
     """The caller does not own the lease."""
     reason = f"This is not the token of lease {request}."
     expected = "the `token` that came with the grant"
-    return Refusal(Code.WRONG_TOKEN, reason, "token", expected)
+    return Refusal(Code.WRONG_TOKEN, reason, "token", expected, {"verdict": "not_you"})

@@ -22,7 +22,10 @@ _PLACE: Final = (ShareObject, list[ShareObject])
 
 Verdict = Annotated[
     Literal["never", "not_now", "not_you"],
-    Meta(description="never: not even when all is free; not_you: a quota is in the way."),
+    Meta(
+        description="never: not even when all is free; not_now: it may do later;"
+        " not_you: a quota is in the way, or a permission is missing."
+    ),
 ]
 
 
@@ -55,6 +58,15 @@ class NodeVerdict(Struct):
     misfit: str | UnsetType = UNSET
     has: int | UnsetType = UNSET
     needs: int | UnsetType = UNSET
+
+
+class AwaitedLease(Struct):
+    """A lease whose end a request waits for, with its deadline; `lease` where you may see it."""
+
+    cluster_id: str
+    node_id: str
+    expires_at: Seconds
+    lease: str | UnsetType = UNSET
 
 
 class FailureReason(Struct):
@@ -176,6 +188,7 @@ class Reasons(Struct):
     largest: LargestNode | UnsetType = UNSET
     models: list[str] | UnsetType = UNSET
     fits_if: list[RequestChange] | UnsetType = UNSET
+    waits_for: list[AwaitedLease] | UnsetType = UNSET
     node_verdicts: list[NodeVerdict] | UnsetType | None = UNSET
     next: Next | UnsetType = UNSET
 

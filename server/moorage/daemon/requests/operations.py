@@ -228,7 +228,9 @@ class Operations:
     ) -> None:
         if not self._is_operator(who):
             reason = f"Tenant “{who}” is none of this server's operators, who set quotas."
-            self._replies.answer(to, Refusal(Code.UNAUTHORIZED, reason, "op"))
+            self._replies.answer(
+                to, Refusal(Code.UNAUTHORIZED, reason, "op", details={"verdict": "not_you"})
+            )
             return
         tenant = Tenant(message.tenant)
         if tenant == EVERYONE and message.project is not None:

@@ -106,7 +106,7 @@ class WorkloadAccess:
         if message.token is not None and lease.token_digest != digest(message.token):
             reason = f"This is not the token of lease {message.lease}."
             expected = "the `token` that came with the grant"
-            return Refusal(Code.WRONG_TOKEN, reason, "token", expected)
+            return Refusal(Code.WRONG_TOKEN, reason, "token", expected, {"verdict": "not_you"})
         if lease.over and lease.likeness and lease.outcome is None:
             reason = f"Lease {message.lease} was released, and others may use its workload now."
             return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
