@@ -435,7 +435,7 @@ class WaitingQueue:
         """Yield those that wait, also those that pause, in an order that only they change.
 
         Args:
-            after: What `seniority` returned of the one before; anything else: start anew.
+            after: What `seniority` returned of the one before; anything else: from the first.
 
         """
         waiting, ranked, start = self._state.waiting, self._by_seniority, 0

@@ -409,7 +409,7 @@ class Ranking:
 
     @property
     def _shared(self) -> tuple[_Key, ...]:
-        """What puts classes in order, whoever waits in them."""
+        """What puts classes in order, before the age of their waiters."""
         return self._precedence, self._held, self._held_by_project
 
     def _line_keys(self) -> list[_Key]:
