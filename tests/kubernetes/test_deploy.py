@@ -12,7 +12,7 @@ import yaml
 from kubernetes_objects import claim, dra_node, node, pod
 from kubernetes_plane import Plane, PlaneError
 
-from moorage.backends.base import Order
+from moorage.backends.base import BackendError, Order
 from moorage.backends.kubernetes.backend import KubernetesBackend
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError
@@ -244,6 +244,22 @@ async def test_the_backend_needs_every_right_that_it_has_and_no_other(
         ("podgroups", "create"),
         ("podgroups", "delete"),
     }
+
+
+async def test_where_it_may_make_nothing_a_start_fails_at_once_and_leaves_nothing_to_end(
+    granted: Plane, account: Path, tmp_path: Path
+) -> None:
+    granted.create(*dra_node("n1", 4))
+    backend = KubernetesBackend(
+        tmp_path / "data", [ClusterSource("c1", kubeconfig=account)], "default"
+    )
+    spec = PodResourceSpec(image="registry.example/none:1", stop_seconds=5)
+    share = Share(ClusterId("c1"), NodeId("n1"), ("GPU-n1-0",))
+    async with asyncio.timeout(60):
+        with pytest.raises(BackendError, match=r"may make no ResourceClaim in namespace default"):
+            await backend.start(Order("a", spec, (share,), {}, 300, fencing=7))
+        await backend.stop("a")
+        await backend.close()
 
 
 def test_the_plane_refuses_what_a_manifest_misspells(granted: Plane) -> None:

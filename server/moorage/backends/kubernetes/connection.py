@@ -17,6 +17,7 @@ import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 from kubernetes.aio.config.config_exception import ConfigException
+from yaml import YAMLError
 
 from moorage.backends.kubernetes.errors import (
     ConfigurationError,
@@ -278,6 +279,8 @@ async def _log_in(configuration: Configuration, kubeconfig: Path | None, context
                 await load_kube_config(  # type: ignore[no-untyped-call]  # The library's.
                     file, context or None, configuration, persist_config=False
                 )
-    except (ConfigException, OSError, ValueError, TimeoutError) as error:
+    except (ConfigException, OSError, ValueError, TypeError, TimeoutError, YAMLError) as error:
         place = "the pod's account" if inside else kubeconfig or "the default kubeconfig"
+        if isinstance(error, TypeError | YAMLError):
+            raise ConfigurationError(f"{place}: it is no kubeconfig") from error
         raise ConfigurationError(f"{place}: {str(error) or type(error).__name__}") from error

@@ -288,6 +288,11 @@ class WorkloadControl:
             await self._failed_to_start(backend, lease, reason)
         except (BackendError, SpecError) as error:
             await self._failed_to_start(backend, lease, str(error))
+        except Exception as error:  # Its defect costs a lease, not the daemon.
+            log.exception("backend failed", backend=backend.name, lease=str(lease.id))
+            await self._stopped(backend, name)  # It says not how far it came.
+            reason = f"the backend {backend.name} failed: {type(error).__name__}: {error}"
+            await self._failed_to_start(backend, lease, reason)
         else:
             if workload.phase.over:  # It ended while the daemon was away.
                 self._ended(workload)

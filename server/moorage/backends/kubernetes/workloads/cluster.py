@@ -270,22 +270,25 @@ class ClusterWorkloads:
     async def _all_made(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
     ) -> list[Any]:
-        for path, thing in objects:
-            self._objects[workload].add(f"{path}/{thing['metadata']['name']}")
-        made = (self._made(path, thing, trouble) for path, thing in objects)
+        made = (self._made(workload, path, thing, trouble) for path, thing in objects)
         answers = await asyncio.gather(*made, return_exceptions=True)
         for each in answers:
             if isinstance(each, BaseException):
                 raise each
         return answers
 
-    async def _made(self, path: str, thing: Document, trouble: list[str]) -> Any:
+    async def _made(self, workload: str, path: str, thing: Document, trouble: list[str]) -> Any:
         """Make an object; None where it was there."""
+        its, name = self._objects[workload], f"{path}/{thing['metadata']['name']}"
+        known = name in its
+        its.add(name)
         try:
             return await self._patiently(lambda: self.connection.call("POST", path, thing), trouble)
         except RefusedError as error:
             if error.status == _CONFLICT and error.reason == "AlreadyExists":
                 return None
+            if not known:  # Else this would be deleted for ever where that is refused, too.
+                its.discard(name)
             raise BackendError(self._refusal(thing, error)) from error
 
     def _refusal(self, thing: Document, error: RefusedError) -> str:
@@ -298,7 +301,7 @@ class ClusterWorkloads:
         if error.status == _NOT_FOUND and "namespace" in error.message:
             advice = "make it, or set kubernetes_namespace to another"
             return f"there is no {where}: {advice}"
-        if error.status == _FORBIDDEN:
+        if error.status == _FORBIDDEN and "cannot create resource" in error.message:
             advice = f"grant create, get, list, watch and delete of {kind.lower()}s there"
             return f"this server may make no {kind} in {where} ({error.message}): {advice}"
         return f"cluster {self.cluster_id} refused a {kind}: {error.message}"

@@ -230,9 +230,10 @@ class WorkloadRuns:
             async with asyncio.timeout(order.timeout_seconds):
                 return await self._started(cluster, order, pod, trouble)
         except BaseException as error:
-            gave_up = isinstance(error, asyncio.CancelledError)
             last = self._last_sign(cluster.workloads, order, trouble)
-            await finished(self._undone(order.id, UNDO_SECONDS_MAX if gave_up else None))
+            if isinstance(error, BackendError):
+                self._say(WorkloadReport(order.id, Phase.STARTING, detail=str(error)))
+            await self._undone(order.id, gave_up=isinstance(error, asyncio.CancelledError))
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
                 raise TimeoutError(f"{reason}: {last}") from None
@@ -379,21 +380,32 @@ class WorkloadRuns:
                 reason = f"Kubernetes gave {order.id} the devices {held}"
                 raise BackendError(f"{reason}, and not those of its lease: two have one uuid")
 
-    async def _undone(self, workload: str, seconds: float | None) -> None:
+    async def _undone(self, workload: str, *, gave_up: bool) -> None:
         """Have what a start has made deleted, and wait until it is gone.
 
         For as long as that takes: while any of it may run, its devices are not free. A start that
-        was given up waits no longer than `seconds`, since a stop follows that waits.
+        is given up, then or before, waits `UNDO_SECONDS_MAX` at most, since a stop follows that
+        waits.
         """
         self._running.discard(workload)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while True:
-                    with contextlib.suppress(BackendError):
-                        await self._end(workload)
-                        break
-                    await asyncio.sleep(LOOK_SECONDS)
-        self.told.pop(workload, None)
+        try:
+            if not gave_up:
+                await self._undo(workload)
+        except asyncio.CancelledError:
+            gave_up = True
+            raise
+        finally:
+            if gave_up:
+                with contextlib.suppress(TimeoutError):
+                    await finished(asyncio.wait_for(self._undo(workload), UNDO_SECONDS_MAX))
+            self.told.pop(workload, None)
+
+    async def _undo(self, workload: str) -> None:
+        while True:
+            with contextlib.suppress(BackendError):
+                await self._end(workload)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     # Stopping ----------------------------------------------------------------------------------
 

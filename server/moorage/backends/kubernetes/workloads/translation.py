@@ -1,8 +1,10 @@
 """Which specs become pods, and how: those of pods, and the local backend's container and vLLM."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from moorage.backends.base import UnsupportedSpecError
 from moorage.backends.remote_specs import (
@@ -21,6 +23,7 @@ from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, mig_profile
 CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm"})
 VLLM_IMAGE: Final = "vllm/vllm-openai:v0.11.0"
 _VLLM_PORT: Final = 8000
+_ALL_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,8 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
     """
     match spec:
         case PodResourceSpec():
-            _check_manifest(spec.manifest)
+            manifest = _checked(spec.manifest)
+            _check_environment("environment", spec.environment)
             if not spec.image:
                 raise UnsupportedSpecError("image: expected the image of the pod's container")
             port = spec.port if isinstance(spec, PodServiceResourceSpec) else None
@@ -86,7 +90,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
                 mem_limit=spec.mem_limit,
                 gpus=spec.gpus or 0,
                 gpu_resource=spec.gpu_resource,
-                manifest=spec.manifest,
+                manifest=manifest,
                 readiness=_probe(spec.readiness, port),
                 port=port,
                 stop_seconds=spec.stop_seconds,
@@ -123,6 +127,7 @@ def _of_container(spec: ContainerResourceSpec) -> PodOrder:
         raise UnsupportedSpecError(f"ports: {reason}")
     if not isinstance(spec.gpus, int | None):
         raise UnsupportedSpecError("gpus: expected a number; a lease names the devices")
+    _check_environment("environment", spec.environment)
     port = spec.container_port or next(iter(spec.ports), None)
     return PodOrder(
         image=spec.title,
@@ -154,24 +159,85 @@ def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
     )
 
 
-def _check_manifest(manifest: Mapping[str, Any]) -> None:
-    """Refuse a manifest that would have other devices than those of the lease."""
-    spec = manifest.get("spec", {})
-    kinds = ("containers", "initContainers", "ephemeralContainers")
-    if not isinstance(spec, dict) or not all(isinstance(spec.get(x, []), list) for x in kinds):
-        raise UnsupportedSpecError("manifest.spec: expected that of a Pod")
-    if spec.get("resourceClaims"):
-        _refuse_devices("resourceClaims")
-    for container in (each for kind in kinds for each in spec.get(kind, [])):
-        if not isinstance(container, dict) or not container.get("name"):
-            reason = "expected objects with a name; `main` is the one that the spec makes"
-            raise UnsupportedSpecError(f"manifest.spec.containers: {reason}")
-        sizes = container.get("resources") or {}
-        wanted = {*(sizes.get("limits") or {}), *(sizes.get("requests") or {})}
-        if sizes.get("claims") or any(x.endswith(WHOLE_DEVICES) or mig_profile(x) for x in wanted):
-            _refuse_devices("containers")
+class _Resources(msgspec.Struct):
+    claims: list[Any] = []
+    limits: dict[str, Any] = {}
+    requests: dict[str, Any] = {}
 
 
-def _refuse_devices(field: str) -> None:
+class _Variable(msgspec.Struct):
+    name: str
+
+
+class _Container(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+    env: list[_Variable] = []
+
+
+class _PodSpec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    affinity: dict[str, dict[str, Any]] = {}
+    tolerations: list[dict[str, Any]] = []
+    resource_claims: list[Any] = []
+    containers: list[_Container] = []
+    init_containers: list[_Container] = []
+    ephemeral_containers: list[_Container] = []
+
+
+class _Metadata(msgspec.Struct):
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class _Manifest(msgspec.Struct):
+    """What is read of a manifest here; the API server checks the rest."""
+
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+
+
+def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest without its nulls, which Kubernetes takes for what is not there.
+
+    Raises:
+        UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.
+
+    """
+    plain: dict[str, Any] = _without_nulls(manifest)
+    try:
+        read = msgspec.convert(plain, _Manifest)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        field_name = f"manifest{place.removesuffix('`')}"
+        raise UnsupportedSpecError(f"{field_name}: {reason[:1].lower()}{reason[1:]}") from error
+    spec = read.spec
+    if spec.node_name:
+        raise UnsupportedSpecError("manifest.spec.nodeName: expected nothing: the lease says where")
+    if spec.resource_claims:
+        _refuse_devices("manifest.spec.resourceClaims")
+    for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers):
+        sizes = container.resources
+        wanted = {*sizes.limits, *sizes.requests}
+        if sizes.claims or any(x.endswith(WHOLE_DEVICES) or mig_profile(x) for x in wanted):
+            _refuse_devices("manifest.spec.containers")
+        _check_environment("manifest.spec.containers", [each.name for each in container.env])
+    return plain
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
+
+
+def _check_environment(field_name: str, names: Iterable[str]) -> None:
+    if _ALL_DEVICES in names:  # NVIDIA's runtime gives a container whatever GPUs that names.
+        _refuse_devices(f"{field_name}: {_ALL_DEVICES}")
+
+
+def _refuse_devices(field_name: str) -> None:
     reason = "expected no devices: a workload has those that its lease holds"
-    raise UnsupportedSpecError(f"manifest.spec.{field}: {reason}")
+    raise UnsupportedSpecError(f"{field_name}: {reason}")
