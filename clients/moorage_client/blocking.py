@@ -4,7 +4,7 @@ It lives on a thread of its own, and so do its renewals: a lease outlives any co
 program's threads, which may all share one client.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -99,12 +99,16 @@ class BlockingClient:
         policy_rule_uri: str,
         *,
         lease: LeaseTerms | Document | None = None,
+        on_progress: Callable[[Document], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
     ) -> Answer:
-        """Ask a policy for a placement; see `Client.ask`."""
+        """Ask a policy for a placement; see `Client.ask`. `on_progress` runs on another thread."""
         client = self._open()
-        return self._run(client.ask(policy_rule_uri, lease=lease, timeout=timeout, **request))
+        asked = client.ask(
+            policy_rule_uri, lease=lease, on_progress=on_progress, timeout=timeout, **request
+        )
+        return self._run(asked)
 
     def lease(
         self,
@@ -115,6 +119,7 @@ class BlockingClient:
         priority: int = 0,
         preemptible: bool = False,
         idempotency_key: str = "",
+        on_progress: Callable[[Document], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
     ) -> BlockingGuard:
@@ -128,7 +133,7 @@ class BlockingClient:
         terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         message = request_message(policy_rule_uri, terms, **request)
         return BlockingGuard(
-            lambda: self._run(client.acquire(message, timeout)),
+            lambda: self._run(client.acquire(message, timeout, on_progress)),
             lambda held: client.keep(held, _nothing),
             lambda held: self._run(client.hand_back(held)),
         )

@@ -34,7 +34,7 @@ from moorage_client.errors import (
 )
 from moorage_client.guard import LeaseGuard
 from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
-from moorage_client.link import Link
+from moorage_client.link import Link, Renewals
 from moorage_client.listing import Listing, pages
 from moorage_client.loops import LoopThread
 from moorage_client.watching import Watch, watch
@@ -52,36 +52,6 @@ GIVE_UP_SECONDS_MAX: Final = 2.0
 """How long a cancelled or timed-out ask takes, at most, to leave the queue."""
 
 T = TypeVar("T")
-
-
-class Renewals:
-    """Renews leases over a link: what a keeper needs of a client, and `Client` itself too."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    async def renew(
-        self,
-        lease: str,
-        token: str,
-        ttl_seconds: float | None = None,
-        *,
-        seconds_max: float,
-    ) -> Lease:
-        """Renew a lease; arguments and errors as in `Client.renew`."""
-        message: dict[str, Any] = {"op": "renew", "lease": lease, "token": token}
-        if ttl_seconds is not None:
-            message["ttl_seconds"] = ttl_seconds
-        reply, _ = await self._link.call(message, seconds_max=seconds_max, idempotent=True)
-        return read_from(self._link.url, read_lease, reply.lease or reply.data)
-
-    async def disconnect(self) -> None:
-        """Drop the socket; the next renewal opens another."""
-        await self._link.disconnect()
-
-    async def close(self) -> None:
-        """Drop the socket for good."""
-        await self._link.close()
 
 
 class Client:
@@ -158,6 +128,7 @@ class Client:
         deadline_seconds: float | None = None,
         explain: bool = False,
         dry_run: bool = False,
+        on_progress: Callable[[Document], None] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The error must say what ran out.
     ) -> Answer:
         """Ask a policy for a placement, and for a lease on it if `lease` is given.
@@ -176,6 +147,8 @@ class Client:
             deadline_seconds: What one evaluation may take; default: as the policy says.
             explain: Also give the reasons.
             dry_run: Decide, but hold nothing.
+            on_progress: Called in the event loop with each `data` that `stream` tells: the `state`
+                and, in the queue, the `position`.
             timeout: Seconds until the answer must be here, beyond the `wait_seconds` of the lease;
                 default: the client's.
 
@@ -200,7 +173,7 @@ class Client:
             explain=explain,
             dry_run=dry_run,
         )
-        answer, _ = await self._asked(message, timeout)
+        answer, _ = await self._asked(message, timeout, on_progress)
         return answer
 
     def lease(
@@ -213,6 +186,7 @@ class Client:
         preemptible: bool = False,
         idempotency_key: str = "",
         cancel_when_lost: bool = True,
+        on_progress: Callable[[Document], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
     ) -> LeaseGuard:
@@ -233,6 +207,7 @@ class Client:
             idempotency_key: Take over the lease that this key was granted earlier, if any.
             cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
                 for blocks that call `held.check()` themselves.
+            on_progress: As `ask`.
             timeout: As `ask`.
             **request: The other arguments of `ask`.
 
@@ -247,13 +222,18 @@ class Client:
         terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
         message = request_message(policy_rule_uri, terms, **request)
         return LeaseGuard(
-            lambda: self.acquire(message, timeout),
+            lambda: self.acquire(message, timeout, on_progress),
             self._keeper.keep,
             self.hand_back,
             cancel_when_lost=cancel_when_lost,
         )
 
-    async def acquire(self, message: dict[str, Any], seconds_max: float | None) -> HeldLease:
+    async def acquire(
+        self,
+        message: dict[str, Any],
+        seconds_max: float | None,
+        on_progress: Callable[[Document], None] | None = None,
+    ) -> HeldLease:
         """Ask for a lease. For the guards of `lease`, here and in the blocking client.
 
         Raises:
@@ -262,7 +242,7 @@ class Client:
             MoorageError: As `ask`.
 
         """
-        answer, replayed = await self._asked(message, seconds_max)
+        answer, replayed = await self._asked(message, seconds_max, on_progress)
         if answer.lease is None:
             reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
             raise RuleFailed(Code.POLICY_DECLINED, reason, request=answer.request)
@@ -453,11 +433,16 @@ class Client:
         return reply
 
     async def _asked(
-        self, message: dict[str, Any], seconds_max: float | None
+        self,
+        message: dict[str, Any],
+        seconds_max: float | None,
+        on_progress: Callable[[Document], None] | None,
     ) -> tuple[Answer, bool]:
         """Ask; return the answer, and whether it may be older than this call."""
         seconds = self._timeout if seconds_max is None else seconds_max
         terms = message.get("lease")
+        if on_progress is not None:
+            message = {**message, "stream": True}
         give_back = None
         replayed = False
         if terms is not None:
@@ -470,7 +455,11 @@ class Client:
                 give_back = self._give_back
         try:
             reply, sent = await self._link.call(
-                message, seconds_max=seconds, idempotent=True, orphaned=give_back
+                message,
+                seconds_max=seconds,
+                idempotent=True,
+                orphaned=give_back,
+                on_progress=on_progress,
             )
         except (asyncio.CancelledError, Timeout):
             if give_back is not None:

@@ -11,14 +11,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from moorage.model import Code
-from moorage.protocol.replies import Reply
-from moorage_client.answers import read_refusal
+from moorage.protocol.replies import Event, Reply
+from moorage_client.answers import Lease, read_from, read_lease, read_refusal
 from moorage_client.connection import Connection
 from moorage_client.errors import ConnectionFailed, MoorageError, ProtocolViolated, Timeout
 
 OPEN_SECONDS_MAX: Final = 10.0
 """How long one attempt to connect may take."""
 
+STREAMED_MAX: Final = 4096
+"""Requests whose progress is heard; the oldest are forgotten for more."""
+
+_LAST: Final = frozenset({"ready", "ended"})
+"""States of a workload after which no progress comes."""
+_DECIDED: Final = frozenset({"decided"})
+"""Where no workload is started; it may come after the reply."""
 _PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
 """Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
 
@@ -41,6 +48,8 @@ class Link:
         self._lost: Connection | None = None
         """Its session is to be resumed over the next one."""
         self._numbers = itertools.count(1)
+        self._progress: dict[str, tuple[Callable[[Mapping[str, Any]], None], frozenset[str]]] = {}
+        """By the message's id: what is called, and the states after which nothing comes."""
         self._opening = asyncio.Lock()
         self._farewells: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -62,6 +71,7 @@ class Link:
         seconds_max: float,
         idempotent: bool,
         orphaned: Callable[[Reply], None] | None = None,
+        on_progress: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> tuple[Reply, int]:
         """Send a message; return the success reply and how often it was sent.
 
@@ -70,6 +80,7 @@ class Link:
             seconds_max: Seconds until the reply must be here, repetitions included.
             idempotent: It may be sent again when a socket broke before its reply came.
             orphaned: Called with a reply that comes after this call ended without it.
+            on_progress: Called with how far the request is, also after the reply.
 
         Raises:
             RequestRefused: The server said no.
@@ -77,9 +88,27 @@ class Link:
             Timeout: No reply within `seconds_max`.
 
         """
+        number, goes_on = next(self._numbers), False
+        if on_progress is not None:
+            self._hear(str(number), on_progress, _LAST if "provision" in message else _DECIDED)
+        try:
+            reply, sent = await self._repeat(message, number, seconds_max, idempotent, orphaned)
+            goes_on = reply.lease is not None
+            return reply, sent
+        finally:
+            if not goes_on:
+                self._progress.pop(str(number), None)
+
+    async def _repeat(
+        self,
+        message: Mapping[str, Any],
+        number: int,
+        seconds_max: float,
+        idempotent: bool,
+        orphaned: Callable[[Reply], None] | None,
+    ) -> tuple[Reply, int]:
         problem: ConnectionFailed | None = None
         give_up_at = float("inf")
-        number = next(self._numbers)
         sent = 0
         try:
             async with asyncio.timeout(seconds_max):
@@ -112,6 +141,23 @@ class Link:
             raise Timeout(f"{self.url}: no reply within {seconds_max:g} s{last}") from error
         raise AssertionError("the pauses never end")
 
+    def _hear(
+        self, number: str, on_progress: Callable[[Mapping[str, Any]], None], last: frozenset[str]
+    ) -> None:
+        if len(self._progress) >= STREAMED_MAX:
+            del self._progress[next(iter(self._progress))]
+        self._progress[number] = on_progress, last
+
+    def _heard(self, event: Event) -> None:
+        number, told = str(event.id), event.data
+        if number not in self._progress or not isinstance(told, dict):
+            return
+        on_progress, last = self._progress[number]
+        if told.get("state") in last:
+            del self._progress[number]
+        # Its error is told by the event loop: it must not end the connection.
+        asyncio.get_running_loop().call_soon(on_progress, told)
+
     async def disconnect(self) -> None:
         """Drop the socket without waiting for the server; the next call opens another."""
         if self._connection is not None:
@@ -142,6 +188,7 @@ class Link:
                     self._lost = self._connection
                 await self.disconnect()
                 connection = await Connection.open(self.url, self._token, OPEN_SECONDS_MAX)
+                connection.on_event = self._heard
                 self._connection = connection
                 if self._lost is not None and self._lost.unanswered:
                     await self._resume(connection, self._lost)
@@ -154,6 +201,36 @@ class Link:
         except BaseException:
             await self.disconnect()
             raise
+
+
+class Renewals:
+    """Renews leases over a link: what a keeper needs of a client, and `Client` itself too."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def renew(
+        self,
+        lease: str,
+        token: str,
+        ttl_seconds: float | None = None,
+        *,
+        seconds_max: float,
+    ) -> Lease:
+        """Renew a lease; arguments and errors as in `Client.renew`."""
+        message: dict[str, Any] = {"op": "renew", "lease": lease, "token": token}
+        if ttl_seconds is not None:
+            message["ttl_seconds"] = ttl_seconds
+        reply, _ = await self._link.call(message, seconds_max=seconds_max, idempotent=True)
+        return read_from(self._link.url, read_lease, reply.lease or reply.data)
+
+    async def disconnect(self) -> None:
+        """Drop the socket; the next renewal opens another."""
+        await self._link.disconnect()
+
+    async def close(self) -> None:
+        """Drop the socket for good."""
+        await self._link.close()
 
 
 def _pauses() -> Iterator[float]:

@@ -2,12 +2,15 @@
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 
 import pytest
 from served import FIRST_FIT, Server, ask_message, until
 
 from moorage.benchmarks.daemon_process import daemon
 from moorage.protocol.replies import Event, decode_reply, progress
+from moorage_client.blocking import BlockingClient
 
 ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
 
@@ -49,6 +52,21 @@ def test_a_request_that_waits_is_told_its_position_until_it_is_decided(server):
         replies = [json.loads(second.recv(10)) for _ in range(2)]
         (reply,) = [each for each in replies if "success" in each]
         release(server, reply["lease"])
+
+
+def test_the_clients_hand_on_what_is_told(server):
+    held, told = lease(server), Queue()
+
+    with BlockingClient(server.running.ws) as client, ThreadPoolExecutor(1) as pool:
+        terms = {"ttl_seconds": 60, "wait_seconds": 60}
+        asked = pool.submit(client.ask, FIRST_FIT, resources=ALL, lease=terms, on_progress=told.put)
+        queued = told.get(timeout=60)
+        release(server, held)
+        got = asked.result(60).lease
+        decided = told.get(timeout=60)  # Before the reply, or after it.
+        client.release(got.id, got.token)
+    assert (queued["state"], queued["position"]) == ("queued", 1)
+    assert (decided["state"], decided["lease"]) == ("decided", got.id)
 
 
 def test_who_does_not_ask_for_it_gets_one_message(server):
