@@ -167,7 +167,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(list(arguments), prog_name="moorage", standalone_mode=False)
     except typer.TyperException as error:
-        message = f"{error.format_message()} (try --help)"
+        # A group that is named alone has printed its help.
+        message = f"{error.format_message() or 'expected a command'} (try --help)"
         _fail(as_json, failure("usage", message))
         return error.exit_code
     except MoorageError as error:

@@ -79,7 +79,8 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
             advice = ""
-        sys.stderr.write(f"moored: cannot start: {failure}{advice}\n")
+        reason = getattr(failure, "strerror", None) or failure
+        sys.stderr.write(f"moored: cannot start: {reason}{advice}\n")
         return EXIT_CANNOT_START
     except Exception as failure:  # noqa: BLE001  # Something broke before it served.
         structlog.get_logger("moored").error("broken", exc_info=failure)

@@ -6,7 +6,8 @@ when its start fails.
 
 import asyncio
 import gc
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,6 +142,15 @@ async def start(config: Config) -> Daemon:
             raise
 
 
+@contextmanager
+def _naming(advice: str) -> Iterator[None]:
+    """Have an error of the system say which setting mends it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
+
+
 async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     stores = await _open_stores(config, stack)
     core = _core(config, stores, tasks)
@@ -154,9 +164,11 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
         core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks
     )
     web = _web(config, stores, core, runners, requests, health)
-    http_port = await web.start(config.http_host, config.http_port)
+    with _naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
+        http_port = await web.start(config.http_host, config.http_port)
     stack.push_async_callback(web.close)
-    port = await core.gateway.start(requests.router, config.host, config.port, http_port)
+    with _naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
+        port = await core.gateway.start(requests.router, config.host, config.port, http_port)
     stack.push_async_callback(core.gateway.close)
     web.name_websocket_port(port)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
@@ -179,7 +191,8 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
 
 
 async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
-    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
+        config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     ledger = SqliteLedger(config.data_dir / "ledger.db")
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
