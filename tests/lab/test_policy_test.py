@@ -163,7 +163,7 @@ async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
     (finding,) = report.findings
     assert "it declined 74 of 77 requests, all of which fit: " in finding
     assert "it is Monday" in finding
-    assert "Give --requests" in finding
+    assert "give --requests" in finding
 
 
 @pytest.mark.heavy  # Under all seeds; the example with a profile declines its own, too.

@@ -454,7 +454,8 @@ def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, built
         first = next(each for each in asked if each.outcome == Code.POLICY_DECLINED)
         report.find(
             f"it declined {declined} of {len(asked)} requests, all of which fit: {first.detail}."
-            " Give --requests and --clusters that are what it is for"
+            ' A placement is {"cluster_id": …, "node_id": …, "gpus": […]}.'
+            " If it is right to decline, give --requests and --clusters that are what it is for"
         )
     elif declined:
         report.notes.append(f"it declined {declined} requests that would have fitted")
