@@ -48,7 +48,7 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     kinds = {type(event).__name__ for world in worlds for _, event in world.trace}
     facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
     assert facts >= {"Paused", "Resumed", "Cordoned", "Uncordoned"}
-    assert facts >= {"QuotaSet", "HalfLifeSet", "Preempted", "Spared"}
+    assert facts >= {"QuotaSet", "HalfLifeSet", "Preempted", "Spared", "Reserved", "Unreserved"}
     assert sum(isinstance(e, Crashed) for world in worlds for _, e in world.trace) > 10
     assert kinds >= {"Proposed", "ConsultFailed", "SessionLost", "WorkloadFailed", "ClusterGone"}
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}

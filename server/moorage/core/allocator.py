@@ -28,9 +28,11 @@ from moorage.core.events import (
     QuotaAsked,
     ReleaseAsked,
     RenewAsked,
+    ReserveAsked,
     Restarted,
     SessionLost,
     Tick,
+    UnreserveAsked,
     WorkloadEnded,
     WorkloadFailed,
     WorkloadKept,
@@ -45,6 +47,7 @@ from moorage.core.open_requests import OpenRequests
 from moorage.core.preemption import Preemption
 from moorage.core.quotas import Quotas
 from moorage.core.requests import Requests
+from moorage.core.reservations import Reservations
 from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
 from moorage.core.warm_reuse import WarmReuse
@@ -72,6 +75,7 @@ class Allocator:
         self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
         self._cordons = Cordons(self._turn, self._leases, self._warm)
         self._quotas = Quotas(self._turn)
+        self._reservations = Reservations(self._turn, self.feasibility)
         self._asks = Requests(
             self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas
         )
@@ -133,7 +137,7 @@ class Allocator:
             self._waking.wake()
         return turn
 
-    def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912  # One case per event.
+    def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per event.
         match event:
             case Asked(to, ask):
                 self._asks.asked(to, ask)
@@ -165,6 +169,10 @@ class Allocator:
                 self._cordons.asked(event)
             case DryRun(to):
                 self._turn.respond(to, self._dry_runs.answer(event, self._turn.now))
+            case ReserveAsked():
+                self._reservations.asked(event)
+            case UnreserveAsked():
+                self._reservations.ended(event)
             case QuotaAsked():
                 self._quotas.asked(event)
             case HalfLifeConfigured(seconds):
@@ -199,6 +207,8 @@ class Allocator:
                 self._preemption.due(lease)
             elif lease is not None:
                 self._leases.due(lease)
+            elif request in self.state.reserved.by_id:
+                self._reservations.due(request)
             else:
                 self._asks.waited_enough(request)
 

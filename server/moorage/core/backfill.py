@@ -76,13 +76,15 @@ class Backfill:
             queue.reserve(None, ())
             return False
         gains = self._state.gains
+        ask = self._state.waiting[next(iter(head.waiters))].ask
         is_new = head is not queue.head  # What was kept from it until now is open to it.
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
-        if is_new or self._reserved_at != (self._state.gains, self._preemption.spared):
-            ask = self._state.waiting[next(iter(head.waiters))].ask
+        own = self._asks.withheld(ask)
+        moved = not set(own).isdisjoint(queue.reservation)  # Its lease would last too long there.
+        if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
             refused = head.refused_at == queue.changes
-            capacity = self._warm.capacity(ask, ()) if refused else None
+            capacity = self._warm.capacity(ask, own) if refused else None
             if refused and capacity is None:
                 capacity = self._preemption.capacity(ask)
             queue.reserve(head, self._asks.kept(ask, (), capacity))
@@ -96,18 +98,28 @@ class Backfill:
             for waiter in first
             if self._requests.undecided.get(waiter.ask.id) is None
         ]
-        if any(self._asks.take_over(each, reserved) for each in idle):
-            return True
+        groups: dict[Nodes, list[Pending]] = {}  # By what reservations keep from them.
+        for each in idle:
+            groups.setdefault(self._asks.withheld(each.ask), []).append(each)
+        for own, group in groups.items():
+            if any(self._asks.take_over(each, (*reserved, *own)) for each in group):
+                return True
         demand, candidates = line.demand, line.candidates
-        if idle and demand is not None and not self._feasibility.fits(demand, candidates, reserved):
-            for each in idle:
-                self._warm.capacity(each.ask, reserved)
-            self._requests.queue.does_not_fit(idle[0].ask, self._state.gains, reserved)
-            return False
+        fitting: list[tuple[Pending, Nodes]] = []
+        for own, group in groups.items():
+            shut = (*reserved, *own)
+            if demand is None or self._feasibility.fits(demand, candidates, shut):
+                fitting += [(each, shut) for each in group]
+                continue
+            for each in group:
+                self._warm.capacity(each.ask, shut)
+        if idle and not fitting:
+            gains, withheld = self._state.gains, any(groups)
+            self._requests.queue.does_not_fit(idle[0].ask, gains, reserved, withheld=withheld)
         asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
         ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
-        for each in idle[: max(0, CONSULTED_MAX - ahead)]:
-            self._asks.consult(each, reserved)
+        for each, shut in fitting[: max(0, CONSULTED_MAX - ahead)]:
+            self._asks.consult(each, shut)
         return False
 
     def _capped(self) -> dict[PolicyRef, int]:

@@ -10,6 +10,7 @@ from moorage.core.facts import (
     HalfLifeSet,
     Queued,
     QuotaSet,
+    Reserved,
     UsageCarried,
 )
 from moorage.core.state import State
@@ -23,6 +24,8 @@ def condense(state: State) -> Iterator[Fact]:
     for cluster in state.clusters.values():
         yield ClusterSet(cluster)
     yield from state.cordons.values()
+    for reservation in state.reserved.by_id.values():
+        yield Reserved(reservation)
     accounts = state.accounts
     if accounts.half_life:
         yield HalfLifeSet(accounts.half_life, accounts.as_of())

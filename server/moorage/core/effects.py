@@ -42,6 +42,8 @@ class LeaseNews:
     reasons: Mapping[str, Any] | None = None
     owner: bool = True
     """Whether the receiver is told the token."""
+    ttl_max_seconds: float | None = None
+    """How long it may last from now, where it was to be renewed for longer than that."""
 
 
 @dataclass(frozen=True, slots=True)

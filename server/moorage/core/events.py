@@ -9,7 +9,17 @@ from typing import Any, Literal
 
 from moorage.core.effects import Address
 from moorage.core.facts import Refusal
-from moorage.model import Ask, Cluster, ClusterId, NodeId, Quota, RequestId, SessionId, Tenant
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    NodeId,
+    Quota,
+    RequestId,
+    SessionId,
+    Tenant,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,7 @@ class Inquired:
     """
 
     to: Address
-    question: Literal["status", "why", "queue", "leases", "fleet", "quotas"]
+    question: Literal["status", "why", "queue", "leases", "fleet", "quotas", "reservations"]
     tenant: Tenant
     subject: str = ""
     filters: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -208,6 +218,41 @@ class CordonAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveAsked:
+    """An operator wants nodes reserved.
+
+    Args:
+        id: The reservation's id; the shell makes it.
+        tenant: As in `Reservation`, as are those that follow.
+        candidates: Clusters to choose from; None: all.
+
+    """
+
+    to: Address
+    id: RequestId
+    tenant: Tenant
+    demand: Demand
+    starts_at: float
+    ends_at: float
+    lapse_seconds: float = 0.0
+    candidates: tuple[ClusterId, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnreserveAsked:
+    """An operator ends a reservation.
+
+    Args:
+        who: Which tenant asked.
+
+    """
+
+    to: Address
+    who: Tenant
+    reservation: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaAsked:
     """An operator says what a tenant, or one of its projects, may hold.
 
@@ -283,6 +328,8 @@ Event = (
     | FlushAsked
     | CordonAsked
     | DryRun
+    | ReserveAsked
+    | UnreserveAsked
     | QuotaAsked
     | HalfLifeConfigured
     | ClusterSeen

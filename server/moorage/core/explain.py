@@ -11,14 +11,15 @@ from typing import Any, Final, assert_never, get_args
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core import forecast, quotas, refusals
+from moorage.core import forecast, quotas, refusals, reservations
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
 from moorage.core.feasibility import Feasibility
 from moorage.core.pages import page
 from moorage.core.queue import Seniority, WaitingQueue
-from moorage.core.state import State, Waiter
+from moorage.core.state import State
+from moorage.core.waiters import Waiter
 from moorage.model import (
     ClusterId,
     Code,
@@ -60,6 +61,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "queue": ("cluster", "request", "tenant", "policy_rule_uri", "priority", "since", "deadline"),
     "quotas": ("tenant", "project", "weight"),
+    "reservations": ("tenant", "reservation"),
     "fleet": (
         "cluster",
         "cluster_id",
@@ -118,10 +120,21 @@ def answer(  # noqa: C901  # One case per question.
             listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
             rows = [quotas.row(state.accounts, account) for account in listed]
             return page(inquiry, "quotas", rows, lambda row: (row["tenant"], row["project"] or ""))
+        case "reservations":
+            shown = (
+                reservations.row(each)
+                for each in state.reserved.by_id.values()
+                if inquiry.may_see(each.tenant)
+            )
+            return page(inquiry, "reservations", sorted(shown, key=_by_start), _by_start)
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
             return page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+
+
+def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
+    return row["starts_at"], row["reservation"]
 
 
 def _refuse_filters(inquiry: Inquired) -> Refusal | None:

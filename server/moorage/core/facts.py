@@ -19,6 +19,7 @@ from moorage.model import (
     Outcome,
     Quota,
     RequestId,
+    Reservation,
     Tenant,
 )
 
@@ -91,6 +92,22 @@ class Uncordoned:
     node: NodeId
     at: float
     who: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Nodes are reserved for a tenant, so and no different."""
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Unreserved:
+    """A reservation is over: its time is up, it was not used, or an operator says so."""
+
+    reservation: RequestId
+    at: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +304,8 @@ Fact = (
     | ClusterRemoved
     | Cordoned
     | Uncordoned
+    | Reserved
+    | Unreserved
     | QuotaSet
     | HalfLifeSet
     | UsageCarried

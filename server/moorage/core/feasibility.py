@@ -195,7 +195,11 @@ class Feasibility:
         return tally
 
     def reservation(
-        self, demand: Demand, candidates: Candidates, fleet: Fleet | None = None
+        self,
+        demand: Demand,
+        candidates: Candidates,
+        fleet: Fleet | None = None,
+        withheld: Nodes = (),
     ) -> Nodes:
         """Return the nodes to keep for a waiter at the head of the queue.
 
@@ -203,6 +207,7 @@ class Feasibility:
             demand: What it needs.
             candidates: Where it may go.
             fleet: As it will be when what ends for the waiter has ended; None: as it is now.
+            withheld: Nodes that it may not get.
 
         Those that could take it when empty; of these such as fit now, then such as have the most
         free: later asks may use all others, so a large waiter is not starved by small ones for
@@ -210,16 +215,22 @@ class Feasibility:
         """
         fleet = fleet or self._state.fleet
         misfits = fleet.misfits(demand)
-        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self.allowed(candidates, ())
+        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self.allowed(
+            candidates, withheld
+        )
         rows = np.flatnonzero(capable)
         if len(rows) < demand.nodes:
             return ()
         usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
         busy = misfits[rows] != Misfit.FITS
         best = rows[np.lexsort((-fleet.cpu_free[rows], -usable, busy))].tolist()
+        return tuple(fleet.node_ids[row] for row in self.together(best, demand))
+
+    def together(self, rows: list[int], demand: Demand) -> list[int]:
+        """Return the first of some rows that are enough for a gang, of one rack if it wants one."""
         if demand.nodes > 1 and demand.topology == "rack":
-            best = _first_rack(best, fleet.rack[best].tolist(), demand.nodes)
-        return tuple(fleet.node_ids[row] for row in best[: demand.nodes])
+            return _first_rack(rows, self._state.fleet.rack[rows].tolist(), demand.nodes)
+        return rows[: demand.nodes]
 
     def allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
         """Return which nodes are candidates and not reserved: bool `[nodes]`."""

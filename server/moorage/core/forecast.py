@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 
 from moorage.core.feasibility import Feasibility
-from moorage.core.state import State, Waiter
+from moorage.core.state import State
+from moorage.core.waiters import Waiter
 from moorage.model import ClusterId, Demand, Lease, RequestId, Share
 from moorage.policy import Fleet
 

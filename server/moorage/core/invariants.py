@@ -21,6 +21,9 @@ def check(state: State) -> None:
         assert lease.state not in {"queued", "ended"}
         assert not lease.retry_at, "what holds something pauses"
         assert lease.fencing <= state.fencing
+        leaves = lease.over or lease.state in {"failing", "warm"}
+        in_time = leaves or lease.expires_at <= state.reserved.begins(lease)
+        assert in_time, "a lease runs into a reservation"
         for share in lease.placement:
             for gpu in share.gpus:
                 held[share.cluster_id, share.node_id, gpu] += share.gpu_milli

@@ -164,7 +164,13 @@ class LeaseLifecycle:
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
         until = min(self._turn.now + ttl, self._turn.state.leaves_by(lease))
         self._turn.record(Renewed(request, until))
-        self._turn.respond(to, LeaseNews(self._turn.state.lease(request) or lease))
+        waiter = self._turn.state.waiting.get(request)
+        if waiter is not None and not waiter.pauses and self._turn.state.reserved:
+            self._requests.queue.retry(waiter.ask)
+            self._turn.wakes = True
+        shortened = max(0.0, until - self._turn.now) if until < self._turn.now + ttl else None
+        renewed = self._turn.state.lease(request) or lease
+        self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened))
 
     def move(self, lease: Lease, reason: str) -> None:
         """Have the workload of a lease that may start again stopped here, and started elsewhere."""
@@ -284,11 +290,12 @@ class LeaseLifecycle:
 
     def restarted(self, grace_seconds: float) -> None:
         """Give leases time to be renewed, and backends their orders again."""
-        until, state = self._turn.now + grace_seconds, self._turn.state
+        grace, state = self._turn.now + grace_seconds, self._turn.state
         for waiter in list(state.waiting.values()):
-            if waiter.lease is not None and waiter.deadline < until:
-                self._turn.record(Renewed(waiter.lease.id, until))
+            if waiter.lease is not None and waiter.deadline < grace:
+                self._turn.record(Renewed(waiter.lease.id, grace))
         for lease in list(state.leases.values()):
+            until = min(grace, state.reserved.begins(lease))
             if not lease.over and lease.expires_at < until:
                 self._turn.record(Renewed(lease.id, until))
             if lease.state == "warm":

@@ -11,12 +11,14 @@ from itertools import combinations, islice
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage.core.accounts import demanded, placed
 from moorage.core.facts import Preempted, Spared
 from moorage.core.feasibility import Feasibility
 from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
+from moorage.core.reservations import withheld
 from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet
@@ -77,7 +79,9 @@ class Preemption:
         waits = any(each.notice for each in coming)
         if ask.demand is None or not (given or waits):
             return None
-        attempt = _Attempt(self._state.fleet, self._feasibility, ask, ask.demand, self._turn.now)
+        now = self._turn.now
+        allowed = self._feasibility.allowed(ask.candidates, withheld(self._state, ask, now))
+        attempt = _Attempt(self._state.fleet, self._feasibility, allowed, ask.demand, now)
         chosen = attempt.choose(coming, given)
         if chosen is None:
             return None
@@ -173,13 +177,18 @@ class _Attempt:
     """
 
     def __init__(
-        self, fleet: Fleet, feasibility: Feasibility, ask: Ask, demand: Demand, now: float
+        self,
+        fleet: Fleet,
+        feasibility: Feasibility,
+        allowed: npt.NDArray[np.bool_],
+        demand: Demand,
+        now: float,
     ) -> None:
         self._feasibility = feasibility
         self._demand = demand
         self._now = now
         self._fleet = fleet.imagined()
-        self._allowed = feasibility.allowed(ask.candidates, ())
+        self._allowed = allowed
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:

@@ -18,7 +18,8 @@ from moorage.core.accounts import accounts_of, demanded
 from moorage.core.facts import Refusal
 from moorage.core.growth import GrownPlace
 from moorage.core.ranking import UNJUDGED, Rank, Ranking, WaiterClass
-from moorage.core.state import State, Waiter
+from moorage.core.state import State
+from moorage.core.waiters import Waiter
 from moorage.model import Ask, ClusterId, Code, Demand, Nodes, PolicyRef, RequestId, Tenant
 
 CONSULTED_MAX: Final = 8
@@ -236,13 +237,14 @@ class WaitingQueue:
 
     # What they were told ---------------------------------------------------------------------
 
-    def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes) -> None:
+    def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, withheld: bool = False) -> None:
         """Note that there is no room for who needs what `ask` needs.
 
         Args:
             ask: One of them.
             gains: `State.gains` when that was found; where they are more now, it does not stand.
             reserved: What was kept for others then.
+            withheld: Reservations keep nodes from its line, which says nothing of other lines.
 
         """
         line = self._line_of[ask.id]
@@ -252,7 +254,8 @@ class WaitingQueue:
         else:
             if not reserved:
                 line.refused_at = self.changes
-            self._ranking.refused(row, self.changes, reserved)
+            if not withheld:
+                self._ranking.refused(row, self.changes, reserved)
 
     def declined(self, ask: Ask, refusal: Refusal, gains: int, withheld: Nodes) -> None:
         """Pass over those in the line of `ask`, whose policy wants nothing of what is free.
@@ -304,6 +307,12 @@ class WaitingQueue:
             room = line.over_quota_at not in {0, self._state.accounts.falls}
             if room or not set(line.withheld) <= set(self.reserved_for(line)):
                 self._ask_again(line)
+
+    def retry(self, ask: Ask) -> None:
+        """Look at a waiter again, whatever it was told: its lease is to last for another time."""
+        line = self._line_of[ask.id]
+        line.refused_at = UNJUDGED
+        self._ask_again(line)
 
     def _ask_again(self, line: WaiterLine) -> None:
         self._leave(line)

@@ -4,6 +4,7 @@ The rest of the core calls these, so that one "no" reads the same from wherever 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from moorage.core.facts import Refusal
@@ -71,6 +72,50 @@ def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
     return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", told)
 
 
+def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
+    """There is room, but not for so long: another tenant has reserved it from then on."""
+    told = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
+    why = "It would run into a reservation; there is room for a lease of"
+    reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
+    expected = f"at most {seconds:.0f}, or a lease that waits"
+    return Refusal(
+        Code.NO_CAPACITY, reason, "lease.ttl_seconds", expected, {**refusal.details, **told}
+    )
+
+
+def reserved_for_others(refusal: Refusal, many: int) -> Refusal:
+    """There is no room, and reservations of others are among the reasons."""
+    reason = f"{refusal.reason[:-1]}; {many} are reserved for other tenants."
+    return replace(refusal, reason=reason, details={**refusal.details, "reserved_in_advance": many})
+
+
+def ends_too_early() -> Refusal:
+    """A reservation would be over before it begins, or is over already."""
+    reason = "ends_at: expected a time after `starts_at` that is not over."
+    return Refusal(Code.BAD_MESSAGE, reason, "ends_at", "a later time")
+
+
+def too_many_reservations(most: int, nodes: int) -> Refusal:
+    """The bound of reservations is reached."""
+    reason = f"At most {most} reservations, of {nodes} nodes in all, are kept at one time."
+    return Refusal(Code.BUSY, reason)
+
+
+def no_such_reservation(name: str) -> Refusal:
+    """There is none, or it is over."""
+    reason = f"There is no reservation {name}, or it is over."
+    return Refusal(Code.NOT_FOUND, reason, "reservation", "the id of a reservation")
+
+
+def not_free_then(nodes: int, free: int, reserved: int, leased: int) -> Refusal:
+    """Too few nodes are free of others' leases and reservations at that time."""
+    others = f"{reserved} are reserved, and on {leased} leases of others last longer"
+    reason = f"{nodes} nodes are needed, and {free} can be reserved for that time: {others}."
+    details = {"verdict": "not_now", "nodes": nodes, "free": free}
+    details |= {"reserved": reserved, "leased": leased}
+    return Refusal(Code.NO_CAPACITY, reason, "starts_at", "a later time", details)
+
+
 def too_many_quotas(most: int) -> Refusal:
     """The bound of quotas is reached."""
     return Refusal(Code.BUSY, f"At most {most} quotas are set at one time; remove some first.")
@@ -132,7 +177,7 @@ def nothing_fits_in(cluster: str) -> Refusal:
 
 def kept_for_head() -> Refusal:
     """The proposal names what is reserved."""
-    reason = "The nodes it proposed are kept for the queue's head."
+    reason = "The nodes it proposed are kept for others."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 

@@ -27,6 +27,8 @@ from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
 from moorage.core.quotas import Quotas
+from moorage.core.reservations import explained, withheld
+from moorage.core.reserved import touches
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import Stale, Unsound, verify
 from moorage.core.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
@@ -106,7 +108,7 @@ class Requests:
             return
         self._requests.listen(ask.id, to)
         pending = Pending(ask, self._turn.now)
-        reserved = self._queue.reserved_before(ask)
+        reserved = self._reserved(ask)
         over = self._quotas.refusal(ask)
         if over is not None:
             self._beyond_quota(pending, over, reserved)
@@ -117,7 +119,7 @@ class Requests:
         if ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved):
             self.consult(pending, reserved)
             return
-        refusal = self._feasibility.refusal(ask.demand, ask.candidates, reserved)
+        refusal = self._no_room(ask, reserved)
         if refusal.code is Code.NEVER_FITS:
             self._answer(pending, refusal)
         else:
@@ -182,7 +184,7 @@ class Requests:
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:
             return
-        reserved = self._queue.reserved_before(pending.ask)
+        reserved = self._reserved(pending.ask)
         if isinstance(news, Proposed):
             self._proposed(pending, news.value, reserved)
         elif not self._comes_back(pending, news.refusal):
@@ -226,9 +228,9 @@ class Requests:
         ask = pending.ask
         shut = (*reserved, *pending.avoided)
         verdict = verify(ask, wishes, self._state.fleet, self._state.clusters, shut)
-        if isinstance(verdict, tuple) and self._touches(verdict, pending.avoided):
+        if isinstance(verdict, tuple) and touches(verdict, pending.avoided):
             self._insist(pending, reserved)
-        elif isinstance(verdict, tuple) and not self._touches(verdict, reserved):
+        elif isinstance(verdict, tuple) and not touches(verdict, reserved):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
             refusal = refusals.kept_for_head()
@@ -251,7 +253,7 @@ class Requests:
         if ask.demand is not None and not self._feasibility.fits(
             ask.demand, ask.candidates, reserved
         ):
-            refusal = self._feasibility.refusal(ask.demand, ask.candidates, reserved)
+            refusal = self._no_room(ask, reserved)
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
         elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
             self.consult(pending, reserved)
@@ -274,7 +276,7 @@ class Requests:
         if ask.demand is not None and not self._feasibility.fits(
             ask.demand, ask.candidates, pending.reserved
         ):
-            refusal = self._feasibility.refusal(ask.demand, ask.candidates, pending.reserved)
+            refusal = self._no_room(ask, pending.reserved)
         else:
             refusal = refusals.declined(value)
         self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
@@ -294,9 +296,6 @@ class Requests:
         if seen == (self._state.gains, self._turned_down, reserved):
             return False
         return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
-
-    def _touches(self, placement: Placement, reserved: Nodes) -> bool:
-        return bool(reserved) and any((s.cluster_id, s.node_id) in reserved for s in placement)
 
     def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
         ask = pending.ask
@@ -374,10 +373,13 @@ class Requests:
             self._queue.add(ask)
         self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
+        own = self.withheld(ask)
+        kept = tuple(node for node in reserved if node not in own) if own else reserved
         if ask.demand is not None and refusal.code is Code.NO_CAPACITY:
-            self._queue.does_not_fit(ask, gains, reserved)
+            if not own:  # Else it says nothing of others like it: the queue looks for itself.
+                self._queue.does_not_fit(ask, gains, kept)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
-            self._queue.declined(ask, refusal, gains, reserved)
+            self._queue.declined(ask, refusal, gains, kept)
         self._turn.wakes = True  # What is kept for this line may have moved, or grown.
 
     def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
@@ -387,7 +389,25 @@ class Requests:
         """
         if ask.demand is None or reserved or not self._is_patient(ask):
             return ()
-        return capacity or self._feasibility.reservation(ask.demand, ask.candidates)
+        own = self.withheld(ask)
+        return capacity or self._feasibility.reservation(ask.demand, ask.candidates, None, own)
+
+    def withheld(self, ask: Ask) -> Nodes:
+        """Return the nodes that its lease may not hold, since it would run into a reservation."""
+        return withheld(self._state, ask, self._turn.now)
+
+    def _reserved(self, ask: Ask) -> Nodes:
+        """Return the nodes that are not for a request: kept for a waiter, or reserved for later."""
+        return (*self._queue.reserved_before(ask), *self.withheld(ask))
+
+    def _no_room(self, ask: Ask, reserved: Nodes) -> Refusal:
+        """Return why a request does not fit, with what reservations have to do with it."""
+        assert ask.demand is not None
+        own = self.withheld(ask)
+        kept = tuple(node for node in reserved if node not in own)
+        refusal = self._feasibility.refusal(ask.demand, ask.candidates, kept)
+        now = self._turn.now
+        return explained(refusal, self._state, self._feasibility, ask, reserved, now)
 
     def _is_patient(self, ask: Ask) -> bool:
         comes_back = self._state.waiting[ask.id].lease is not None
@@ -400,7 +420,7 @@ class Requests:
         last = self._queue.last_declined(ask)
         last = last or self._quotas.refusal(ask)
         if last is None and ask.demand is not None:
-            last = self._feasibility.refusal(ask.demand, ask.candidates)
+            last = self._no_room(ask, self.withheld(ask))
         if last is not None:
             details = {"last": explain.refusal_object(last)}
         waited = self._turn.now - waiter.at

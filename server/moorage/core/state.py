@@ -29,15 +29,19 @@ from moorage.core.facts import (
     QuotaSet,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     UsageCarried,
     Warmed,
 )
 from moorage.core.growth import Growth
 from moorage.core.identities import Identities, Place
+from moorage.core.reserved import ReservedNodes
+from moorage.core.waiters import Waiter
 from moorage.model import (
     Ask,
     Cluster,
@@ -61,36 +65,6 @@ DEADLINES_SPARE: Final = 1_000
 """Outdated deadlines that are kept, beyond one for every lease and waiter, before a sweep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """An ask that waits, or a lease that waits for another place.
-
-    Args:
-        ask: What for.
-        at: Since when; of a lease, when it was first asked for.
-        deadline: Until when; of a lease, when it ends unless it is renewed.
-        lease: The lease, which holds nothing meanwhile; None for an ask that has none.
-
-    """
-
-    ask: Ask
-    at: float
-    deadline: float
-    lease: Lease | None = None
-
-    @property
-    def pauses(self) -> bool:
-        """Whether it is not tried now, whatever is free."""
-        return self.lease is not None and self.lease.retry_at > 0
-
-    @property
-    def due(self) -> float:
-        """When something happens to it unless something else does before."""
-        if self.lease is None or not self.pauses:
-            return self.deadline
-        return min(self.deadline, self.lease.retry_at)
-
-
 @dataclass(slots=True)
 class State:
     """All that the ledger's facts say.
@@ -107,6 +81,7 @@ class State:
         preemptible: The leases that may give way to requests of higher priority.
         fencing: The last fencing number given out.
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
+        reserved: Which nodes are reserved, for whom and when.
         identities: Which node is which machine.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
@@ -124,6 +99,7 @@ class State:
         default_factory=dict[tuple[Tenant, str], RequestId]
     )
     cordons: dict[Place, Cordoned] = field(default_factory=dict[Place, Cordoned])
+    reserved: ReservedNodes = field(default_factory=ReservedNodes)
     warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     preemptible: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
@@ -179,14 +155,15 @@ class State:
         return replace(cluster, nodes=tuple(nodes))
 
     def leaves_by(self, lease: Lease) -> float:
-        """Return when a lease ends at the latest, since what it holds is drained; else infinity."""
+        """Return when a lease ends at the latest: what it holds is drained, or reserved then."""
+        reserved = self.reserved.begins(lease) if self.reserved else math.inf
         if not self.cordons:
-            return math.inf
+            return reserved
         places = {
             (share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")
         }
         found = (self.cordons[place].until for place in places & self.cordons.keys())
-        return min((until for until in found if until), default=math.inf)
+        return min(reserved, *(until for until in found if until), math.inf)
 
     def lease(self, request: RequestId) -> Lease | None:
         """Return a lease that holds, or waits for another place, or is of the last that ended."""
@@ -213,13 +190,13 @@ class State:
         return None
 
     def deadline_of(self, request: RequestId) -> float | None:
-        """Return when this lease or waiter runs out or ends its pause, or None: nothing is due."""
+        """Return when this lease, waiter or reservation is due, or None: nothing is."""
         lease = self.leases.get(request)
         if lease is not None:
             until = lease.expires_at if lease.notice is None else lease.notice.until
             return None if lease.state == "ending" else min(lease.expires_at, until)
         waiter = self.waiting.get(request)
-        return None if waiter is None else waiter.due
+        return self.reserved.due(request) if waiter is None else waiter.due
 
     def _due(self, request: RequestId) -> None:
         """Note a deadline. A lease renewed every second leaves many behind; they are swept."""
@@ -292,6 +269,12 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Uncordoned(cluster, node):
             del state.cordons[cluster, node]
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
+        case Reserved(reservation):
+            state.reserved.put(reservation)
+            state._due(reservation.id)  # noqa: SLF001  # As above.
+        case Unreserved(reservation):
+            state.growth.note(state.reserved.remove(reservation).nodes)
+            state.gains += 1
         case QuotaSet(tenant, project, quota):
             state.accounts.set_quota((tenant, project), quota)
             state.gains += 1  # A "no" of old does not stand.
@@ -375,6 +358,9 @@ def _grant(state: State, lease: Lease) -> None:
     state.leases[lease.id] = lease
     state._hold(lease, lease.granted_at)  # noqa: SLF001  # Called by apply().
     state._due(lease.id)  # noqa: SLF001  # Called by apply().
+    for reservation in state.reserved.used_by(lease) if state.reserved else ():
+        state.reserved.put(replace(reservation, used=True))
+        state._due(reservation.id)  # noqa: SLF001  # Called by apply().
 
 
 def _renew(state: State, request: RequestId, expires_at: float) -> None:

@@ -261,6 +261,7 @@ class _Attempt:
         self._feasibility = feasibility
         self._demand = demand
         self._candidates = candidates
+        self._reserved = reserved
         self._fleet = writer.state.fleet.imagined()
         self._allowed = feasibility.allowed(candidates, reserved)
         self._fits = self._fleet.feasible(demand) & self._allowed
@@ -287,7 +288,9 @@ class _Attempt:
 
     def nodes(self) -> Nodes:
         """Return the nodes that the demand would get."""
-        return self._feasibility.reservation(self._demand, self._candidates, self._fleet)
+        return self._feasibility.reservation(
+            self._demand, self._candidates, self._fleet, self._reserved
+        )
 
     def _enough(self) -> bool:
         return self._feasibility.enough_nodes(self._fits, self._demand)

@@ -39,10 +39,12 @@ from moorage.core.facts import (
     QuotaSet,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     UsageCarried,
     Warmed,
 )
@@ -260,6 +262,8 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 Cordoned()
                 | Uncordoned()
                 | QuotaSet()
+                | Reserved()
+                | Unreserved()
                 | HalfLifeSet()
                 | UsageCarried()
                 | Dequeued()

@@ -32,10 +32,12 @@ from moorage.core.facts import (
     QuotaSet,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     UsageCarried,
     Warmed,
 )
@@ -66,6 +68,8 @@ KINDS: Final = (
     FactKind("cluster_removed", 1, ClusterRemoved),
     FactKind("cordoned", 1, Cordoned),
     FactKind("uncordoned", 1, Uncordoned),
+    FactKind("reserved", 1, Reserved),
+    FactKind("unreserved", 1, Unreserved),
     FactKind("quota_set", 1, QuotaSet),
     FactKind("half_life_set", 1, HalfLifeSet),
     FactKind("usage_carried", 1, UsageCarried),
@@ -271,7 +275,7 @@ def unseal(row: FactRow, place: str) -> LedgerEntry:
     return LedgerEntry(row.seq, row.at, fact)
 
 
-def subject_of(fact: Fact) -> str:  # noqa: C901  # One case per fact.
+def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
     """Return the id of the one lease, request or cluster that a fact is about; empty: of none."""
     match fact:
         case Granted(lease=lease) | Carried(lease=lease):
@@ -290,6 +294,10 @@ def subject_of(fact: Fact) -> str:  # noqa: C901  # One case per fact.
             return cluster_id
         case Cordoned() | Uncordoned():
             return fact.cluster
+        case Reserved(reservation=reservation):
+            return reservation.id
+        case Unreserved(reservation=request):
+            return request
         case QuotaSet() | UsageCarried():
             return fact.tenant
         case Counted() | HalfLifeSet():

@@ -30,10 +30,12 @@ from moorage.core.facts import (
     QuotaSet,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     UsageCarried,
     Warmed,
 )
@@ -238,6 +240,8 @@ def fencing_of(fact: Fact) -> int:
             | Cordoned()
             | Uncordoned()
             | QuotaSet()
+            | Reserved()
+            | Unreserved()
             | HalfLifeSet()
             | UsageCarried()
             | Queued()

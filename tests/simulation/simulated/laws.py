@@ -28,17 +28,19 @@ from moorage.core.facts import (
     QuotaSet,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     Warmed,
 )
 from moorage.core.leases import likeness
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.state import RELEASED
 from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
-from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Share
+from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Reservation, Share
 
 
 class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
@@ -74,6 +76,7 @@ class Model:
     cordons: dict[tuple[str, str], float] = field(default_factory=dict)
     quotas: dict[tuple[str, str | None], Quota] = field(default_factory=dict)
     notices: dict[str, Preempted] = field(default_factory=dict)
+    reserved: dict[str, Reservation] = field(default_factory=dict)
     fencing: int = 0
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
@@ -128,10 +131,60 @@ class Model:
         return bool({(cluster, node), (cluster, "")} & self.cordons.keys())
 
     def leaves_by(self, lease: Lease) -> float:
-        """When a lease ends at the latest, since what it holds is drained."""
+        """When a lease ends at the latest, since what it holds is drained or reserved."""
         names = ((share.cluster_id, (share.node_id, "")) for share in lease.placement)
         places = {(cluster, node) for cluster, both in names for node in both}
-        return min((self.cordons[at] or inf for at in places & self.cordons.keys()), default=inf)
+        drained = (self.cordons[at] or inf for at in places & self.cordons.keys())
+        return min(*drained, self.begins(lease), inf)
+
+    def begins(self, lease: Lease) -> float:
+        """When the first of others' reservations begins on what a lease holds."""
+        places = {(share.cluster_id, share.node_id) for share in lease.placement}
+        theirs = (each for each in self.reserved.values() if each.tenant != lease.tenant)
+        return min((each.starts_at for each in theirs if places & set(each.nodes)), default=inf)
+
+    def withheld(self, ask: Ask, now: float) -> set[tuple[str, str]]:
+        """The nodes that others have reserved before a lease of this request would end."""
+        if ask.terms is None:
+            return set()
+        until = self.expires[ask.id] if ask.id in self.requeued else now + ask.terms.ttl_seconds
+        theirs = (each for each in self.reserved.values() if each.tenant != ask.tenant)
+        return {node for each in theirs if each.starts_at < until for node in each.nodes}
+
+    def _reserve(self, fact: Reserved) -> None:
+        new = fact.reservation
+        before = self.reserved.get(new.id)
+        self.reserved[new.id] = new
+        if before is not None:
+            law(new == replace(before, used=True), "a reservation stays what it is", fact, before)
+            return
+        law(len(set(new.nodes)) == new.demand.nodes, "as many nodes as asked for", fact)
+        for pair in new.nodes:
+            node = self.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
+            law(node is not None and not self.shut(*pair), "what is reserved is there", fact)
+        for other in self.reserved.values():
+            apart = new.ends_at <= other.starts_at or other.ends_at <= new.starts_at
+            shared = set(new.nodes) & set(other.nodes)
+            law(other is new or apart or not shared, "a device has one reservation", new, other)
+        over = self.ending.keys() | self.finished.keys() | self.warm
+        for name in self.leases.keys() - over:
+            in_time = self.expires[name] <= self.begins(self.leases[name])
+            law(in_time, "no reservation is broken", fact, self.leases[name])
+
+    def _unreserve(self, fact: Unreserved) -> None:
+        law(fact.reservation in self.reserved, "it ends once", fact)
+        over = self.reserved.pop(fact.reservation)
+        if fact.reason.startswith("unused"):
+            law(fact.at >= over.starts_at + over.lapse_seconds, "it lapses as stated", fact, over)
+            used = over.used or any(
+                lease.tenant == over.tenant and pair in over.nodes
+                for name, lease in self.leases.items()
+                if name not in self.warm
+                for pair in ((share.cluster_id, share.node_id) for share in lease.placement)
+            )
+            law(not used, "what is used does not lapse", fact, over)
+        elif not fact.reason.startswith("ended by"):
+            law(fact.at >= over.ends_at, "a reservation lasts as long as agreed", fact, over)
 
     @property
     def resetting(self) -> set[str]:
@@ -160,6 +213,10 @@ class Model:
             case Uncordoned(cluster_id, node):
                 law((cluster_id, node) in self.cordons, "it was out of service", fact)
                 del self.cordons[cluster_id, node]
+            case Reserved():
+                self._reserve(fact)
+            case Unreserved():
+                self._unreserve(fact)
             case QuotaSet(tenant, project, None):
                 law((tenant, project) in self.quotas, "it had a quota", fact)
                 del self.quotas[tenant, project]
@@ -190,6 +247,8 @@ class Model:
                 law(lease_id in self.leases, "only what is held is renewed", fact)
                 law(lease_id not in self.ending, "what is ending is not renewed", fact)
                 law(lease_id not in self.warm, "what no tenant owns is not renewed", fact)
+                in_time = expires_at <= self.begins(self.leases[lease_id])
+                law(in_time, "no reservation is broken", fact)
                 self.expires[lease_id] = expires_at
             case Started(lease_id):
                 law(lease_id in self.leases, "only what is held starts", fact)
@@ -346,6 +405,11 @@ class Model:
         self.leases[lease.id] = lease
         self.expires[lease.id] = lease.expires_at
         self._sound(ask, lease)
+        law(lease.expires_at <= self.begins(lease), "no reservation is broken", lease)
+        for name, each in self.reserved.items():
+            there = {(share.cluster_id, share.node_id) for share in lease.placement}
+            if each.tenant == lease.tenant and each.starts_at <= now and there & set(each.nodes):
+                self.reserved[name] = replace(each, used=True)
         self._count(lease, 1)
         for share in lease.placement:
             pair = (share.cluster_id, share.node_id)
@@ -451,6 +515,10 @@ class Model:
         due = [self.expires[name] for name in self.leases if name not in self.ending]
         due += self.paused.values()
         due += [notice.until for notice in self.notices.values()]
+        for each in self.reserved.values():
+            lapses = each.lapse_seconds and not each.used
+            lapse = each.starts_at + each.lapse_seconds if lapses else inf
+            due.append(min(each.ends_at, lapse))
         return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
 
 

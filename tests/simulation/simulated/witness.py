@@ -136,7 +136,7 @@ class Witness:
             over = {fact.lease for fact in turn.facts if isinstance(fact, Ended)}  # Taken over.
             law(orders - over == engaged, "engines get their orders again", orders, engaged)
             grace = world.now + event.grace_seconds
-            law(true_due is None or self._first_end() >= grace, "leases get their grace", grace)
+            law(self._graced(grace), "leases get their grace", grace)
         if isinstance(event, Tick):
             over = true_due is None or true_due > world.now
             law(over, "nothing outlives its deadline", true_due, world.now)
@@ -161,12 +161,13 @@ class Witness:
         noticed = {name for name in model.notices if name not in victims}
         assert ask.demand is not None
         all_gone = {*over, *noticed, *victims}
-        fits = model.fits_without(all_gone, ask.demand, ask.candidates, ())
+        shut = model.withheld(ask, self.world.now)
+        fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut)
         law(fits, "no victim is chosen in vain", told, ask)
         mine = {name for name in noticed if model.notices[name].by == ask.id}
         for name in victims:
             rest = {*over, *mine, *victims} - {name}
-            spare = model.fits_without(rest, ask.demand, ask.candidates, ())
+            spare = model.fits_without(rest, ask.demand, ask.candidates, shut)
             law(
                 not spare or (len(victims) > 1 and ask.demand.nodes > 1), "none need not", name, ask
             )
@@ -185,14 +186,14 @@ class Witness:
             return
         ask, model = message.ask, self.model
         if self.world.honest and answer.code is Code.POLICY_DECLINED and ask.terms is not None:
-            shut = self.world.allocator.requests.queue.reserved_before(ask)
+            shut = self._shut(ask)
             need = ask.demand or wanted(ask)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
         if ask.id not in waited:  # Whose time was up had what there was.
-            shut = self.world.allocator.requests.queue.reserved_before(ask)
+            shut = self._shut(ask)
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
             could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
             law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
@@ -228,12 +229,13 @@ class Witness:
         elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
         law(not elsewhere, "a failed node is tried last", consult)
 
-    def _first_end(self) -> float:
+    def _graced(self, grace: float) -> bool:
+        """Whether all last so long, or until a reservation begins that they make room for."""
         model = self.model
-        held = (*model.leases, *model.requeued)
         over = model.warm | model.ending.keys()
-        ends = [model.expires[name] for name in held if name not in over]
-        return min(ends, default=float("inf"))
+        begins = {name: model.begins(lease) for name, lease in model.leases.items()}
+        held = {*model.leases, *model.requeued} - over
+        return all(model.expires[name] >= min(grace, begins.get(name, grace)) for name in held)
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
         """No request of lower priority is served while an identical waiter sleeps."""
@@ -249,6 +251,7 @@ class Witness:
         if not self.world.honest or ask.demand is None:
             return
         asleep = Counter[Any]()
+        places = {(share.cluster_id, share.node_id) for share in lease.placement}
         for name, waiter in self.model.waiting.items():
             if name in self.model.paused:
                 continue
@@ -256,6 +259,8 @@ class Witness:
             alike = (other.demand, other.candidates) == (ask.demand, ask.candidates)
             if name == lease.id or not alike or other.terms is None or self._beyond(other):
                 continue
+            if places & self.model.withheld(other, self.world.now):
+                continue  # It may not last so long there.
             if other.terms.priority > lease.terms.priority:
                 key = (other.tenant, other.policy, other.terms.priority)
                 busy = self.world.allocator.requests.undecided.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
@@ -408,8 +413,13 @@ class Witness:
             return
         for line in allocator.requests.queue.lines():
             shut = allocator.requests.queue.reserved_for(line)
+            kept = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 need = line.demand or wanted(model.waiting[name].ask)
+                own = model.withheld(model.waiting[name].ask, self.world.now)
+                if own and line.demand is None and len(line.waiters) > 1:
+                    continue  # Its policy spoke for one of them, whose lease may last longer.
+                shut = (*kept, *own)
                 if self._beyond(model.waiting[name].ask):
                     continue
                 fits = model.fits(need, line.candidates, shut)
@@ -419,6 +429,11 @@ class Witness:
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
                 law(not could or coming, "no request sleeps beside what could give way", name, shut)
+
+    def _shut(self, ask: Ask) -> tuple[tuple[str, str], ...]:
+        """The nodes that are kept for a waiter, or reserved, and so not for this request."""
+        kept = self.world.allocator.requests.queue.reserved_before(ask)
+        return *kept, *self.model.withheld(ask, self.world.now)
 
     def _beyond(self, ask: Ask) -> bool:
         """Whether a quota does not allow an ask what it needs."""

@@ -42,9 +42,11 @@ from moorage.core.events import (
     QuotaAsked,
     ReleaseAsked,
     RenewAsked,
+    ReserveAsked,
     Restarted,
     SessionLost,
     Tick,
+    UnreserveAsked,
     WorkloadEnded,
     WorkloadFailed,
     WorkloadKept,
@@ -102,6 +104,8 @@ class World:
         self.operated = self.operator.random() < 0.3
         self.ruler = Random(f"quotas {seed}")
         self.ruled = self.ruler.random() < 0.3
+        self.reserving = Random(f"reservations {seed}")
+        self.reserves = self.reserving.random() < 0.3
         self.preempting = Random(f"preemption {seed}")
         self.preempts = self.preempting.random() < 0.3
         self.labelling = Random(f"labels {seed}")
@@ -125,6 +129,7 @@ class World:
         self.tenants = [Tenant(f"tenant-{n}") for n in range(rng.choice([1, 2, 3]))]
         self.sessions = {SessionId(f"s{n}"): rng.choice(self.tenants) for n in range(4)}
         self.numbers = 0
+        self.reservations = 0
         self.requests = 0
         self.keyed: list[Ask] = []
         self.usual: dict[Tenant, Ask] = {}
@@ -363,6 +368,24 @@ class World:
         tenant = self.sessions[to.session]
         return CordonAsked(to, tenant, ClusterId(place[0]), NodeId(place[1]), mode, "", seconds)
 
+    def _reserve(self, to: Address) -> Event:
+        draw, known = self.reserving, [*self.allocator.state.reserved.by_id]
+        tenant = self.sessions[to.session]
+        if known and draw.random() < 0.2:
+            return UnreserveAsked(to, tenant, draw.choice(known))
+        self.reservations += 1
+        starts_at = self.now + draw.choice([-1.0, 0.0, 5.0, 30.0])
+        return ReserveAsked(
+            to,
+            RequestId(f"reservation-{self.reservations}"),
+            tenant,
+            draw.choice(self.demands),
+            starts_at,
+            starts_at + draw.choice([0.5, 10.0, 60.0]),
+            draw.choice([0.0, 0.0, 2.0]),
+            draw.choice([None, None, (ClusterId(fleets.CLUSTERS[0]),)]),
+        )
+
     def _preemptible(self, terms: LeaseTerms) -> LeaseTerms:
         if not self.preempts:
             return replace(terms, preemptible=False)
@@ -486,6 +509,8 @@ class World:
             self.rng.choices(deeds, weights)[0]()
             if self.operated and self.operator.random() < 0.03:
                 self.say(self._cordon)
+            if self.reserves and self.reserving.random() < 0.04:
+                self.say(self._reserve)
             if self.ruled and self.ruler.random() < 0.03:
                 self.say(self._rule)
             if not self.inbox and not self.consulting:

@@ -28,10 +28,12 @@ from moorage.core.facts import (
     Refusal,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     UsageCarried,
     Warmed,
 )
@@ -105,6 +107,8 @@ def answer(  # One case per fact.
                 | Cordoned()
                 | Uncordoned()
                 | QuotaSet()
+                | Reserved()
+                | Unreserved()
                 | HalfLifeSet()
                 | UsageCarried()
                 | Renewed()
