@@ -328,6 +328,7 @@ export interface FailureReason {
   largest?: LargestNode;
   models?: string[];
   fits_if?: RequestChange[];
+  ttl_max_seconds?: number;
 }
 
 /** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
@@ -407,7 +408,12 @@ export interface LargestNode {
   memory_mib: number;
 }
 
-/** A lease. Only the reply to its owner has its `token`. */
+/**
+ * A lease. Only the reply to its owner has its `token`.
+ *
+ * `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
+ * drained then.
+ */
 export interface LeaseAnswer {
   id: string;
   state: "active" | "ended" | "ending" | "failing" | "granted" | "queued" | "starting" | "warm";
@@ -426,6 +432,7 @@ export interface LeaseAnswer {
   retry_at?: number;
   notice?: NoticeAnswer;
   workload?: WorkloadAnswer;
+  ttl_max_seconds?: number;
 }
 
 /** Who holds what: the tenant's own; for operators, all. */
@@ -765,6 +772,7 @@ export interface Reasons {
   models?: string[];
   fits_if?: RequestChange[];
   waits_for?: AwaitedLease[];
+  ttl_max_seconds?: number;
   node_verdicts?: NodeVerdict[] | null;
   /** `after` of the next page; null: this is the last. */
   next?: string | null;
@@ -854,6 +862,86 @@ export interface RequestChange {
   field: string;
   asked: Json;
   fits: Json;
+}
+
+/** Nodes that only one tenant gets for a time. `used`: it has had a lease there in that time. */
+export interface ReservationAnswer {
+  reservation: string;
+  tenant: string;
+  nodes: NodeName[];
+  resources: Resources;
+  /** Seconds since the epoch. */
+  starts_at: number;
+  /** Seconds since the epoch. */
+  ends_at: number;
+  lapse_seconds: number;
+  used: boolean;
+}
+
+/** Which nodes are reserved, and when: the tenant's own; for operators, all. */
+export interface ReservationListing {
+  op: "reservations";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** an object whose values are strings, numbers or booleans */
+  filters?: { [name: string]: string | number | number | boolean };
+  /** a string of at most 256 characters */
+  cluster?: string;
+  /** a string of at most 256 characters */
+  after?: string;
+  /** a string of at most 256 characters */
+  next?: string;
+  /** a whole number between 1 and 1000 */
+  limit?: number;
+}
+
+/** The reply to `ReservationListing`, where it succeeds. */
+export interface ReservationListingReply {
+  success: true;
+  data: ReservationPage;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
+/** One page of reservations. */
+export interface ReservationPage {
+  reservations: ReservationAnswer[];
+  /** `after` of the next page; null: this is the last. */
+  next: string | null;
+}
+
+/** Keep nodes for a tenant, from one moment to another: such as `resources` fits on. */
+export interface Reserve {
+  op: "reserve";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  resources: Resources;
+  /** a time, in seconds since the epoch */
+  starts_at: number;
+  /** a time, in seconds since the epoch */
+  ends_at: number;
+  /** a string of at most 256 characters */
+  tenant?: string;
+  /** a list of at most 10000 cluster ids (strings or whole numbers) */
+  clusters?: (string | number)[] | null;
+  /** a number of seconds between 0 and 604800 */
+  lapse_seconds?: number;
+}
+
+/** The reply to `Reserve`, where it succeeds. */
+export interface ReserveReply {
+  success: true;
+  data: ReservationAnswer;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
 }
 
 /** What is held of one resource; null: no limit. */
@@ -1026,6 +1114,27 @@ export interface UncordonReply {
   policy_rule_uri?: string;
 }
 
+/** End a reservation before its time. */
+export interface Unreserve {
+  op: "unreserve";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 128 characters */
+  reservation: string;
+}
+
+/** The reply to `Unreserve`, where it succeeds. */
+export interface UnreserveReply {
+  success: true;
+  data: ReservationAnswer;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** How a request stands that is no lease yet. */
 export interface WaiterStatus {
   request: string;
@@ -1183,6 +1292,9 @@ export interface Operations {
   cordon: { message: Cordon; reply: CordonReply };
   drain: { message: Drain; reply: DrainReply };
   uncordon: { message: Uncordon; reply: UncordonReply };
+  reserve: { message: Reserve; reply: ReserveReply };
+  unreserve: { message: Unreserve; reply: UnreserveReply };
+  reservations: { message: ReservationListing; reply: ReservationListingReply };
   set_quota: { message: SetQuota; reply: SetQuotaReply };
   remove_quota: { message: RemoveQuota; reply: RemoveQuotaReply };
   quotas: { message: QuotaListing; reply: QuotaListingReply };

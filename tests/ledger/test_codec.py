@@ -31,10 +31,12 @@ from moorage.core.facts import (
     Refusal,
     Renewed,
     Requeued,
+    Reserved,
     Resumed,
     Spared,
     Started,
     Uncordoned,
+    Unreserved,
     UsageCarried,
     Warmed,
 )
@@ -58,6 +60,7 @@ from moorage.model import (
     Quota,
     RequestId,
     Requirement,
+    Reservation,
     Tenant,
 )
 
@@ -115,6 +118,7 @@ leases = st.builds(
     ask=st.none() | asks,
     notice=st.none() | st.builds(Notice, until=times),
 )
+reservations = st.builds(Reservation, starts_at=times, ends_at=times, lapse_seconds=times)
 refusals = st.builds(Refusal, code=st.sampled_from(Code), details=objects)
 
 STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
@@ -122,6 +126,8 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     ClusterRemoved: st.builds(ClusterRemoved),
     Cordoned: st.builds(Cordoned, at=times, until=times),
     Uncordoned: st.builds(Uncordoned, at=times),
+    Reserved: st.builds(Reserved, reservation=reservations),
+    Unreserved: st.builds(Unreserved, at=times),
     QuotaSet: st.builds(QuotaSet, at=times, quota=st.none() | st.builds(Quota, weight=times)),
     HalfLifeSet: st.builds(HalfLifeSet, seconds=times, at=times),
     UsageCarried: st.builds(UsageCarried, share=times),
@@ -183,6 +189,8 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         Resumed(request, 2.0),
         Preempted(request, 1.0, RequestId("r-2"), 2.0, "preempted"),
         Spared(request, 2.0),
+        Reserved(Reservation(request, Tenant("t"), (), Demand(), 1.0, 2.0)),
+        Unreserved(request, 1.0, "ended"),
         Ending(request, 1.0, "released"),
         Warmed(request, 1.0, 2.0),
         Ended(request, 1.0, "released"),

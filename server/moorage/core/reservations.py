@@ -6,7 +6,7 @@ the only caller.
 """
 
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
@@ -173,12 +173,11 @@ def explained(
 
 def row(reservation: Reservation) -> dict[str, Any]:
     """Return a reservation as JSON values."""
-    demand = reservation.demand
     return {
         "reservation": reservation.id,
         "tenant": reservation.tenant,
         "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in reservation.nodes],
-        "resources": {"gpus": demand.gpus, "models": list(demand.models), "nodes": demand.nodes},
+        "resources": asdict(reservation.demand),
         "starts_at": reservation.starts_at,
         "ends_at": reservation.ends_at,
         "lapse_seconds": reservation.lapse_seconds,

@@ -80,6 +80,7 @@ class FailureReason(Struct):
     largest: LargestNode | UnsetType = UNSET
     models: list[str] | UnsetType = UNSET
     fits_if: list[RequestChange] | UnsetType = UNSET
+    ttl_max_seconds: float | UnsetType = UNSET
 
 
 class NodeName(Struct):
@@ -123,7 +124,11 @@ class NoticeAnswer(Struct):
 
 
 class LeaseAnswer(Struct):
-    """A lease. Only the reply to its owner has its `token`."""
+    """A lease. Only the reply to its owner has its `token`.
+
+    `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
+    drained then.
+    """
 
     id: str
     state: LeaseState
@@ -139,6 +144,7 @@ class LeaseAnswer(Struct):
     retry_at: Seconds | UnsetType = UNSET
     notice: NoticeAnswer | UnsetType = UNSET
     workload: WorkloadAnswer | UnsetType = UNSET
+    ttl_max_seconds: float | UnsetType = UNSET
 
 
 class WaiterAnswer(Struct):
@@ -189,6 +195,7 @@ class Reasons(Struct):
     models: list[str] | UnsetType = UNSET
     fits_if: list[RequestChange] | UnsetType = UNSET
     waits_for: list[AwaitedLease] | UnsetType = UNSET
+    ttl_max_seconds: float | UnsetType = UNSET
     node_verdicts: list[NodeVerdict] | UnsetType | None = UNSET
     next: Next | UnsetType = UNSET
 
@@ -236,6 +243,26 @@ class QuotaPage(Struct):
     """One page of quotas."""
 
     quotas: list[QuotaState]
+    next: Next
+
+
+class ReservationAnswer(Struct):
+    """Nodes that only one tenant gets for a time. `used`: it has had a lease there in that time."""
+
+    reservation: str
+    tenant: str
+    nodes: list[NodeName]
+    resources: parts.Resources
+    starts_at: Seconds
+    ends_at: Seconds
+    lapse_seconds: float
+    used: bool
+
+
+class ReservationPage(Struct):
+    """One page of reservations."""
+
+    reservations: list[ReservationAnswer]
     next: Next
 
 
@@ -473,6 +500,9 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Cordon: (OutOfService,),
     m.Drain: (OutOfService,),
     m.Uncordon: (OutOfService,),
+    m.Reserve: (ReservationAnswer,),
+    m.Unreserve: (ReservationAnswer,),
+    m.ReservationListing: (ReservationPage,),
     m.SetQuota: (QuotaState,),
     m.RemoveQuota: (QuotaState,),
     m.QuotaListing: (QuotaPage,),

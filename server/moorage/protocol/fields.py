@@ -34,6 +34,8 @@ DEADLINE_SECONDS_MAX: Final = 300
 """What one evaluation may take; the setting `policy_deadline_seconds_max` may allow less."""
 PRIORITY_MAX: Final = 1_000_000
 """Priorities run from minus this to this."""
+MOMENT_MAX: Final = 253_402_300_799
+"""The end of the year 9999, in seconds since the epoch."""
 TTL_SECONDS: Final = 300.0
 """How long a lease lasts by default: on the wire, in the library, on the command line."""
 TTL_SECONDS_MAX: Final = 604_800
@@ -225,6 +227,9 @@ WaitSeconds = Annotated[
         le=WAIT_SECONDS_MAX,
         description=f"a number of seconds between 0 and {WAIT_SECONDS_MAX}",
     ),
+]
+Moment = Annotated[
+    float, Meta(ge=0, le=MOMENT_MAX, description="a time, in seconds since the epoch")
 ]
 DeadlineSeconds = Annotated[
     float,

@@ -27,6 +27,7 @@ from moorage.protocol.diagnosis import (
     unknown_op,
 )
 from moorage.protocol.errors import BadMessage
+from moorage.protocol.operation import Listing, OpMessage
 from moorage.protocol.parts import LeaseRequest, ProvisionRequest, QuotaAmounts, Resources
 
 _NOTHING: Final = msgspec.Raw(b"")
@@ -74,26 +75,11 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def candidates(self) -> tuple[model.ClusterId, ...] | None:
         """Return the clusters it may go to, or None where it names none."""
-        return (
-            None if self.clusters is None else tuple(map(model.ClusterId, map(str, self.clusters)))
-        )
+        return _candidates(self.clusters)
 
     def demand(self) -> model.Demand | None:
         """Return `resources` as the core knows it, or None."""
-        wanted = self.resources
-        if wanted is None:
-            return None
-        return model.Demand(
-            gpus=wanted.gpus,
-            gpu_milli=wanted.gpu_milli,
-            models=wanted.models,
-            gpu_memory_mib=wanted.gpu_memory_mib,
-            cpu_milli=wanted.cpu_milli,
-            memory_mib=wanted.memory_mib,
-            nodes=wanted.nodes,
-            topology=wanted.topology,
-            where=wanted.requirements(),
-        )
+        return None if self.resources is None else self.resources.demand()
 
     def terms(self) -> model.LeaseTerms | None:
         """Return `lease` as the core knows it, or None for advice."""
@@ -134,20 +120,7 @@ class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode: f.Mode = "dry_run"
 
 
-class _Operation(
-    Struct,
-    frozen=True,
-    kw_only=True,
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-    tag_field="op",
-):
-    """What all `op` messages share."""
-
-    id: f.MessageId = None
-
-
-class Release(_Operation, frozen=True, kw_only=True, tag="release"):
+class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
     """End a lease. A page of the console may leave out the token of its tenant's leases."""
 
     lease: f.Identifier
@@ -155,7 +128,7 @@ class Release(_Operation, frozen=True, kw_only=True, tag="release"):
     dry_run: f.Flag = False
 
 
-class Renew(_Operation, frozen=True, kw_only=True, tag="renew"):
+class Renew(OpMessage, frozen=True, kw_only=True, tag="renew"):
     """Let a lease last longer: `ttl_seconds` from now, by default as long as it asked for."""
 
     lease: f.Identifier
@@ -163,14 +136,14 @@ class Renew(_Operation, frozen=True, kw_only=True, tag="renew"):
     ttl_seconds: f.TtlSeconds | None = None
 
 
-class Flush(_Operation, frozen=True, kw_only=True, tag="flush"):
+class Flush(OpMessage, frozen=True, kw_only=True, tag="flush"):
     """End what is kept warm, in one cluster or everywhere."""
 
     cluster: f.OptionalName = ""
     dry_run: f.Flag = False
 
 
-class _Place(_Operation, frozen=True, kw_only=True):
+class _Place(OpMessage, frozen=True, kw_only=True):
     """A cluster, or a node of it. With `dry_run`, it is only said what would come of it."""
 
     cluster: f.Name
@@ -194,14 +167,35 @@ class Uncordon(_Place, frozen=True, kw_only=True, tag="uncordon"):
     """Place something there again."""
 
 
-class RemoveQuota(_Operation, frozen=True, kw_only=True, tag="remove_quota"):
+class Reserve(OpMessage, frozen=True, kw_only=True, tag="reserve"):
+    """Keep nodes for a tenant, from one moment to another: such as `resources` fits on."""
+
+    resources: Resources
+    starts_at: f.Moment
+    ends_at: f.Moment
+    tenant: f.OptionalName = ""
+    clusters: f.Clusters = None
+    lapse_seconds: f.KeepSeconds = 0.0
+
+    def candidates(self) -> tuple[model.ClusterId, ...] | None:
+        """Return the clusters to choose from, or None for all."""
+        return _candidates(self.clusters or None)
+
+
+class Unreserve(OpMessage, frozen=True, kw_only=True, tag="unreserve"):
+    """End a reservation before its time."""
+
+    reservation: f.Identifier
+
+
+class RemoveQuota(OpMessage, frozen=True, kw_only=True, tag="remove_quota"):
     """Let a tenant, or one of its projects, hold what everyone may."""
 
     tenant: f.Name
     project: f.OptionalIdentifier | None = None
 
 
-class SetQuota(_Operation, frozen=True, kw_only=True, tag="set_quota"):
+class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
     """Let a tenant, or one of its projects, hold so much. What is left out is as it is at first."""
 
     tenant: f.Name
@@ -218,7 +212,7 @@ class SetQuota(_Operation, frozen=True, kw_only=True, tag="set_quota"):
         return model.Quota(self.weight, *limits, self.notice_seconds)
 
 
-class _Inquiry(_Operation, frozen=True, kw_only=True):
+class _Inquiry(OpMessage, frozen=True, kw_only=True):
     """About one lease or one request; the two share their ids."""
 
     lease: f.OptionalIdentifier = ""
@@ -242,37 +236,18 @@ class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):
     limit: f.PageLimit = 100
 
 
-class Cancel(_Operation, frozen=True, kw_only=True, tag="cancel"):
+class Cancel(OpMessage, frozen=True, kw_only=True, tag="cancel"):
     """Give up waiting."""
 
     request: f.Identifier
     dry_run: f.Flag = False
 
 
-class _Listing(_Operation, frozen=True, kw_only=True):
-    """One page of a list: `filters` are equalities, `after` is the `next` of the page before."""
-
-    filters: f.Filters = {}
-    cluster: f.OptionalName = ""
-    after: f.OptionalName = ""
-    next: f.OptionalName = ""
-    limit: f.PageLimit = 100
-
-    @property
-    def cursor(self) -> str:
-        """Where the page starts; `next` is accepted as another name of `after`."""
-        return self.after or self.next
-
-    def equalities(self) -> dict[str, str | int | float | bool]:
-        """Return all filters, `cluster` among them where it was given."""
-        return {**self.filters, "cluster": self.cluster} if self.cluster else dict(self.filters)
-
-
-class QueueListing(_Listing, frozen=True, kw_only=True, tag="queue"):
+class QueueListing(Listing, frozen=True, kw_only=True, tag="queue"):
     """Who waits: the tenant's own; for operators, all."""
 
 
-class LeaseListing(_Listing, frozen=True, kw_only=True, tag="leases"):
+class LeaseListing(Listing, frozen=True, kw_only=True, tag="leases"):
     """Who holds what: the tenant's own; for operators, all."""
 
     state: f.OptionalName = ""
@@ -283,33 +258,37 @@ class LeaseListing(_Listing, frozen=True, kw_only=True, tag="leases"):
         return {**filters, "state": self.state} if self.state else filters
 
 
-class FleetListing(_Listing, frozen=True, kw_only=True, tag="fleet"):
+class FleetListing(Listing, frozen=True, kw_only=True, tag="fleet"):
     """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
 
 
-class QuotaListing(_Listing, frozen=True, kw_only=True, tag="quotas"):
+class QuotaListing(Listing, frozen=True, kw_only=True, tag="quotas"):
     """What tenants and projects may hold, and what they hold of it."""
 
 
-class DecisionListing(_Listing, frozen=True, kw_only=True, tag="decisions"):
+class ReservationListing(Listing, frozen=True, kw_only=True, tag="reservations"):
+    """Which nodes are reserved, and when: the tenant's own; for operators, all."""
+
+
+class DecisionListing(Listing, frozen=True, kw_only=True, tag="decisions"):
     """What was decided of late, newest first: the tenant's own; for operators, all."""
 
 
-class DecisionFleet(_Operation, frozen=True, kw_only=True, tag="decision_fleet"):
+class DecisionFleet(OpMessage, frozen=True, kw_only=True, tag="decision_fleet"):
     """The fleet as it was when a request was decided, and the request."""
 
     request: f.Identifier
 
 
-class Manage(_Operation, frozen=True, kw_only=True, tag="manage"):
+class Manage(OpMessage, frozen=True, kw_only=True, tag="manage"):
     """Call `management` of a policy."""
 
     policy_rule_uri: f.Uri
     action: f.Name
-    data: f.Document = {}
+    data: f.Document = {}  # noqa: RUF012  # msgspec copies it.
 
 
-class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
+class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
     """What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
 
     Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
@@ -326,7 +305,7 @@ class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
     encoding: f.Encoding = "text"
 
 
-class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):
+class Exec(OpMessage, frozen=True, kw_only=True, tag="exec"):
     """Run a command inside of the workload of a lease; about `token` as `logs`."""
 
     lease: f.Identifier
@@ -335,23 +314,23 @@ class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):
     timeout_seconds: f.ExecSeconds = 60
     workdir: f.OptionalName = ""
     user: f.OptionalName = ""
-    environment: f.Variables = {}
+    environment: f.Variables = {}  # noqa: RUF012  # msgspec copies it.
 
 
-class WhatIf(_Operation, frozen=True, kw_only=True, tag="whatif"):
+class WhatIf(OpMessage, frozen=True, kw_only=True, tag="whatif"):
     """The answer that `request` would get if `change` had happened, and what else would differ."""
 
     request: AllocationRequest | msgspec.UnsetType = msgspec.UNSET
-    change: f.Document = {}
+    change: f.Document = {}  # noqa: RUF012  # msgspec copies it.
 
 
-class WatchTopics(_Operation, frozen=True, kw_only=True, tag="watch"):
+class WatchTopics(OpMessage, frozen=True, kw_only=True, tag="watch"):
     """Be told about these topics from now on."""
 
     topics: f.Topics
 
 
-class Resume(_Operation, frozen=True, kw_only=True, tag="resume"):
+class Resume(OpMessage, frozen=True, kw_only=True, tag="resume"):
     """Go on with a session that lost its connection; the first message of a connection."""
 
     session: f.Identifier
@@ -364,6 +343,9 @@ Operation = (
     | Cordon
     | Drain
     | Uncordon
+    | Reserve
+    | Unreserve
+    | ReservationListing
     | SetQuota
     | RemoveQuota
     | QuotaListing
@@ -408,6 +390,10 @@ _lenient: Final[dict[type[Any], frozenset[str]]] = {
     for kind in (AllocationRequest, BlockRequest)
 }
 _carry: Final = msgspec.msgpack.Encoder().encode
+
+
+def _candidates(names: f.Clusters) -> tuple[model.ClusterId, ...] | None:
+    return None if names is None else tuple(map(model.ClusterId, map(str, names)))
 
 
 def decode(frame: str | bytes) -> Message:

@@ -51,6 +51,19 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         """Return `where` as the core knows it."""
         return tuple(model.Requirement(w.key, w.operator, w.values) for w in self.where)
 
+    def demand(self) -> model.Demand:
+        """Return it as the core knows it."""
+        return model.Demand(
+            gpus=self.gpus,
+            gpu_milli=self.gpu_milli,
+            models=self.models,
+            gpu_memory_mib=self.gpu_memory_mib,
+            cpu_milli=self.cpu_milli,
+            memory_mib=self.memory_mib,
+            nodes=self.nodes,
+            topology=self.topology,
+        )
+
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`."""

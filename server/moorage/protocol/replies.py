@@ -259,6 +259,7 @@ class LeaseObject(Struct, frozen=True):
     reason: str = ""
     retry_at: float = 0.0
     workload: WorkloadObject | None = None
+    ttl_max_seconds: float | None = None
 
 
 class Reply(Struct, frozen=True):

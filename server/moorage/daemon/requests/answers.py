@@ -50,13 +50,16 @@ def encode(
                 policy_rule_uri=version,
             )
         case LeaseNews(lease, data, reasons, owner):
+            told: dict[str, Any] = {"token": token} if owner and token else {}
+            if answer.ttl_max_seconds is not None:
+                told["ttl_max_seconds"] = answer.ttl_max_seconds
             return replies.success(
                 placement(lease) if data is None else data,
                 id=message_id,
                 request=request,
                 warnings=warnings,
                 reasons=reasons,
-                lease=lease_object(lease, workload) | ({"token": token} if owner and token else {}),
+                lease=lease_object(lease, workload) | told,
                 policy_rule_uri=version,
             )
         case Information(data):

@@ -5,6 +5,7 @@ The router hands them over; `admission` has the requests for a placement.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import Any, Literal, assert_never
 
 import structlog
@@ -20,7 +21,9 @@ from moorage.core.events import (
     QuotaAsked,
     ReleaseAsked,
     RenewAsked,
+    ReserveAsked,
     SessionLost,
+    UnreserveAsked,
 )
 from moorage.core.facts import Refusal
 from moorage.daemon.inbox import Inbox
@@ -118,7 +121,7 @@ class Operations:
         self._watchers.lost(session)
         self._inbox.post(SessionLost(session))
 
-    def take(  # noqa: C901, PLR0912  # One case per operation.
+    def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, tenant: Tenant, message: wire.Operation
     ) -> None:
         """Do what a message says; it is answered at `to`, now or later."""
@@ -141,6 +144,10 @@ class Operations:
                 self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
                 self._cordon(to, tenant, message)
+            case wire.Reserve() | wire.Unreserve():
+                self._reserve(to, tenant, message)
+            case wire.ReservationListing():
+                self._list(to, "reservations", tenant, message)
             case wire.SetQuota() | wire.RemoveQuota():
                 self._set_quota(to, tenant, message)
             case wire.QuotaListing():
@@ -223,14 +230,42 @@ class Operations:
     ) -> None:
         self._inbox.post(DryRun(asked.to, asked) if dry_run else asked)
 
+    def _reserve(self, to: Address, who: Tenant, message: wire.Reserve | wire.Unreserve) -> None:
+        if not self._may(to, who, "reserve nodes"):
+            return
+        if isinstance(message, wire.Unreserve):
+            name = RequestId(message.reservation)
+            self._inbox.post(UnreserveAsked(to, who, name))
+            about = {"what": "unreserve", "reservation": name}
+        else:
+            name, tenant = RequestId(f"reservation-{token_hex(8)}"), Tenant(message.tenant or who)
+            asked = ReserveAsked(
+                to,
+                name,
+                tenant,
+                message.resources.demand(),
+                message.starts_at,
+                message.ends_at,
+                message.lapse_seconds,
+                message.candidates(),
+            )
+            self._inbox.post(asked)
+            about = {"what": "reserve", "tenant": tenant, "reservation": name}
+        _note(who, self._replies.remote(to), about)
+
+    def _may(self, to: Address, who: Tenant, what: str) -> bool:
+        """Tell whether a tenant is an operator; say that it is none where it is not."""
+        if not self._is_operator(who):
+            reason = f"Tenant “{who}” is none of this server's operators, who {what}."
+            told = {"verdict": "not_you"}
+            self._replies.answer(to, Refusal(Code.UNAUTHORIZED, reason, "op", details=told))
+            return False
+        return True
+
     def _set_quota(
         self, to: Address, who: Tenant, message: wire.SetQuota | wire.RemoveQuota
     ) -> None:
-        if not self._is_operator(who):
-            reason = f"Tenant “{who}” is none of this server's operators, who set quotas."
-            self._replies.answer(
-                to, Refusal(Code.UNAUTHORIZED, reason, "op", details={"verdict": "not_you"})
-            )
+        if not self._may(to, who, "set quotas"):
             return
         tenant = Tenant(message.tenant)
         if tenant == EVERYONE and message.project is not None:
@@ -256,7 +291,8 @@ class Operations:
         to: Address,
         question: Any,
         tenant: Tenant,
-        message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing | wire.QuotaListing",
+        message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing | wire.QuotaListing "
+        "| wire.ReservationListing",
     ) -> None:
         filters = message.equalities()
         sees_all = self._is_operator(tenant)

@@ -1,0 +1,92 @@
+"""Operators reserve nodes in advance: over the wire, and across kill -9."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from served import Server, cluster
+
+from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
+from moorage_client import BlockingClient, NotFound, RequestRefused
+from moorage_policies import catalog
+
+TOKENS = {"MOORAGE_TOKENS": "ann:a1,bob:b1,ops:o1", "MOORAGE_OPERATORS": "ops"}
+POLICY = "first_fit:1.0-stable"
+ONE = {"resources": {"gpus": 1}}
+Serve = Callable[[], AbstractContextManager[Server]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    @contextmanager
+    def served(**environment: str) -> Iterator[Server]:
+        with daemon(tmp_path, environment=environment) as running:
+            server = Server(running)
+            try:
+                yield server
+            finally:
+                server.close()
+
+    with served() as server:
+        server.register(cluster("east", nodes=1, gpus=1))
+        server.publish(catalog.document("first_fit"))
+    return lambda: served(**TOKENS)
+
+
+def test_others_are_out_in_time_and_only_its_tenant_gets_in(serve: Serve) -> None:
+    with serve() as server:
+        url, now = server.running.ws, time.time()
+        later = {"op": "reserve", **ONE, "starts_at": now + 3600, "ends_at": now + 7200}
+        with (
+            BlockingClient(url, "a1") as ann,
+            BlockingClient(url, "b1") as bob,
+            BlockingClient(url, "o1") as ops,
+        ):
+            with pytest.raises(RequestRefused) as caught:
+                bob.call(later)
+            assert caught.value.code == "unauthorized"
+            held = ops.call({**later, "tenant": "bob"})
+            assert held["nodes"] == [{"cluster_id": "east", "node_id": "east-0"}]
+            assert bob.call({"op": "reservations"})["reservations"] == [held]
+            assert ann.call({"op": "reservations"})["reservations"] == []
+            with pytest.raises(RequestRefused) as caught:
+                ann.ask(POLICY, **ONE, lease={"ttl_seconds": 5000})
+            assert 3500 < caught.value.details["ttl_max_seconds"] <= 3600
+            lease = ann.ask(POLICY, **ONE, lease={"ttl_seconds": 600}).lease
+            assert lease is not None
+            renewal = {"op": "renew", "lease": lease.id, "token": lease.token, "ttl_seconds": 5000}
+            with server.socket({"Authorization": "Bearer a1"}) as socket:
+                socket.send(json.dumps(renewal))
+                told = json.loads(socket.recv(60))["lease"]
+            assert told["expires_at"] == held["starts_at"]
+            assert 3000 < told["ttl_max_seconds"] <= 3600
+            ann.call({"op": "release", "lease": lease.id, "token": lease.token})
+            ops.call({"op": "unreserve", "reservation": held["reservation"]})
+            with pytest.raises(NotFound):
+                ops.call({"op": "unreserve", "reservation": held["reservation"]})
+            ops.call({**later, "tenant": "bob", "starts_at": now})
+            with pytest.raises(RequestRefused) as caught:
+                ann.ask(POLICY, **ONE, lease={"ttl_seconds": 1})
+            assert caught.value.details["reserved_in_advance"] == 1
+            assert bob.ask(POLICY, **ONE, lease={"ttl_seconds": 60}).lease is not None
+
+
+@pytest.mark.heavy
+def test_it_survives_a_kill(serve: Serve, tmp_path: Path) -> None:
+    now, log = time.time(), tmp_path / "stderr.log"
+    wanted = {"op": "reserve", **ONE, "starts_at": now + 3600, "ends_at": now + 7200}
+    with child(serve_command(tmp_path), log, serve_variables()) as (process, ready):
+        with BlockingClient(ready["ws"]) as client:
+            held = client.call({**wanted, "tenant": "bob"})
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    with serve() as server, BlockingClient(server.running.ws, "o1") as ops:
+        assert ops.call({"op": "reservations"})["reservations"] == [held]
+        with pytest.raises(RequestRefused) as caught:
+            ops.ask(POLICY, **ONE, lease={"ttl_seconds": 5000})
+        assert caught.value.details["ttl_max_seconds"] <= 3600
