@@ -38,6 +38,7 @@ def serve(tmp_path: Path) -> Serve:
     return lambda: served(**TOKENS)
 
 
+@pytest.mark.heavy
 def test_others_are_out_in_time_and_only_its_tenant_gets_in(serve: Serve) -> None:
     with serve() as server:
         url, now = server.running.ws, time.time()
