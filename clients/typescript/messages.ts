@@ -915,7 +915,7 @@ export interface ReservationPage {
 }
 
 /** Keep nodes for a tenant, from one moment to another: such as `resources` fits on. */
-export interface Reserve {
+export interface ReserveNodes {
   op: "reserve";
   /** a string of at most 128 characters, or a 64-bit whole number */
   id?: string | number | null;
@@ -932,8 +932,8 @@ export interface Reserve {
   lapse_seconds?: number;
 }
 
-/** The reply to `Reserve`, where it succeeds. */
-export interface ReserveReply {
+/** The reply to `ReserveNodes`, where it succeeds. */
+export interface ReserveNodesReply {
   success: true;
   data: ReservationAnswer;
   id?: string | number | null;
@@ -1115,7 +1115,7 @@ export interface UncordonReply {
 }
 
 /** End a reservation before its time. */
-export interface Unreserve {
+export interface UnreserveNodes {
   op: "unreserve";
   /** a string of at most 128 characters, or a 64-bit whole number */
   id?: string | number | null;
@@ -1123,8 +1123,8 @@ export interface Unreserve {
   reservation: string;
 }
 
-/** The reply to `Unreserve`, where it succeeds. */
-export interface UnreserveReply {
+/** The reply to `UnreserveNodes`, where it succeeds. */
+export interface UnreserveNodesReply {
   success: true;
   data: ReservationAnswer;
   id?: string | number | null;
@@ -1292,8 +1292,8 @@ export interface Operations {
   cordon: { message: Cordon; reply: CordonReply };
   drain: { message: Drain; reply: DrainReply };
   uncordon: { message: Uncordon; reply: UncordonReply };
-  reserve: { message: Reserve; reply: ReserveReply };
-  unreserve: { message: Unreserve; reply: UnreserveReply };
+  reserve: { message: ReserveNodes; reply: ReserveNodesReply };
+  unreserve: { message: UnreserveNodes; reply: UnreserveNodesReply };
   reservations: { message: ReservationListing; reply: ReservationListingReply };
   set_quota: { message: SetQuota; reply: SetQuotaReply };
   remove_quota: { message: RemoveQuota; reply: RemoveQuotaReply };

@@ -349,36 +349,6 @@ class Ask:
         return self.terms.project if self.terms else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Nodes that only one tenant gets for a time, agreed on beforehand.
-
-    Nodes are reserved whole: what others hold of their CPU and memory would keep its devices from
-    the tenant as well.
-
-    Args:
-        id: The server's name for it.
-        tenant: Who gets them.
-        nodes: Which: pairs of cluster and node. Each belongs to one reservation at a time.
-        demand: What was asked for, and each of them can take when it is empty.
-        starts_at: When leases of others there end at the latest, in seconds since the epoch.
-        ends_at: When the nodes are for everybody again.
-        lapse_seconds: It ends so long after its start if its tenant has had no lease there; 0: it
-            does not.
-        used: Its tenant has had one.
-
-    """
-
-    id: RequestId
-    tenant: Tenant
-    nodes: Nodes
-    demand: Demand
-    starts_at: float
-    ends_at: float
-    lapse_seconds: float = 0.0
-    used: bool = False
-
-
 LeaseState = Literal[
     "granted", "starting", "active", "failing", "queued", "ending", "warm", "ended"
 ]

@@ -40,6 +40,7 @@ from moorage.core.facts import (
     UsageCarried,
     Warmed,
 )
+from moorage.core.reserved import NodeReservation
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
 from moorage.ledger.codec import FACTS, KINDS, UPGRADES, Codec, FactKind, seal, subject_of, unseal
 from moorage.model import (
@@ -60,7 +61,6 @@ from moorage.model import (
     Quota,
     RequestId,
     Requirement,
-    Reservation,
     Tenant,
 )
 
@@ -118,7 +118,7 @@ leases = st.builds(
     ask=st.none() | asks,
     notice=st.none() | st.builds(Notice, until=times),
 )
-reservations = st.builds(Reservation, starts_at=times, ends_at=times, lapse_seconds=times)
+reservations = st.builds(NodeReservation, starts_at=times, ends_at=times, lapse_seconds=times)
 refusals = st.builds(Refusal, code=st.sampled_from(Code), details=objects)
 
 STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
@@ -189,7 +189,7 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         Resumed(request, 2.0),
         Preempted(request, 1.0, RequestId("r-2"), 2.0, "preempted"),
         Spared(request, 2.0),
-        Reserved(Reservation(request, Tenant("t"), (), Demand(), 1.0, 2.0)),
+        Reserved(NodeReservation(request, Tenant("t"), (), Demand(), 1.0, 2.0)),
         Unreserved(request, 1.0, "ended"),
         Ending(request, 1.0, "released"),
         Warmed(request, 1.0, 2.0),

@@ -169,8 +169,9 @@ MUTANTS = [
     Mutant(
         "wakes no request when a reservation is over",
         "core/state.py",
-        "state.growth.note(state.reserved.remove(reservation).nodes)\n            state.gains += 1",
-        "state.reserved.remove(reservation)",
+        "state.growth.note(state.reserved.remove(fact.reservation).nodes)\n"
+        "        state.gains += 1",
+        "state.reserved.remove(fact.reservation)",
         "no request sleeps that could be served",
         "0:400",
     ),
@@ -402,9 +403,9 @@ MUTANTS = [
     ),
     Mutant(
         "keeps nothing for the head",
-        "core/reserved.py",
-        "return bool(nodes) and any(",
-        "return False and any(",
+        "core/requests.py",
+        "return (*self._queue.reserved_before(ask), *self.withheld(ask))",
+        "return self.withheld(ask)",
         "the head's nodes are left alone",
     ),
     Mutant(

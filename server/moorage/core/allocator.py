@@ -47,7 +47,7 @@ from moorage.core.open_requests import OpenRequests
 from moorage.core.preemption import Preemption
 from moorage.core.quotas import Quotas
 from moorage.core.requests import Requests
-from moorage.core.reservations import Reservations
+from moorage.core.reservations import AdvanceReservations
 from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
 from moorage.core.warm_reuse import WarmReuse
@@ -75,7 +75,7 @@ class Allocator:
         self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
         self._cordons = Cordons(self._turn, self._leases, self._warm)
         self._quotas = Quotas(self._turn)
-        self._reservations = Reservations(self._turn, self.feasibility)
+        self._reservations = AdvanceReservations(self._turn, self.feasibility)
         self._asks = Requests(
             self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas
         )

@@ -223,7 +223,7 @@ class ReserveAsked:
 
     Args:
         id: The reservation's id; the shell makes it.
-        tenant: As in `Reservation`, as are those that follow.
+        tenant: As in `NodeReservation`, as are those that follow.
         candidates: Clusters to choose from; None: all.
 
     """

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from moorage.core.reserved import NodeReservation
 from moorage.model import (
     Ask,
     Cluster,
@@ -19,7 +20,6 @@ from moorage.model import (
     Outcome,
     Quota,
     RequestId,
-    Reservation,
     Tenant,
 )
 
@@ -98,7 +98,7 @@ class Uncordoned:
 class Reserved:
     """Nodes are reserved for a tenant, so and no different."""
 
-    reservation: Reservation
+    reservation: NodeReservation
 
 
 @dataclass(frozen=True, slots=True)

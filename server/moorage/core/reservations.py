@@ -16,10 +16,10 @@ from moorage.core.effects import Information
 from moorage.core.events import ReserveAsked, UnreserveAsked
 from moorage.core.facts import Refusal, Reserved, Unreserved
 from moorage.core.feasibility import Feasibility
-from moorage.core.reserved import touches
+from moorage.core.reserved import NodeReservation, touches
 from moorage.core.state import State
 from moorage.core.turn import TurnWriter
-from moorage.model import Ask, Code, Nodes, RequestId, Reservation
+from moorage.model import Ask, Code, Nodes, RequestId
 
 RESERVATIONS_MAX: Final = 1_000
 """Reservations at one time; one more is refused."""
@@ -27,7 +27,7 @@ NODES_MAX: Final = 1_000
 """Nodes that are reserved at one time, counted once for each reservation; more are refused."""
 
 
-class Reservations:
+class AdvanceReservations:
     """The part for reservations.
 
     Args:
@@ -48,7 +48,7 @@ class Reservations:
         if isinstance(chosen, Refusal):
             self._turn.respond(event.to, chosen)
             return
-        reservation = Reservation(
+        reservation = NodeReservation(
             id=event.id,
             tenant=event.tenant,
             nodes=chosen,
@@ -84,7 +84,7 @@ class Reservations:
         self._turn.record(Unreserved(request, self._turn.now, reason))
         self._turn.wakes = True
 
-    def _is_in_use(self, reservation: Reservation) -> bool:
+    def _is_in_use(self, reservation: NodeReservation) -> bool:
         return any(
             lease.tenant == reservation.tenant and touches(lease.placement, reservation.nodes)
             for lease in self._state.leases.values()
@@ -171,7 +171,7 @@ def explained(
     return refusals.runs_into_reservation(refusal, len(own), begins[late - 1] - now)
 
 
-def row(reservation: Reservation) -> dict[str, Any]:
+def row(reservation: NodeReservation) -> dict[str, Any]:
     """Return a reservation as JSON values."""
     return {
         "reservation": reservation.id,

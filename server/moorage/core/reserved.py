@@ -4,9 +4,39 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from moorage.model import Lease, Nodes, Placement, RequestId, Reservation, Tenant
+from moorage.model import Demand, Lease, Nodes, Placement, RequestId, Tenant
 
-__all__ = ["ReservedNodes"]
+__all__ = ["NodeReservation", "ReservedNodes", "touches"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReservation:
+    """Nodes that only one tenant gets for a time, agreed on beforehand.
+
+    Nodes are reserved whole: what others hold of their CPU and memory would keep its devices from
+    the tenant as well.
+
+    Args:
+        id: The server's name for it.
+        tenant: Who gets them.
+        nodes: Which: pairs of cluster and node. Each belongs to one reservation at a time.
+        demand: What was asked for, and each of them can take when it is empty.
+        starts_at: When leases of others there end at the latest, in seconds since the epoch.
+        ends_at: When the nodes are for everybody again.
+        lapse_seconds: It ends so long after its start if its tenant has had no lease there; 0: it
+            does not.
+        used: Its tenant has had one.
+
+    """
+
+    id: RequestId
+    tenant: Tenant
+    nodes: Nodes
+    demand: Demand
+    starts_at: float
+    ends_at: float
+    lapse_seconds: float = 0.0
+    used: bool = False
 
 
 @dataclass(slots=True)
@@ -18,17 +48,19 @@ class ReservedNodes:
 
     """
 
-    by_id: dict[RequestId, Reservation] = field(default_factory=dict[RequestId, Reservation])
+    by_id: dict[RequestId, NodeReservation] = field(
+        default_factory=dict[RequestId, NodeReservation]
+    )
 
     def __bool__(self) -> bool:
         """Return whether there are any: where none is, nothing here is looked at."""
         return bool(self.by_id)
 
-    def put(self, reservation: Reservation) -> None:
+    def put(self, reservation: NodeReservation) -> None:
         """Note a reservation down as it is."""
         self.by_id[reservation.id] = reservation
 
-    def remove(self, request: RequestId) -> Reservation:
+    def remove(self, request: RequestId) -> NodeReservation:
         """Forget a reservation, and return it."""
         return self.by_id.pop(request)
 
@@ -49,7 +81,7 @@ class ReservedNodes:
             default=math.inf,
         )
 
-    def used_by(self, lease: Lease) -> list[Reservation]:
+    def used_by(self, lease: Lease) -> list[NodeReservation]:
         """Return the reservations that have not been used, and are by this new lease."""
         return [
             each
@@ -76,7 +108,7 @@ class ReservedNodes:
             for node in each.nodes
         )
 
-    def _at(self, lease: Lease) -> Iterator[Reservation]:
+    def _at(self, lease: Lease) -> Iterator[NodeReservation]:
         """Yield the reservations of nodes that a lease holds something of."""
         for each in self.by_id.values():
             if touches(lease.placement, each.nodes):

@@ -269,16 +269,10 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Uncordoned(cluster, node):
             del state.cordons[cluster, node]
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
-        case Reserved(reservation):
-            state.reserved.put(reservation)
-            state._due(reservation.id)  # noqa: SLF001  # As above.
-        case Unreserved(reservation):
-            state.growth.note(state.reserved.remove(reservation).nodes)
-            state.gains += 1
-        case QuotaSet(tenant, project, quota):
-            state.accounts.set_quota((tenant, project), quota)
-            state.gains += 1  # A "no" of old does not stand.
-            state.growth.note_everywhere()
+        case Reserved() | Unreserved():
+            _reserve(state, fact)
+        case QuotaSet():
+            _set_quota(state, fact)
         case HalfLifeSet(seconds, at):
             state.accounts.set_half_life(seconds, at)
         case UsageCarried(tenant, project, share, step):
@@ -326,6 +320,21 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             assert_never(fact)
 
 
+def _reserve(state: State, fact: Reserved | Unreserved) -> None:
+    if isinstance(fact, Reserved):
+        state.reserved.put(fact.reservation)
+        state._due(fact.reservation.id)  # noqa: SLF001  # Called by apply().
+    else:
+        state.growth.note(state.reserved.remove(fact.reservation).nodes)
+        state.gains += 1
+
+
+def _set_quota(state: State, fact: QuotaSet) -> None:
+    state.accounts.set_quota((fact.tenant, fact.project), fact.quota)
+    state.gains += 1  # A "no" of old does not stand.
+    state.growth.note_everywhere()
+
+
 def _wait(state: State, waiter: Waiter) -> None:
     request = waiter.ask.id
     assert request not in state.waiting
@@ -359,8 +368,7 @@ def _grant(state: State, lease: Lease) -> None:
     state._hold(lease, lease.granted_at)  # noqa: SLF001  # Called by apply().
     state._due(lease.id)  # noqa: SLF001  # Called by apply().
     for reservation in state.reserved.used_by(lease) if state.reserved else ():
-        state.reserved.put(replace(reservation, used=True))
-        state._due(reservation.id)  # noqa: SLF001  # Called by apply().
+        _reserve(state, Reserved(replace(reservation, used=True)))
 
 
 def _renew(state: State, request: RequestId, expires_at: float) -> None:

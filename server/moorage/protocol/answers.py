@@ -11,12 +11,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from moorage.model import Code, LeaseState
 from moorage.protocol import messages as m
 from moorage.protocol import parts
+from moorage.protocol import reservation_answers as reserved
 from moorage.protocol.replies import ShareObject
+from moorage.protocol.reservation_answers import Next, NodeName, Seconds
 
 __all__ = ["ANSWERS", "FailureMessage", "LeaseAnswer", "NewsMessage"]
 
-Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]
-Next = Annotated[str | None, Meta(description="`after` of the next page; null: this is the last.")]
 _PLACE: Final = (ShareObject, list[ShareObject])
 
 
@@ -81,13 +81,6 @@ class FailureReason(Struct):
     models: list[str] | UnsetType = UNSET
     fits_if: list[RequestChange] | UnsetType = UNSET
     ttl_max_seconds: float | UnsetType = UNSET
-
-
-class NodeName(Struct):
-    """A node by name."""
-
-    cluster_id: str
-    node_id: str
 
 
 class WorkloadEnd(Struct):
@@ -243,26 +236,6 @@ class QuotaPage(Struct):
     """One page of quotas."""
 
     quotas: list[QuotaState]
-    next: Next
-
-
-class ReservationAnswer(Struct):
-    """Nodes that only one tenant gets for a time. `used`: it has had a lease there in that time."""
-
-    reservation: str
-    tenant: str
-    nodes: list[NodeName]
-    resources: parts.Resources
-    starts_at: Seconds
-    ends_at: Seconds
-    lapse_seconds: float
-    used: bool
-
-
-class ReservationPage(Struct):
-    """One page of reservations."""
-
-    reservations: list[ReservationAnswer]
     next: Next
 
 
@@ -500,9 +473,9 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Cordon: (OutOfService,),
     m.Drain: (OutOfService,),
     m.Uncordon: (OutOfService,),
-    m.Reserve: (ReservationAnswer,),
-    m.Unreserve: (ReservationAnswer,),
-    m.ReservationListing: (ReservationPage,),
+    m.ReserveNodes: (reserved.ReservationAnswer,),
+    m.UnreserveNodes: (reserved.ReservationAnswer,),
+    m.ReservationListing: (reserved.ReservationPage,),
     m.SetQuota: (QuotaState,),
     m.RemoveQuota: (QuotaState,),
     m.QuotaListing: (QuotaPage,),

@@ -27,7 +27,7 @@ from moorage.protocol.diagnosis import (
     unknown_op,
 )
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.operation import Listing, OpMessage
+from moorage.protocol.operation import ListingMessage, OpMessage
 from moorage.protocol.parts import LeaseRequest, ProvisionRequest, QuotaAmounts, Resources
 
 _NOTHING: Final = msgspec.Raw(b"")
@@ -167,7 +167,7 @@ class Uncordon(_Place, frozen=True, kw_only=True, tag="uncordon"):
     """Place something there again."""
 
 
-class Reserve(OpMessage, frozen=True, kw_only=True, tag="reserve"):
+class ReserveNodes(OpMessage, frozen=True, kw_only=True, tag="reserve"):
     """Keep nodes for a tenant, from one moment to another: such as `resources` fits on."""
 
     resources: Resources
@@ -182,7 +182,7 @@ class Reserve(OpMessage, frozen=True, kw_only=True, tag="reserve"):
         return _candidates(self.clusters or None)
 
 
-class Unreserve(OpMessage, frozen=True, kw_only=True, tag="unreserve"):
+class UnreserveNodes(OpMessage, frozen=True, kw_only=True, tag="unreserve"):
     """End a reservation before its time."""
 
     reservation: f.Identifier
@@ -243,11 +243,11 @@ class Cancel(OpMessage, frozen=True, kw_only=True, tag="cancel"):
     dry_run: f.Flag = False
 
 
-class QueueListing(Listing, frozen=True, kw_only=True, tag="queue"):
+class QueueListing(ListingMessage, frozen=True, kw_only=True, tag="queue"):
     """Who waits: the tenant's own; for operators, all."""
 
 
-class LeaseListing(Listing, frozen=True, kw_only=True, tag="leases"):
+class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
     """Who holds what: the tenant's own; for operators, all."""
 
     state: f.OptionalName = ""
@@ -258,19 +258,19 @@ class LeaseListing(Listing, frozen=True, kw_only=True, tag="leases"):
         return {**filters, "state": self.state} if self.state else filters
 
 
-class FleetListing(Listing, frozen=True, kw_only=True, tag="fleet"):
+class FleetListing(ListingMessage, frozen=True, kw_only=True, tag="fleet"):
     """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
 
 
-class QuotaListing(Listing, frozen=True, kw_only=True, tag="quotas"):
+class QuotaListing(ListingMessage, frozen=True, kw_only=True, tag="quotas"):
     """What tenants and projects may hold, and what they hold of it."""
 
 
-class ReservationListing(Listing, frozen=True, kw_only=True, tag="reservations"):
+class ReservationListing(ListingMessage, frozen=True, kw_only=True, tag="reservations"):
     """Which nodes are reserved, and when: the tenant's own; for operators, all."""
 
 
-class DecisionListing(Listing, frozen=True, kw_only=True, tag="decisions"):
+class DecisionListing(ListingMessage, frozen=True, kw_only=True, tag="decisions"):
     """What was decided of late, newest first: the tenant's own; for operators, all."""
 
 
@@ -343,8 +343,8 @@ Operation = (
     | Cordon
     | Drain
     | Uncordon
-    | Reserve
-    | Unreserve
+    | ReserveNodes
+    | UnreserveNodes
     | ReservationListing
     | SetQuota
     | RemoveQuota

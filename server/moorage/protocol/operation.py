@@ -18,7 +18,7 @@ class OpMessage(
     id: f.MessageId = None
 
 
-class Listing(OpMessage, frozen=True, kw_only=True):
+class ListingMessage(OpMessage, frozen=True, kw_only=True):
     """One page of a list: `filters` are equalities, `after` is the `next` of the page before."""
 
     filters: f.Filters = {}

@@ -38,9 +38,10 @@ from moorage.core.facts import (
 )
 from moorage.core.leases import likeness
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
+from moorage.core.reserved import NodeReservation
 from moorage.core.state import RELEASED
 from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
-from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Reservation, Share
+from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Share
 
 
 class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
@@ -76,7 +77,7 @@ class Model:
     cordons: dict[tuple[str, str], float] = field(default_factory=dict)
     quotas: dict[tuple[str, str | None], Quota] = field(default_factory=dict)
     notices: dict[str, Preempted] = field(default_factory=dict)
-    reserved: dict[str, Reservation] = field(default_factory=dict)
+    reserved: dict[str, NodeReservation] = field(default_factory=dict)
     fencing: int = 0
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:

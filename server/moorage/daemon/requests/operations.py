@@ -144,7 +144,7 @@ class Operations:
                 self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
                 self._cordon(to, tenant, message)
-            case wire.Reserve() | wire.Unreserve():
+            case wire.ReserveNodes() | wire.UnreserveNodes():
                 self._reserve(to, tenant, message)
             case wire.ReservationListing():
                 self._list(to, "reservations", tenant, message)
@@ -230,10 +230,12 @@ class Operations:
     ) -> None:
         self._inbox.post(DryRun(asked.to, asked) if dry_run else asked)
 
-    def _reserve(self, to: Address, who: Tenant, message: wire.Reserve | wire.Unreserve) -> None:
+    def _reserve(
+        self, to: Address, who: Tenant, message: wire.ReserveNodes | wire.UnreserveNodes
+    ) -> None:
         if not self._may(to, who, "reserve nodes"):
             return
-        if isinstance(message, wire.Unreserve):
+        if isinstance(message, wire.UnreserveNodes):
             name = RequestId(message.reservation)
             self._inbox.post(UnreserveAsked(to, who, name))
             about = {"what": "unreserve", "reservation": name}
