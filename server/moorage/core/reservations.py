@@ -173,11 +173,12 @@ def explained(
 
 def row(reservation: NodeReservation) -> dict[str, Any]:
     """Return a reservation as JSON values."""
+    where = [each._asdict() for each in reservation.demand.where]
     return {
         "reservation": reservation.id,
         "tenant": reservation.tenant,
         "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in reservation.nodes],
-        "resources": asdict(reservation.demand),
+        "resources": asdict(reservation.demand) | {"where": where},
         "starts_at": reservation.starts_at,
         "ends_at": reservation.ends_at,
         "lapse_seconds": reservation.lapse_seconds,

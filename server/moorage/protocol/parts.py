@@ -62,6 +62,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             memory_mib=self.memory_mib,
             nodes=self.nodes,
             topology=self.topology,
+            where=self.requirements(),
         )
 
 

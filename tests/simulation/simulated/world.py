@@ -104,7 +104,7 @@ class World:
         self.operated = self.operator.random() < 0.3
         self.ruler = Random(f"quotas {seed}")
         self.ruled = self.ruler.random() < 0.3
-        self.reserving = Random(f"reservations {seed}")
+        self.reserving = Random(f"reserving {seed}")
         self.reserves = self.reserving.random() < 0.3
         self.preempting = Random(f"preemption {seed}")
         self.preempts = self.preempting.random() < 0.3
