@@ -431,7 +431,8 @@ class Requests:
         """End an ask with a "no" that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
-            if not self._insist(pending, reserved):
+            beyond = refusal.code is Code.QUOTA_EXCEEDED  # So it is on all nodes.
+            if beyond or not self._insist(pending, reserved):
                 self._pending.settle(pending.ask)
                 self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
             return
