@@ -128,6 +128,7 @@ MUTANTS = [
         "reserved = self.reserved.begins(lease) if self.reserved else math.inf",
         "reserved = math.inf",
         "no reservation is broken",
+        "180:210",
     ),
     Mutant(
         "gives grace into a reservation after a restart",
@@ -370,7 +371,7 @@ MUTANTS = [
         "            self._unreserved += 1",
         "            pass",
         "no request sleeps that could be served",
-        seeds="180:210",
+        seeds="0:30",
     ),
     Mutant(
         "forgets those that come back and were never judged",
