@@ -236,7 +236,7 @@ MUTANTS = [
         'self._classes["over"][free], self._classes["fresh"][free] = False, True',
         'self._classes["over"][free] = False',
         "no request sleeps that could be served",
-        "0:400",
+        "670:720",
     ),
     Mutant(
         "forgets quotas in a checkpoint",
