@@ -322,7 +322,7 @@ class Client:
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> dict[str, Any]:
-        """As `cordon`, and let leave what is there; call it again to see what is left.
+        """As `cordon`, and end or move what runs there; call it again to see what is left.
 
         What is kept warm ends, and what `on_failure: requeue` allows starts elsewhere. All other
         leases last until they are released, or `seconds` from now where that is given.

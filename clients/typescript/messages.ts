@@ -238,7 +238,7 @@ export interface DecisionRow {
   placement?: ShareObject[];
 }
 
-/** Place nothing new there, and let leave what is there, within `seconds` where given. */
+/** Place nothing new there, and end or move what runs there, within `seconds` where given. */
 export interface Drain {
   op: "drain";
   /** a string of at most 128 characters, or a 64-bit whole number */
@@ -811,7 +811,7 @@ export interface ReleaseReply {
   policy_rule_uri?: string;
 }
 
-/** Let a tenant, or one of its projects, hold what everyone may. */
+/** Remove the quota of a tenant, or of one of its projects: that of all holds then. */
 export interface RemoveQuota {
   op: "remove_quota";
   /** a string of at most 128 characters, or a 64-bit whole number */

@@ -222,7 +222,7 @@ def drain(
         ),
     ] = None,
 ) -> None:
-    """Place nothing new on a node or cluster, and let leave what is there.
+    """Place nothing new on a node or cluster, and end or move what runs there.
 
     What is kept warm ends, and what may be requeued starts elsewhere. Run it again to see what is
     left.

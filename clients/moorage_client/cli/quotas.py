@@ -81,7 +81,7 @@ def set_quota(  # Each is an option of the command.
 
 
 def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
-    """Let a tenant or project hold what everyone may."""
+    """Remove the quota of a tenant or project: that of all holds then."""
     _changed(session, {"op": "remove_quota", **_parts(who)})
 
 

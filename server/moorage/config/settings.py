@@ -120,8 +120,8 @@ class Config(ShareSettings):
         Mapping[str, str],
         Setting(
             TOKENS,
-            "Who may connect, and as which tenant. Where there are none, everybody on this "
-            "machine is one tenant.",
+            "Who may connect, and as which tenant. Where there are none, all programs of "
+            "this machine are one tenant.",
             default="none",
         ),
     ] = field(default_factory=dict, repr=False)

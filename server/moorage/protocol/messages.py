@@ -158,7 +158,7 @@ class Cordon(_Place, frozen=True, kw_only=True, tag="cordon"):
 
 
 class Drain(Cordon, frozen=True, kw_only=True, tag="drain"):
-    """Place nothing new there, and let leave what is there, within `seconds` where given."""
+    """Place nothing new there, and end or move what runs there, within `seconds` where given."""
 
     seconds: f.WaitSeconds | None = None
 
@@ -189,7 +189,7 @@ class UnreserveNodes(OpMessage, frozen=True, kw_only=True, tag="unreserve"):
 
 
 class RemoveQuota(OpMessage, frozen=True, kw_only=True, tag="remove_quota"):
-    """Let a tenant, or one of its projects, hold what everyone may."""
+    """Remove the quota of a tenant, or of one of its projects: that of all holds then."""
 
     tenant: f.Name
     project: f.OptionalIdentifier | None = None

@@ -53,7 +53,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     @router.delete("/quotas/{tenant}", summary="Remove a quota", **operation(QuotaState))
     async def remove_quota(tenant: str, request: Request, project: str | None = None) -> Response:
-        """Let a tenant, or with `?project=` one of its projects, hold what everyone may."""
+        """Remove the quota of a tenant, or with `?project=` of one of its projects."""
         return await done(request, "remove_quota", tenant=tenant, project=project)
 
     return router
