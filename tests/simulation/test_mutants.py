@@ -235,7 +235,7 @@ MUTANTS = [
         "core/ranking.py",
         'self._classes["over"][free], self._classes["fresh"][free] = False, True',
         'self._classes["over"][free] = False',
-        "no request sleeps that could be served",
+        "no request sleeps that could be served|priority goes first",
         "670:720",
     ),
     Mutant(
