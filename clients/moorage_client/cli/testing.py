@@ -43,6 +43,9 @@ def tested(path: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         report[name] = [
             _PLACE.sub(lambda found: _own(path, found[1]), each) for each in report[name]
         ]
+    for line in (report["profile"] or {"lines": []})["lines"]:
+        if path.is_file():
+            line["file"] = Path(_own(path, line["file"])).name  # Columns are narrow.
     return report
 
 

@@ -190,7 +190,9 @@ def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
 def declined(value: Any) -> Refusal:
     """The policy found no placement."""
     reason = "The policy proposed no placement."
-    if isinstance(value, dict) and value:
+    if value is None:
+        reason = "The policy proposed no placement: it returned None."
+    elif isinstance(value, dict) and value:
         reason = "The policy proposed no placement: its answer names no “cluster_id”."
     return Refusal(Code.POLICY_DECLINED, reason, details={**_NOT_NOW, "data": value})
 

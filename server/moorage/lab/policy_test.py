@@ -387,8 +387,8 @@ def _outcome(answer: Response | None) -> tuple[str, str]:
         case Advice(data):
             return "advice", _short(data)
         case Refusal(code=code, reason=reason, details=details):
-            shown = _short(details["data"]) if "data" in details else reason
-            return code.value, shown
+            said = details.get("data")
+            return code.value, reason if said is None else _short(said)
         case Information() | None:
             return "waiting", ""
         case _:
@@ -453,7 +453,8 @@ def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, built
     if builtin and declined > len(asked) / 2:
         first = next(each for each in asked if each.outcome == Code.POLICY_DECLINED)
         report.find(
-            f"it declined {declined} of {len(asked)} requests, all of which fit: {first.detail}."
+            f"it declined {declined} of {len(asked)} requests, all of which fit:"
+            f" {first.detail.rstrip('.')}."
             ' A placement is {"cluster_id": …, "node_id": …, "gpus": […]}.'
             " If it is right to decline, give --requests and --clusters that are what it is for"
         )
