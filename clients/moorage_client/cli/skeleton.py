@@ -79,6 +79,8 @@ Say here what it prefers, and when to use it.
 |---|---|---|
 | `spread` | `true` | the emptiest node first; `false`: the fullest one |
 
+In the folder that holds `{folder}`:
+
 ```console
 $ moorage policy test {folder}
 $ moorage policy push {folder} --uri {name}:1-stable

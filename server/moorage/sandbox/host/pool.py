@@ -422,7 +422,8 @@ class CellPool(CellsAndDeaths):
         if frame.kind == "memory":
             cell.retired = True  # Its address space may be full of what is left.
         self.circuits.answered(work)
-        self._finish(work, None, outcomes.refusal_of(frame, work.code.ref), cell)
+        refusal = outcomes.refusal_of(frame, work.code.ref, self.limits.memory_mib)
+        self._finish(work, None, refusal, cell)
         self._after_answer(cell)
 
     def _after_answer(self, cell: Cell, answered: Work | None = None) -> None:

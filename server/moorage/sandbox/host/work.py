@@ -181,11 +181,17 @@ class Work(msgspec.Struct, eq=False):
         return None
 
 
-def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
+def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal:
     """Return what a `Failed` frame means to the client.
 
     Refusals are remembered by the thousand, so texts are cut here too: a policy that speaks on the
     channel itself obeys no cap of its cell.
+
+    Args:
+        frame: What the cell said.
+        ref: The policy.
+        memory_mib: How much its cell may take.
+
     """
     exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
     message = frame.message[:MESSAGE_CHARACTERS_MAX]
@@ -202,6 +208,8 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
         reason = f"the policy's answer cannot be sent: {message}"
     elif frame.kind in {"context", "unsupported"}:
         reason = message
+    elif frame.kind == "memory":
+        reason = f"the policy raised MemoryError: it may take {memory_mib} MiB{where}"
     else:
         reason = f"the policy raised {exception}: {message}{where}"
     return Refusal(
