@@ -14,31 +14,35 @@ export type Json = null | boolean | number | string | Json[] | { [name: string]:
 export interface AllocationRequest {
   /** true */
   adhoc: true;
-  /** a policy's URI, `name:version-tag`, of at most 512 characters */
+  /** The policy that decides, or an alias of it. Expected: a policy's URI, `name:version-tag`, of at most 512 characters. */
   policy_rule_uri: string;
-  /** an object */
+  /** What the policy itself wants to know. Expected: an object. */
   inputs: { [name: string]: Json };
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a list of at most 10000 cluster ids (strings or whole numbers) */
+  /** Those to choose from; left out: all live ones. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
-  /** an object */
+  /** What the clusters to choose from are like, where none are named. Expected: an object. */
   filter?: { [name: string]: Json } | null;
-  /** an object */
+  /** A search for the clusters to choose from, where there is no filter. Expected: an object. */
   search?: { [name: string]: Json } | null;
-  /** an object */
+  /** In place of the policy's defaults. Expected: an object. */
   parameters?: { [name: string]: Json } | null;
-  /** an object */
+  /** In place of the policy's defaults. Expected: an object. */
   settings?: { [name: string]: Json } | null;
+  /** What must fit; left out: what the policy says. */
   resources?: Resources | null;
+  /** Hold it; left out: the answer is advice. */
   lease?: LeaseRequest | null;
+  /** Start something on it. */
   provision?: ProvisionRequest | null;
+  /** What one evaluation of the policy may take. */
   deadline_seconds?: number | null;
-  /** true or false */
+  /** Say why, in `reasons`. Expected: true or false. */
   explain?: boolean;
-  /** true or false */
+  /** Decide, and hold nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** true or false */
+  /** Tell how far it is, in messages of their own. Expected: true or false. */
   stream?: boolean;
 }
 
@@ -65,22 +69,22 @@ export interface AwaitedLease {
 
 /** A block-level request: no `adhoc`, but an `input`. */
 export interface BlockRequest {
-  /** an object */
+  /** The block, and the policies that place it. Expected: an object. */
   input: { [name: string]: Json };
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** "dry_run" or "select_clusters" */
+  /** Whether clusters are only selected, or the block is placed; nothing is held. Expected: "dry_run" or "select_clusters". */
   mode?: "dry_run" | "select_clusters";
 }
 
 /** Give up waiting. */
 export interface Cancel {
   op: "cancel";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the request. Expected: a string of 1 to 128 characters. */
   request: string;
-  /** true or false */
+  /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
@@ -141,15 +145,15 @@ export interface Consequences {
 /** Place nothing new there. */
 export interface Cordon {
   op: "cordon";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 256 characters */
+  /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** a string of at most 256 characters */
+  /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
   node?: string;
-  /** true or false */
+  /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** a string of at most 256 characters */
+  /** Why, for people. Expected: a string of at most 256 characters. */
   reason?: string;
 }
 
@@ -168,9 +172,9 @@ export interface CordonReply {
 /** The fleet as it was when a request was decided, and the request. */
 export interface DecisionFleet {
   op: "decision_fleet";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the request. Expected: a string of 1 to 128 characters. */
   request: string;
 }
 
@@ -189,17 +193,17 @@ export interface DecisionFleetReply {
 /** What was decided of late, newest first: the tenant's own; for operators, all. */
 export interface DecisionListing {
   op: "decisions";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** an object whose values are strings, numbers or booleans */
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a string of at most 256 characters */
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -241,16 +245,17 @@ export interface DecisionRow {
 /** Place nothing new there, and end or move what runs there, within `seconds` where given. */
 export interface Drain {
   op: "drain";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 256 characters */
+  /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** a string of at most 256 characters */
+  /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
   node?: string;
-  /** true or false */
+  /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
-  /** a string of at most 256 characters */
+  /** Why, for people. Expected: a string of at most 256 characters. */
   reason?: string;
+  /** How long leases may stay that do not move; left out: until their own end. */
   seconds?: number | null;
 }
 
@@ -269,20 +274,21 @@ export interface DrainReply {
 /** Run a command inside of the workload of a lease; about `token` as `logs`. */
 export interface Exec {
   op: "exec";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
+  /** That of the lease, from the reply that granted it. */
   token?: string | null;
-  /** a list of 1 to 4096 strings, the program first */
+  /** What to run, the program first. Expected: a list of 1 to 4096 strings, the program first. */
   command: string[];
-  /** seconds above 0, at most 3600 */
+  /** What it may take, after which it is killed. Expected: seconds above 0, at most 3600. */
   timeout_seconds?: number;
-  /** a string of at most 256 characters */
+  /** Where it runs; left out: where the workload does. Expected: a string of at most 256 characters. */
   workdir?: string;
-  /** a string of at most 256 characters */
+  /** As whom, in a container. Expected: a string of at most 256 characters. */
   user?: string;
-  /** an object of strings */
+  /** Variables beside the workload's own. Expected: an object of strings. */
   environment?: { [name: string]: string };
 }
 
@@ -334,17 +340,17 @@ export interface FailureReason {
 /** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
 export interface FleetListing {
   op: "fleet";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** an object whose values are strings, numbers or booleans */
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a string of at most 256 characters */
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -363,11 +369,11 @@ export interface FleetListingReply {
 /** End what is kept warm, in one cluster or everywhere. */
 export interface Flush {
   op: "flush";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** true or false */
+  /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
@@ -390,11 +396,11 @@ export interface FlushedLeases {
 
 /** One label of a node, as Kubernetes' `matchExpressions` say it. */
 export interface LabelRequirement {
-  /** a string of 1 to 256 characters */
+  /** The name of the label. Expected: a string of 1 to 256 characters. */
   key: string;
-  /** "In", "NotIn", "Exists" or "DoesNotExist" */
+  /** What must hold of its value. Expected: "In", "NotIn", "Exists" or "DoesNotExist". */
   operator: "DoesNotExist" | "Exists" | "In" | "NotIn";
-  /** a list of at most 1024 strings */
+  /** What it is compared with; of `In` and `NotIn` alone. Expected: a list of at most 1024 strings. */
   values?: string[];
 }
 
@@ -438,19 +444,19 @@ export interface LeaseAnswer {
 /** Who holds what: the tenant's own; for operators, all. */
 export interface LeaseListing {
   op: "leases";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** an object whose values are strings, numbers or booleans */
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a string of at most 256 characters */
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
-  /** a string of at most 256 characters */
+  /** Those in this state alone. Expected: a string of at most 256 characters. */
   state?: string;
 }
 
@@ -475,21 +481,21 @@ export interface LeasePage {
 
 /** `lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`. */
 export interface LeaseRequest {
-  /** a number of seconds between 1 and 604800 */
+  /** How long it lasts from the grant, or the last renewal, on. Expected: a number of seconds between 1 and 604800. */
   ttl_seconds?: number;
-  /** a number of seconds between 0 and 604800 */
+  /** How long the request waits in the queue; 0 answers at once. Expected: a number of seconds between 0 and 604800. */
   wait_seconds?: number;
-  /** a whole number between -1000000 and 1000000 */
+  /** Higher ones go first. Expected: a whole number between -1000000 and 1000000. */
   priority?: number;
-  /** true or false */
+  /** It gives way to requests of a higher priority. Expected: true or false. */
   preemptible?: boolean;
-  /** a number of seconds between 0 and 604800 */
+  /** It gives way no sooner after the grant. Expected: a number of seconds between 0 and 604800. */
   runtime_seconds_min?: number;
-  /** a number of seconds between 0 and 604800 */
+  /** What passes between the news that it gives way, and its end. Expected: a number of seconds between 0 and 604800. */
   notice_seconds?: number;
-  /** a string of 1 to 128 characters */
+  /** The same request with the same key gets the same lease. Expected: a string of 1 to 128 characters. */
   idempotency_key?: string;
-  /** a string of 1 to 128 characters */
+  /** Whose quota it counts for, within the tenant. Expected: a string of 1 to 128 characters. */
   project?: string;
 }
 
@@ -503,18 +509,19 @@ export interface LeaseRequest {
  */
 export interface Logs {
   op: "logs";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
+  /** That of the lease, from the reply that granted it. */
   token?: string | null;
-  /** a number of bytes, below 0 counted from the end */
+  /** Where to begin, in bytes. Expected: a number of bytes, below 0 counted from the end. */
   offset?: number;
-  /** a whole number, 0 or more */
+  /** The number of the start; 0: the last one. Expected: a whole number, 0 or more. */
   attempt?: number;
-  /** seconds between 0 and 30 */
+  /** How long to wait for something to be written there. Expected: seconds between 0 and 30. */
   wait_seconds?: number;
-  /** "text" or "base64" */
+  /** How what was written comes. Expected: "text" or "base64". */
   encoding?: "base64" | "text";
 }
 
@@ -533,13 +540,13 @@ export interface LogsReply {
 /** Call `management` of a policy. */
 export interface Manage {
   op: "manage";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a policy's URI, `name:version-tag`, of at most 512 characters */
+  /** The policy, or an alias of it. Expected: a policy's URI, `name:version-tag`, of at most 512 characters. */
   policy_rule_uri: string;
-  /** a string of 1 to 256 characters */
+  /** What `management` is called with. Expected: a string of 1 to 256 characters. */
   action: string;
-  /** an object */
+  /** What `management` is called with. Expected: an object. */
   data?: { [name: string]: Json };
 }
 
@@ -633,31 +640,32 @@ export interface OutputPart {
 
 /** `provision` of a request: which backend starts what, and what becomes of it if that fails. */
 export interface ProvisionRequest {
-  /** a string of 1 to 256 characters */
+  /** The name of one that the server has, e.g. `local`. Expected: a string of 1 to 256 characters. */
   backend: string;
-  /** an object */
+  /** What to start, as that backend reads it. Expected: an object. */
   spec?: { [name: string]: Json };
-  /** "end" or "requeue" */
+  /** Whether the lease ends with a workload that fails, or waits for a new place. Expected: "end" or "requeue". */
   on_failure?: "end" | "requeue";
+  /** So many starts in all, the first included. */
   attempts_max?: number | null;
-  /** a number of seconds between 0 and 604800 */
+  /** How long the workload is kept after the release, for a request like it. Expected: a number of seconds between 0 and 604800. */
   keep_warm_seconds?: number;
 }
 
 /** Who waits: the tenant's own; for operators, all. */
 export interface QueueListing {
   op: "queue";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** an object whose values are strings, numbers or booleans */
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a string of at most 256 characters */
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -698,25 +706,28 @@ export interface QueuedWaiter {
 
 /** So much of each resource; nothing is said of those that are left out. */
 export interface QuotaAmounts {
+  /** GPUs, 1000 for a whole one. */
   gpu_milli?: number | null;
+  /** CPU, 1000 for a core. */
   cpu_milli?: number | null;
+  /** Memory. */
   memory_mib?: number | null;
 }
 
 /** What tenants and projects may hold, and what they hold of it. */
 export interface QuotaListing {
   op: "quotas";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** an object whose values are strings, numbers or booleans */
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a string of at most 256 characters */
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -790,12 +801,13 @@ export interface RecalledFleet {
 /** End a lease. A page of the console may leave out the token of its tenant's leases. */
 export interface Release {
   op: "release";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
+  /** That of the lease, from the reply that granted it. */
   token?: string | null;
-  /** true or false */
+  /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
@@ -814,10 +826,11 @@ export interface ReleaseReply {
 /** Remove the quota of a tenant, or of one of its projects: that of all holds then. */
 export interface RemoveQuota {
   op: "remove_quota";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 256 characters */
+  /** Whose. Expected: a string of 1 to 256 characters. */
   tenant: string;
+  /** A project of the tenant; left out: the tenant as a whole. */
   project?: string | null;
 }
 
@@ -836,12 +849,13 @@ export interface RemoveQuotaReply {
 /** Let a lease last longer: `ttl_seconds` from now, by default as long as it asked for. */
 export interface Renew {
   op: "renew";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
-  /** a string of 1 to 128 characters */
+  /** That of the lease, from the reply that granted it. Expected: a string of 1 to 128 characters. */
   token: string;
+  /** How long it lasts from now on. */
   ttl_seconds?: number | null;
 }
 
@@ -881,17 +895,17 @@ export interface ReservationAnswer {
 /** Which nodes are reserved, and when: the tenant's own; for operators, all. */
 export interface ReservationListing {
   op: "reservations";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** an object whose values are strings, numbers or booleans */
+  /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
-  /** a string of at most 256 characters */
+  /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a string of at most 256 characters */
+  /** Another name of `after`. Expected: a string of at most 256 characters. */
   next?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 
@@ -917,18 +931,19 @@ export interface ReservationPage {
 /** Keep nodes for a tenant, from one moment to another: such as `resources` fits on. */
 export interface ReserveNodes {
   op: "reserve";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** What must fit. */
   resources: Resources;
-  /** a time, in seconds since the epoch */
+  /** When it begins. Expected: a time, in seconds since the epoch. */
   starts_at: number;
-  /** a time, in seconds since the epoch */
+  /** When it ends. Expected: a time, in seconds since the epoch. */
   ends_at: number;
-  /** a string of at most 256 characters */
+  /** Whose. Expected: a string of at most 256 characters. */
   tenant?: string;
-  /** a list of at most 10000 cluster ids (strings or whole numbers) */
+  /** Those to choose from; left out: all. Expected: a list of at most 10000 cluster ids (strings or whole numbers). */
   clusters?: (string | number)[] | null;
-  /** a number of seconds between 0 and 604800 */
+  /** It ends so long after its start where no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
   lapse_seconds?: number;
 }
 
@@ -955,32 +970,32 @@ export interface ResourceUse {
 
 /** `resources` of a request: what must fit. Units as in `model.Demand`. */
 export interface Resources {
-  /** a whole number of GPUs between 0 and 1024 */
+  /** GPUs of each node. Expected: a whole number of GPUs between 0 and 1024. */
   gpus?: number;
-  /** a whole number between 1 and 1000 (thousandths of each GPU) */
+  /** Of each of these GPUs, 1000 for a whole one. Expected: a whole number between 1 and 1000 (thousandths of each GPU). */
   gpu_milli?: number;
-  /** a list of at most 64 GPU models */
+  /** The GPUs are of one of these; empty: of any. Expected: a list of at most 64 GPU models. */
   models?: string[];
-  /** a whole number of MiB between 0 and 1000000000000 */
+  /** Each GPU has at least so much memory. Expected: a whole number of MiB between 0 and 1000000000000. */
   gpu_memory_mib?: number;
-  /** a whole number between 0 and 1000000000 (thousandths of a core) */
+  /** CPU of each node. Expected: a whole number between 0 and 1000000000 (thousandths of a core). */
   cpu_milli?: number;
-  /** a whole number of MiB between 0 and 1000000000000 */
+  /** Memory of each node. Expected: a whole number of MiB between 0 and 1000000000000. */
   memory_mib?: number;
-  /** a whole number of nodes between 1 and 1024 */
+  /** A gang of so many nodes, granted whole or not at all. Expected: a whole number of nodes between 1 and 1024. */
   nodes?: number;
-  /** "nvlink", "numa", "rack" or "" */
+  /** What the GPUs of a node, or for `rack` the nodes of a gang, have in common. Expected: "nvlink", "numa", "rack" or "". */
   topology?: "" | "numa" | "nvlink" | "rack";
-  /** a list of at most 64 objects with `key`, `operator` and `values` */
+  /** What must hold of the labels of each node, all of it. Expected: a list of at most 64 objects with `key`, `operator` and `values`. */
   where?: LabelRequirement[];
 }
 
 /** Go on with a session that lost its connection; the first message of a connection. */
 export interface Resume {
   op: "resume";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** What the header `Moorage-Session` of its handshake said. Expected: a string of 1 to 128 characters. */
   session: string;
 }
 
@@ -1030,17 +1045,21 @@ export interface ResumedWaiter {
 /** Let a tenant, or one of its projects, hold so much. What is left out is as it is at first. */
 export interface SetQuota {
   op: "set_quota";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 256 characters */
+  /** Whose. Expected: a string of 1 to 256 characters. */
   tenant: string;
+  /** A project of the tenant; left out: the tenant as a whole. */
   project?: string | null;
-  /** a number between 0.001 and 1000000 */
+  /** With twice the weight it may hold twice as much before others go first. Expected: a number between 0.001 and 1000000. */
   weight?: number;
+  /** Its own; left out: no limit. */
   nominal?: QuotaAmounts;
+  /** How much more it may hold of what others leave unused; left out: nothing. */
   borrow?: QuotaAmounts;
+  /** How much of its own others may hold while it does not; left out: all of it. */
   lend?: QuotaAmounts;
-  /** a number of seconds between 0 and 604800 */
+  /** How long those who borrow may stay when it wants its own back. Expected: a number of seconds between 0 and 604800. */
   notice_seconds?: number;
 }
 
@@ -1069,11 +1088,11 @@ export interface ShareObject {
 /** How a lease or request stands. */
 export interface Status {
   op: "status";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
-  /** a string of 1 to 128 characters */
+  /** The id of the request. Expected: a string of 1 to 128 characters. */
   request?: string;
 }
 
@@ -1092,13 +1111,13 @@ export interface StatusReply {
 /** Place something there again. */
 export interface Uncordon {
   op: "uncordon";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 256 characters */
+  /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
-  /** a string of at most 256 characters */
+  /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
   node?: string;
-  /** true or false */
+  /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
 }
 
@@ -1117,9 +1136,9 @@ export interface UncordonReply {
 /** End a reservation before its time. */
 export interface UnreserveNodes {
   op: "unreserve";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** Its id. Expected: a string of 1 to 128 characters. */
   reservation: string;
 }
 
@@ -1153,9 +1172,9 @@ export interface WaiterStatus {
 /** Be told about these topics from now on. */
 export interface WatchTopics {
   op: "watch";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a list of 1 to 64 topics */
+  /** Their names. Expected: a list of 1 to 64 topics. */
   topics: string[];
 }
 
@@ -1179,10 +1198,11 @@ export interface WatchedTopics {
 /** The answer that `request` would get if `change` had happened, and what else would differ. */
 export interface WhatIf {
   op: "whatif";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** The id of the request. */
   request?: AllocationRequest;
-  /** an object */
+  /** Nodes, drains, quotas, weights and policies. Expected: an object. */
   change?: { [name: string]: Json };
 }
 
@@ -1212,17 +1232,17 @@ export interface WhatIfReply {
 /** The reasons for what became of a lease or request; `nodes`: and what each node lacks now. */
 export interface Why {
   op: "why";
-  /** a string of at most 128 characters, or a 64-bit whole number */
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
-  /** a string of 1 to 128 characters */
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
-  /** a string of 1 to 128 characters */
+  /** The id of the request. Expected: a string of 1 to 128 characters. */
   request?: string;
-  /** true or false */
+  /** Tell what each candidate node lacks, too, by pages. Expected: true or false. */
   nodes?: boolean;
-  /** a string of at most 256 characters */
+  /** The `next` of the page before. Expected: a string of at most 256 characters. */
   after?: string;
-  /** a whole number between 1 and 1000 */
+  /** At most so many on a page. Expected: a whole number between 1 and 1000. */
   limit?: number;
 }
 

@@ -9,7 +9,7 @@ from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
 from moorage.protocol import BadMessage, decode
 from moorage.protocol.messages import OPERATIONS
-from moorage.protocol.specification import MESSAGES, asyncapi, documents
+from moorage.protocol.specification import MESSAGES, asyncapi, documents, schemas
 
 # Of github.com/asyncapi/spec-json-schemas, Apache-2.0.
 META = Path(__file__).with_name("asyncapi-3.0.0.json.gz")
@@ -83,3 +83,14 @@ def test_a_schema_takes_what_the_server_reads_and_nothing_else(name, message, go
     else:
         with pytest.raises(BadMessage):
             decode(json.dumps(message))
+
+
+def test_each_field_that_a_client_sends_is_explained():
+    known = schemas()
+    parts = ("LabelRequirement", "LeaseRequest", "ProvisionRequest", "QuotaAmounts", "Resources")
+    for name in (*(kind.__name__ for kind in MESSAGES.values()), *parts):
+        assert "Attributes:" not in known[name]["description"]
+        for field, schema in known[name]["properties"].items():
+            if field not in {"op", "adhoc"}:
+                meaning = schema.get("description", "").partition(" Expected: ")[0]
+                assert meaning.endswith("."), f"{name}.{field} is not explained"

@@ -12,7 +12,14 @@ from moorage.protocol import fields as f
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One label of a node, as Kubernetes' `matchExpressions` say it."""
+    """One label of a node, as Kubernetes' `matchExpressions` say it.
+
+    Attributes:
+        key: The name of the label.
+        operator: What must hold of its value.
+        values: What it is compared with; of `In` and `NotIn` alone.
+
+    """
 
     key: f.Name
     operator: f.Operator
@@ -28,7 +35,20 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`resources` of a request: what must fit. Units as in `model.Demand`."""
+    """`resources` of a request: what must fit. Units as in `model.Demand`.
+
+    Attributes:
+        gpus: GPUs of each node.
+        gpu_milli: Of each of these GPUs, 1000 for a whole one.
+        models: The GPUs are of one of these; empty: of any.
+        gpu_memory_mib: Each GPU has at least so much memory.
+        cpu_milli: CPU of each node.
+        memory_mib: Memory of each node.
+        nodes: A gang of so many nodes, granted whole or not at all.
+        topology: What the GPUs of a node, or for `rack` the nodes of a gang, have in common.
+        where: What must hold of the labels of each node, all of it.
+
+    """
 
     gpus: f.Gpus = 0
     gpu_milli: f.GpuMilli = model.GPU_MILLI
@@ -67,7 +87,19 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`."""
+    """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`.
+
+    Attributes:
+        ttl_seconds: How long it lasts from the grant, or the last renewal, on.
+        wait_seconds: How long the request waits in the queue; 0 answers at once.
+        priority: Higher ones go first.
+        preemptible: It gives way to requests of a higher priority.
+        runtime_seconds_min: It gives way no sooner after the grant.
+        notice_seconds: What passes between the news that it gives way, and its end.
+        idempotency_key: The same request with the same key gets the same lease.
+        project: Whose quota it counts for, within the tenant.
+
+    """
 
     ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
     wait_seconds: f.WaitSeconds = 0.0
@@ -80,7 +112,16 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`provision` of a request: which backend starts what, and what becomes of it if that fails."""
+    """`provision` of a request: which backend starts what, and what becomes of it if that fails.
+
+    Attributes:
+        backend: The name of one that the server has, e.g. `local`.
+        spec: What to start, as that backend reads it.
+        on_failure: Whether the lease ends with a workload that fails, or waits for a new place.
+        attempts_max: So many starts in all, the first included.
+        keep_warm_seconds: How long the workload is kept after the release, for a request like it.
+
+    """
 
     backend: f.Name
     spec: f.Document = {}
@@ -90,7 +131,14 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """So much of each resource; nothing is said of those that are left out."""
+    """So much of each resource; nothing is said of those that are left out.
+
+    Attributes:
+        gpu_milli: GPUs, 1000 for a whole one.
+        cpu_milli: CPU, 1000 for a core.
+        memory_mib: Memory.
+
+    """
 
     gpu_milli: f.QuotaMilli | None = None
     cpu_milli: f.CpuMilli | None = None

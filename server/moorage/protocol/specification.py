@@ -13,7 +13,7 @@ import msgspec
 from moorage.protocol import answers, messages
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Status, Why
 
-__all__ = ["MESSAGES", "asyncapi", "documents", "schemas"]
+__all__ = ["MESSAGES", "asyncapi", "documents", "explain", "schemas"]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 MESSAGES: Final[dict[str, type[messages.Message]]] = {
@@ -33,11 +33,105 @@ _TYPES: Final = tuple(
         )
     )
 )
+_SENT: Final = frozenset(kind.__name__ for kind in MESSAGES.values())
 _DESCRIPTION: Final = """\
 One JSON text message in, one out. A reply carries the `id` of its message; messages of one socket
 are answered concurrently where they have ids, else in order. Where tokens are configured, open the
 socket with `Authorization: Bearer <token>`.
 """
+
+
+_OF_OPERATIONS: Final = {
+    "action": "What `management` is called with.",
+    "after": "The `next` of the page before.",
+    "attempt": "The number of the start; 0: the last one.",
+    "borrow": "How much more it may hold of what others leave unused; left out: nothing.",
+    "change": "Nodes, drains, quotas, weights and policies.",
+    "cluster": "The id of a cluster.",
+    "clusters": "Those to choose from; left out: all.",
+    "command": "What to run, the program first.",
+    "data": "What `management` is called with.",
+    "dry_run": "Say what would come of it, and change nothing.",
+    "encoding": "How what was written comes.",
+    "ends_at": "When it ends.",
+    "environment": "Variables beside the workload's own.",
+    "filters": "What rows must be equal to, by the name of a field.",
+    "id": "Echoed in the reply; messages with ids are answered concurrently.",
+    "input": "The block, and the policies that place it.",
+    "lapse_seconds": "It ends so long after its start where no lease uses it; 0: never.",
+    "lease": "The id of the lease.",
+    "lend": "How much of its own others may hold while it does not; left out: all of it.",
+    "limit": "At most so many on a page.",
+    "mode": "Whether clusters are only selected, or the block is placed; nothing is held.",
+    "next": "Another name of `after`.",
+    "node": "The id of a node of the cluster; left out: all of it.",
+    "nodes": "Tell what each candidate node lacks, too, by pages.",
+    "nominal": "Its own; left out: no limit.",
+    "notice_seconds": "How long those who borrow may stay when it wants its own back.",
+    "offset": "Where to begin, in bytes.",
+    "policy_rule_uri": "The policy, or an alias of it.",
+    "project": "A project of the tenant; left out: the tenant as a whole.",
+    "reason": "Why, for people.",
+    "request": "The id of the request.",
+    "reservation": "Its id.",
+    "resources": "What must fit.",
+    "seconds": "How long leases may stay that do not move; left out: until their own end.",
+    "session": "What the header `Moorage-Session` of its handshake said.",
+    "starts_at": "When it begins.",
+    "state": "Those in this state alone.",
+    "tenant": "Whose.",
+    "timeout_seconds": "What it may take, after which it is killed.",
+    "token": "That of the lease, from the reply that granted it.",
+    "topics": "Their names.",
+    "ttl_seconds": "How long it lasts from now on.",
+    "user": "As whom, in a container.",
+    "wait_seconds": "How long to wait for something to be written there.",
+    "weight": "With twice the weight it may hold twice as much before others go first.",
+    "workdir": "Where it runs; left out: where the workload does.",
+}
+_OF_REQUESTS: Final = {
+    "clusters": "Those to choose from; left out: all live ones.",
+    "deadline_seconds": "What one evaluation of the policy may take.",
+    "dry_run": "Decide, and hold nothing.",
+    "explain": "Say why, in `reasons`.",
+    "filter": "What the clusters to choose from are like, where none are named.",
+    "id": "Echoed in the reply; messages with ids are answered concurrently.",
+    "inputs": "What the policy itself wants to know.",
+    "lease": "Hold it; left out: the answer is advice.",
+    "parameters": "In place of the policy's defaults.",
+    "policy_rule_uri": "The policy that decides, or an alias of it.",
+    "provision": "Start something on it.",
+    "resources": "What must fit; left out: what the policy says.",
+    "search": "A search for the clusters to choose from, where there is no filter.",
+    "settings": "In place of the policy's defaults.",
+    "stream": "Tell how far it is, in messages of their own.",
+}
+"""What fields of messages mean; parts of messages say so in their docstrings."""
+_LISTED: Final = "\nAttributes:\n"
+
+
+def explain(name: str, schema: dict[str, Any]) -> None:
+    """Move what the docstring of a type says of its attributes to the properties of its schema.
+
+    Args:
+        name: Of the type.
+        schema: Changed in place.
+
+    """
+    if "description" not in schema:
+        return
+    text, _, listed = inspect.cleandoc(schema["description"]).partition(_LISTED)
+    schema["description"] = text.rstrip()
+    meanings = dict(_OF_OPERATIONS) if name in _SENT else {}
+    if name == AllocationRequest.__name__:
+        meanings = dict(_OF_REQUESTS)
+    for line in listed.splitlines():
+        field, _, meaning = line.strip().partition(": ")
+        meanings[field] = meaning
+    for field, shown in schema.get("properties", {}).items():
+        if field in meanings:
+            expected = shown.get("description", "")
+            shown["description"] = meanings[field] + (f" Expected: {expected}." if expected else "")
 
 
 @cache
@@ -49,9 +143,8 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, dict[str, Any]]:
 
     """
     _, found = msgspec.json.schema_components(_TYPES, ref_template=reference)
-    for schema in found.values():
-        if "description" in schema:
-            schema["description"] = inspect.cleandoc(schema["description"])
+    for name, schema in found.items():
+        explain(name, schema)
     placement = found["AllocationRequest"]
     adhoc = {"description": "true", "const": True}
     placement["properties"] = {"adhoc": adhoc, **placement["properties"]}

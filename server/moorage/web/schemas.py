@@ -16,6 +16,7 @@ from moorage.model import Code
 from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
+from moorage.protocol.specification import explain
 from moorage.web.bodies import is_of_clusters
 
 __all__ = ["completed", "operation"]
@@ -483,9 +484,8 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
     of_the_socket = (AllocationRequest, QuotaPage, QuotaState)
     types = (*WebType.__subclasses__(), *of_the_socket, Activation, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    for schema in schemas.values():
-        if "description" in schema:
-            schema["description"] = inspect.cleandoc(schema["description"])
+    for name, schema in schemas.items():
+        explain(name, schema)
     return {**document, "components": {"schemas": schemas}}
 
 
