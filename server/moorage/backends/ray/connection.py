@@ -105,6 +105,8 @@ class RayConnection:
         number = next(self._numbers)
         future: Future[Any] = Future()
         with self._lock:
+            if self._process is None:  # It has just ended: nobody would answer.
+                raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
             self._waiting[number] = future
         self._write({"id": number, "call": name, "arguments": arguments})
         try:
@@ -226,14 +228,14 @@ class RayConnection:
                     self._answered(message)
         process.kill()
         process.wait()
+        self._trouble = trouble
+        self._up.clear()
         with self._lock:
             self._process = None
             process.stdin.close()
             process.stdout.close()
             left, self._waiting = self._waiting, {}
-        self._trouble = trouble
         self._failures += not found
-        self._up.clear()
         for future in left.values():
             if not future.done():
                 future.set_result({"kind": "trouble", "error": trouble})

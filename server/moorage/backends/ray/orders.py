@@ -165,6 +165,7 @@ def _held(share: Share) -> dict[str, float]:
 
 def _work(spec: BaseResourceSpec) -> dict[str, Any]:
     """Return what the actor does."""
+    programs = resources.files("moorage.backends.ray.node")
     work: dict[str, Any] = {
         "actor": None,
         "command": [],
@@ -175,7 +176,7 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         "readiness": None,
         "stop_seconds": 0.0,
         "concurrency": 1,
-        "warden": "",
+        "warden": programs.joinpath("warden.py").read_text(),
         "site": "",
     }
     if isinstance(spec, RayActorResourceSpec):
@@ -187,7 +188,6 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         }
         return {**work, "actor": actor, "concurrency": concurrency}
     assert isinstance(spec, ProcessResourceSpec)
-    programs = resources.files("moorage.backends.ray.node")
     if isinstance(spec, RayJobResourceSpec):
         work["site"] = programs.joinpath("job_site.py").read_text()
     work |= {
@@ -195,7 +195,6 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         "workdir": spec.workdir,
         "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
         "stop_seconds": spec.stop_seconds,
-        "warden": programs.joinpath("warden.py").read_text(),
     }
     if isinstance(spec, ServiceResourceSpec):
         probe = spec.readiness or Readiness()

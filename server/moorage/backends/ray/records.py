@@ -4,6 +4,7 @@ Ray forgets an actor that has ended, and a cluster that is started again forgets
 that was ready and that Ray no longer knows has ended, and is not started a second time.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -74,16 +75,18 @@ class Records:
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
         self._write(folder / name, dict(output))
-        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for old in files[:-OUTPUTS_MAX]:
-            old.unlink(missing_ok=True)
+        with self._lock:  # Else two that end at the same time remove each other's oldest.
+            files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for old in files[:-OUTPUTS_MAX]:
+                old.unlink(missing_ok=True)
 
     def archived(self, workload: str) -> dict[int, dict[str, Any]]:
         """Return what is kept of a workload's output, by attempt."""
         found = {}
         for path in (self.folder / "output").glob(f"{self._path(workload).stem}.*.json"):
-            document: dict[str, Any] = json.loads(path.read_text())
-            found[int(document["attempt"])] = document
+            with contextlib.suppress(FileNotFoundError):  # It was the oldest, and is gone since.
+                document: dict[str, Any] = json.loads(path.read_text())
+                found[int(document["attempt"])] = document
         return found
 
     def _path(self, workload: str) -> Path:

@@ -90,11 +90,11 @@ class RayInventory:
         return await self._write(document | {"status": inventory.UNREACHABLE})
 
     async def _write(self, document: Document) -> str:
-        if document == self._last:
+        clusters, there = self._catalog.clusters, self._catalog.memory.known(self._cluster)
+        if there and document == self._last:
             return ""
-        clusters = self._catalog.clusters
         try:
-            if self._catalog.memory.known(self._cluster):
+            if there:
                 known = await clusters.get(self._cluster)
                 if TAG not in (known.get("tags") or ()):
                     return (

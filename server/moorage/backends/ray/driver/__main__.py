@@ -27,8 +27,9 @@ from moorage.backends.ray.node import host
 
 BEAT_SECONDS: Final = 2.0
 """Between two looks whether Ray still answers; the daemon is told each time."""
-CALLS_MAX: Final = 128
-"""At the same time; starts of workloads wait here until they are ready."""
+CALLS_MAX: Final = 1024
+"""At the same time, of each kind: a start lasts until its workload is ready, a stop until it is
+over, and neither may keep others from being carried out."""
 
 
 class Driver:
@@ -67,6 +68,13 @@ class Driver:
                     line = line[os.write(self._output, line) :]
             except OSError:
                 os._exit(0)
+
+    def announce(self, message: dict[str, Any]) -> None:
+        """Note in the order of the calls what is started, so that no stop overtakes its start."""
+        if message["call"] == "start":
+            arguments = message["arguments"]
+            workload = str(arguments["plans"][0]["workload"])
+            arguments["given_up"] = self._workloads.announced(workload)
 
     def carry_out(self, message: Mapping[str, Any]) -> None:
         """Carry out a call and answer it."""
@@ -133,9 +141,13 @@ def main() -> None:
     driver = Driver(server, namespace, output)
     driver.say({"connected": True})
     threading.Thread(target=driver.beat, daemon=True).start()
-    with ThreadPoolExecutor(CALLS_MAX) as calls:
-        while True:
-            calls.submit(driver.carry_out, json.loads(lines.get()))
+    kinds = {name: ThreadPoolExecutor(CALLS_MAX) for name in ("start", "stop", "other")}
+    while True:
+        message = json.loads(lines.get())
+        driver.announce(message)
+        kinds[message["call"] if message["call"] in kinds else "other"].submit(
+            driver.carry_out, message
+        )
 
 
 def read(lines: queue.SimpleQueue[str]) -> None:

@@ -66,7 +66,7 @@ class Workloads:
         self._tell = tell
         self._lock = threading.Lock()
         self._names: dict[str, threading.RLock] = {}
-        self._given_up: dict[str, threading.Event] = {}
+        self._given_up: dict[str, list[threading.Event]] = {}
         self._watched: dict[str, dict[Any, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
         self.holders = Holders()
@@ -123,11 +123,21 @@ class Workloads:
 
     # Starting ----------------------------------------------------------------------------------
 
-    def start(self, plans: Sequence[Mapping[str, Any]], *, new: bool) -> Report | None:
+    def announced(self, workload: str) -> threading.Event:
+        """Note that a start comes; a stop that comes after it gives it up, in whatever thread."""
+        given_up = threading.Event()
+        with self._lock:
+            self._given_up.setdefault(workload, []).append(given_up)
+        return given_up
+
+    def start(
+        self, plans: Sequence[Mapping[str, Any]], given_up: threading.Event, *, new: bool
+    ) -> Report | None:
         """Start a workload, or find it, and wait until it is ready.
 
         Args:
             plans: For each node.
+            given_up: What `announced` returned.
             new: Whether to start it where it is not there; else the answer is None.
 
         Raises:
@@ -135,36 +145,48 @@ class Workloads:
 
         """
         workload = str(plans[0]["workload"])
-        given_up = threading.Event()
-        with self._named(workload):
+        try:
+            with self._named(workload):
+                if given_up.is_set():
+                    raise NotDoneError("its start was given up")
+                return self._started(workload, plans, given_up, new=new)
+        finally:
             with self._lock:
-                self._given_up[workload] = given_up
-            members: list[_Member] = []
+                self._given_up[workload].remove(given_up)
+                if not self._given_up[workload]:
+                    del self._given_up[workload]
+
+    def _started(
+        self,
+        workload: str,
+        plans: Sequence[Mapping[str, Any]],
+        given_up: threading.Event,
+        *,
+        new: bool,
+    ) -> Report | None:
+        members: list[_Member] = []
+        with contextlib.suppress(UnknownActorError):
+            members = self._members(workload)
+        if not members and not new:
+            return None
+        try:
+            found = bool(members)
+            if len(members) != len(plans) or len({each.start for each in members}) > 1:
+                self._end(members)
+                members = [self._made(self._bound(plan, given_up)) for plan in plans]
+            report = self._begun(members, plans, given_up, found=found)
+        except BaseException as error:
             with contextlib.suppress(UnknownActorError):
-                members = self._members(workload)
-            if not members and not new:
-                return None
-            try:
-                found = bool(members)
-                if len(members) != len(plans) or len({each.start for each in members}) > 1:
-                    self._end(members)
-                    members = [self._made(self._bound(plan, given_up)) for plan in plans]
-                report = self._begun(members, plans, given_up, found=found)
-            except BaseException as error:
-                with contextlib.suppress(UnknownActorError):
-                    self._end(self._members(workload))
-                if plans[0]["bundles"]:
-                    self._groups.remove(workload)
-                # The last two: Ray refuses a `runtime_env` before it asks the cluster for anything.
-                kinds = ray.exceptions.RayError | DeviceError | GroupError | ValueError | TypeError
-                if isinstance(error, kinds):
-                    raise NotDoneError(_first_line(error)) from error
-                raise
-            finally:
-                with self._lock:
-                    self._given_up.pop(workload, None)
-            self._watch(workload, members)
-            return report
+                self._end(self._members(workload))
+            if plans[0]["bundles"]:
+                self._groups.remove(workload)
+            # The last two: Ray refuses a `runtime_env` before it asks the cluster for anything.
+            kinds = ray.exceptions.RayError | DeviceError | GroupError | ValueError | TypeError
+            if isinstance(error, kinds):
+                raise NotDoneError(_first_line(error)) from error
+            raise
+        self._watch(workload, members)
+        return report
 
     def _bound(self, plan: Mapping[str, Any], given_up: threading.Event) -> Mapping[str, Any]:
         """Return the plan of a job with the placement group that was made for it."""
@@ -278,8 +300,8 @@ class Workloads:
 
         """
         with self._lock:
-            if workload in self._given_up:
-                self._given_up[workload].set()
+            for given_up in self._given_up.get(workload, ()):
+                given_up.set()
         with self._named(workload):
             self._forget(workload)
             try:

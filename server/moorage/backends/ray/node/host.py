@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ray
 
@@ -37,6 +37,64 @@ _FAILED_FROM = 400
 
 Report = dict[str, Any]
 """`phase`, `endpoint`, `detail`, `exit_code`, `log_tail`: as `base.WorkloadReport` has them."""
+
+
+class _Kept:
+    """A command, and all that comes of it: none of it outlives this process; see `warden`.
+
+    Args:
+        warden: Text of that program.
+        keep: What it is given.
+        environment: Of the command.
+        folder: Where it runs.
+        output: Where it writes.
+
+    Raises:
+        OSError: It cannot be started.
+
+    """
+
+    def __init__(
+        self,
+        warden: str,
+        keep: Mapping[str, Any],
+        environment: Mapping[str, str],
+        folder: str | Path,
+        output: IO[bytes],
+    ) -> None:
+        self.code: int | None = None
+        self.ended = threading.Event()
+        self.gone = threading.Event()
+        self._process = subprocess.Popen(  # noqa: S603  # Our own program.
+            [sys.executable, "-I", "-S", "-c", warden, json.dumps(keep)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+            env=environment,
+            cwd=folder,
+        )
+        assert self._process.stdout is not None
+        said = json.loads(self._process.stdout.readline() or "{}")
+        self._process.wait()  # It has gone into the background.
+        if "pid" not in said:
+            raise OSError(said.get("error", "its processes cannot be kept"))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def end(self, seconds: float) -> None:
+        """Have it end: so long after SIGTERM; `gone` is set when nothing is left."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.code = json.loads(line).get("exit_code")
+            self.ended.set()
+        self.ended.set()
+        self.gone.set()
 
 
 class WorkloadHost:
@@ -58,15 +116,16 @@ class WorkloadHost:
         self._starting = threading.Lock()
         self._over: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._warden: subprocess.Popen[str] | None = None
+        self._command: _Kept | None = None
+        self._executions: set[_Kept] = set()
         self._object: Any = None
-        self._gone = threading.Event()
         self._stopping = False
         self._port = 0
         self._written = 0
         self._environment: dict[str, str] = {}
         self._calls = ThreadPoolExecutor(plan["concurrency"], thread_name_prefix="call")
         self._own = ThreadPoolExecutor(8, thread_name_prefix="host")
+        self._beside = ThreadPoolExecutor(64, thread_name_prefix="execute")
         self._awaiting: asyncio.AbstractEventLoop | None = None
 
     async def begin(self) -> Report:
@@ -131,8 +190,9 @@ class WorkloadHost:
         environment: Mapping[str, str],
     ) -> tuple[int | None, str]:
         """Run a command beside the workload: its exit code (None: it took too long), its output."""
-        done: tuple[int | None, str] = await self._in_thread(
-            lambda: self._execute(command, seconds, folder, environment)
+        loop = asyncio.get_running_loop()
+        done: tuple[int | None, str] = await loop.run_in_executor(
+            self._beside, lambda: self._execute(command, seconds, folder, environment)
         )
         return done
 
@@ -223,32 +283,16 @@ class WorkloadHost:
         folder = plan["workdir"] or self._folder / "work"
         if not plan["workdir"]:
             Path(folder).mkdir()
-        keep = json.dumps({"command": command, "memory_bytes": plan["memory_bytes"]})
+        keep = {"command": command, "memory_bytes": plan["memory_bytes"], "stay": False}
         with self._log.open("ab") as output:
-            self._warden = subprocess.Popen(  # noqa: S603  # Our own program.
-                [sys.executable, "-I", "-S", "-c", plan["warden"], keep],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                env=environment,
-                cwd=folder,
-            )
-        assert self._warden.stdout is not None
-        said = json.loads(self._warden.stdout.readline() or "{}")
-        self._warden.wait()  # It has gone into the background.
-        if "pid" not in said:
-            self._warden = None
-            raise OSError(said.get("error", "its processes cannot be kept"))
+            self._command = _Kept(plan["warden"], keep, environment, folder, output)
         threading.Thread(target=self._await_command, daemon=True).start()
 
     def _await_command(self) -> None:
         """Note how the command ends; runs in a thread of its own."""
-        assert self._warden is not None
-        assert self._warden.stdout is not None
-        said = json.loads(self._warden.stdout.readline() or "{}")
-        self._gone.set()
-        code = said.get("exit_code")
+        assert self._command is not None
+        self._command.gone.wait()
+        code = self._command.code
         if self._stopping:
             phase, detail = "stopped", "it was stopped"
         elif code == 0:
@@ -281,7 +325,7 @@ class WorkloadHost:
         seconds = readiness["timeout_seconds"]
         port = readiness["port"] or self._port
         if readiness["command"]:
-            code, _ = self._execute(readiness["command"], seconds, None, {})
+            code, _ = self._execute(readiness["command"], seconds, None, {}, stay=False)
             if code != 0:
                 return False
         host = self._plan["host"]
@@ -315,29 +359,26 @@ class WorkloadHost:
         seconds: float | None,
         folder: str | None,
         environment: Mapping[str, str],
+        *,
+        stay: bool = True,
     ) -> tuple[int | None, str]:
         variables = {**os.environ, **self._environment, **environment}
+        keep = {"command": list(command), "memory_bytes": 0, "stay": stay}
         with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(  # noqa: S603  # The owner of the lease may run anything.
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=folder or self._folder,
-                env=variables,
-                start_new_session=True,
-            )
-            try:
-                code: int | None = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                if process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            with self._starting:
+                if self._stopping:
+                    raise OSError("its workload is being stopped")
+                where = folder or self._folder
+                execution = _Kept(self._plan["warden"], keep, variables, where, output)
+                self._executions = {each for each in self._executions if not each.gone.is_set()}
+                self._executions.add(execution)
+            done = execution.ended.wait(seconds)
+            if not done:
+                execution.end(0.0)
+                execution.gone.wait()
             output.seek(0)
-            return code, output.read(_OUTPUT_BYTES_MAX).decode(errors="replace")
+            text = output.read(_OUTPUT_BYTES_MAX).decode(errors="replace")
+            return execution.code if done else None, text
 
     def _read(self, offset: int) -> tuple[bytes, int, bool, int | None]:
         over = self._report["phase"] not in {"starting", "ready"}  # First: then all is written.
@@ -354,13 +395,15 @@ class WorkloadHost:
             return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
     def _end(self) -> bytes:
-        with self._starting:  # A command that is about to start would outlive this process.
-            pass
-        if self._warden is not None and self._warden.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._warden.stdin.write(f"{self._plan['stop_seconds']}\n")
-                self._warden.stdin.flush()
-            self._gone.wait()
+        with self._starting:  # What is about to start would outlive this process.
+            executions = list(self._executions)
+        for each in executions:
+            each.end(0.0)
+        if self._command is not None:
+            self._command.end(self._plan["stop_seconds"])
+            self._command.gone.wait()
+        for each in executions:
+            each.gone.wait()
         self._written = self._log.stat().st_size
         with self._log.open("rb") as file:
             file.seek(max(self._written - _OUTPUT_BYTES_MAX, 0))

@@ -1,10 +1,11 @@
 """Keeps one command: it ends all processes that come of it when it is told so, or left alone.
 
 `host` runs the text of this file as a program beside the actor of a workload; it needs the standard
-library alone. Its one argument is JSON: `command`, `memory_bytes` (0: no bound). A line on its
-standard input has seconds: so long the command has from SIGTERM to SIGKILL. The end of that input
-means that the actor is gone: all is killed at once. It writes two lines of JSON: that the command
-has begun, or why it cannot; and how it ended, when nothing of it is left.
+library alone. Its one argument is JSON: `command`, `memory_bytes` (0: no bound), and `stay`: what
+the command leaves running goes on when it has ended. A line on its standard input has seconds: so
+long the command has from SIGTERM to SIGKILL. The end of that input means that the actor is gone:
+all is killed at once. It writes two lines of JSON: that the command has begun, or why it cannot;
+and how it ended, when nothing of it is left, or with `stay` at once. Its output ends last.
 """
 
 import contextlib
@@ -56,11 +57,12 @@ def _obey(main: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(main, signal.SIGTERM)
         _over.wait(seconds)
+    _over.set()
     _signal_all(signal.SIGKILL)
 
 
 _over = threading.Event()
-"""The command itself has ended; what it left behind is killed."""
+"""The command itself has ended, or must; what it left behind is killed."""
 
 
 def _say(message: dict[str, object]) -> None:
@@ -100,10 +102,14 @@ def main() -> None:
             break
         if pid == begun.pid:
             code = os.waitstatus_to_exitcode(status)
-            _over.set()
+            if plan["stay"]:
+                _say({"exit_code": code})
+            else:
+                _over.set()
         if _over.is_set():
             _signal_all(signal.SIGKILL)
-    _say({"exit_code": code})
+    if not plan["stay"]:
+        _say({"exit_code": code})
 
 
 if __name__ == "__main__":
