@@ -93,6 +93,14 @@ def test_run_shows_what_a_command_wrote_on_ray(ray_world, tmp_path):
         server.close()
 
 
+def test_the_document_of_the_cluster_that_a_client_deletes_comes_again(ray_world, tmp_path):
+    with daemon(tmp_path, environment=environment(ray_world)) as running:
+        server = opened(running, ray_world)
+        assert server.http.delete("/clusters/ray").status_code == 200
+        until(lambda: gpus(server) == 8, 120)
+        server.close()
+
+
 def requested() -> list[dict]:
     """Return what Ray's autoscaler reads as the requests of users, where it finds it."""
     text = internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL)

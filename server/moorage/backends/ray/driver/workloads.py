@@ -112,8 +112,10 @@ class Workloads:
         """Run a command on its first node."""
         member = self._members(workload)[0]
         ref = member.handle.execute.remote(command, seconds, folder, environment)
-        answer: tuple[int | None, str] = _value(ref, None)
-        return answer
+        try:
+            return _value(ref, None)  # type: ignore[no-any-return]  # As the host returns it.
+        except ray.exceptions.RayError as error:  # Also what the node's own system says.
+            raise NotDoneError(_first_line(error)) from error
 
     def actor_ids(self) -> set[str]:
         """Return Ray's ids of all actors that are ours."""
@@ -164,9 +166,7 @@ class Workloads:
         *,
         new: bool,
     ) -> Report | None:
-        members: list[_Member] = []
-        with contextlib.suppress(UnknownActorError):
-            members = self._members(workload)
+        members = self._all().get(workload, [])
         if not members and not new:
             return None
         try:

@@ -79,6 +79,7 @@ class _Kept:
         self._process.wait()  # It has gone into the background.
         if "pid" not in said:
             raise OSError(said.get("error", "its processes cannot be kept"))
+        self._leader = int(said["pid"])
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self, seconds: float) -> None:
@@ -93,6 +94,9 @@ class _Kept:
         for line in self._process.stdout:
             self.code = json.loads(line).get("exit_code")
             self.ended.set()
+        if not self.ended.is_set():  # The warden was killed: by the command, as a rule.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._leader, signal.SIGKILL)
         self.ended.set()
         self.gone.set()
 
@@ -378,6 +382,8 @@ class WorkloadHost:
                 execution.gone.wait()
             output.seek(0)
             text = output.read(_OUTPUT_BYTES_MAX).decode(errors="replace")
+            if done and execution.code is None:
+                raise OSError("its processes were killed")
             return execution.code if done else None, text
 
     def _read(self, offset: int) -> tuple[bytes, int, bool, int | None]:

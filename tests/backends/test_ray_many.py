@@ -1,0 +1,107 @@
+"""What the backend `ray` does beside a workload, and of many at once, on a real Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from ray_world import RayWorld, ray_world, until
+
+from moorage.backends.base import BackendError, Order, Phase
+from moorage.backends.ray.backend import RayBackend
+from moorage.backends.ray.records import OUTPUTS_MAX, Records
+from moorage.backends.remote_specs import RayActorResourceSpec
+from moorage.backends.specs import ProcessResourceSpec
+
+__all__ = ["ray_world"]
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+SECONDS_MAX = 120
+FOREVER = ProcessResourceSpec(command=["sleep", "1000"])
+COUNTER = RayActorResourceSpec(actor_cls_path="collections.Counter")
+EXECUTIONS = 8
+"""So many the daemon lets run beside one workload."""
+STARTS = 140
+
+
+@pytest.fixture
+async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBackend]:
+    made = RayBackend(tmp_path, ray_world.address)
+    yield made
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+    assert ray_world.workloads() == set()
+
+
+@pytest.mark.parametrize("spec", [FOREVER, COUNTER], ids=["process", "actor"])
+async def test_what_a_command_leaves_running_ends_with_the_workload(backend, ray_world, spec):
+    await backend.start(Order("a", spec))
+    leaves = "setsid sleep 1000 > /dev/null 2>&1 & echo left; exit 3"
+    done = await backend.execute("a", ["sh", "-c", leaves])
+    assert (done.exit_code, done.output) == (3, "left\n")
+    late = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
+    with pytest.raises(TimeoutError):
+        await backend.execute("a", late, timeout_seconds=0.5)
+    with pytest.raises(BackendError, match="no such program"):
+        await backend.execute("a", ["no such program"])
+    assert (await backend.status("a")).phase is Phase.READY
+    await backend.stop("a")
+    assert ray_world.workloads() == set()
+
+
+async def test_commands_beside_a_workload_keep_nothing_else_waiting(backend, tmp_path):
+    trap = f"trap 'touch {tmp_path}/told; exit' TERM; echo begun; while :; do sleep 0.1; done"
+    spec = ProcessResourceSpec(command=["sh", "-c", trap], stop_seconds=SECONDS_MAX)
+    await backend.start(Order("a", spec))
+    begins = f"touch {tmp_path}/$0; exec sleep 1000"
+    beside = [
+        asyncio.create_task(backend.execute("a", ["sh", "-c", begins, f"begun-{number}"]))
+        for number in range(EXECUTIONS)
+    ]
+    await asyncio.to_thread(until, lambda: len([*tmp_path.glob("begun-*")]) == EXECUTIONS)
+    async with asyncio.timeout(SECONDS_MAX):
+        while not (await backend.logs("a")).text:  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.05)  # As above.
+    await backend.stop("a")
+    assert (tmp_path / "told").exists(), "it was asked to end before it was killed"
+    assert (await backend.logs("a")).text.startswith("begun\n")
+    await asyncio.gather(*beside, return_exceptions=True)
+
+
+async def test_starts_that_wait_for_ray_keep_nothing_else_waiting(backend, ray_world):
+    waits = RayActorResourceSpec(
+        actor_cls_path="collections.Counter", ray_actor_options={"resources": {"nowhere": 1}}
+    )
+    starts = [asyncio.create_task(backend.start(Order(f"w{n}", waits))) for n in range(STARTS)]
+    await asyncio.to_thread(until, lambda: len(ray_world.actors()) >= STARTS // 2, SECONDS_MAX)
+    async with asyncio.timeout(SECONDS_MAX):
+        await backend.start(Order("a", FOREVER))
+        await backend.stop("w0")
+        await backend.stop("a")
+    for start in starts:
+        start.cancel()
+    await asyncio.gather(*starts, return_exceptions=True)
+    assert ray_world.workloads() == set()
+
+
+async def test_starts_that_are_given_up_at_once_leave_nothing(backend, ray_world):
+    starts = [asyncio.create_task(backend.start(Order(f"w{n}", FOREVER))) for n in range(20)]
+    await asyncio.sleep(0)  # They are on their way.
+    for start in starts:
+        start.cancel()
+    await asyncio.gather(*starts, return_exceptions=True)
+    assert ray_world.workloads() == set()
+
+
+def test_outputs_that_are_kept_at_the_same_time_are_the_last_ones(tmp_path):
+    records = Records(tmp_path)
+
+    def keep(number: int) -> None:
+        records.archive(f"w{number}", {"attempt": 1, "data": "", "start": 0, "exit_code": 0})
+        records.archived(f"w{number}")
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(keep, range(OUTPUTS_MAX * 2)))
+    assert len([*(tmp_path / "output").iterdir()]) == OUTPUTS_MAX
