@@ -51,6 +51,21 @@ async def test_what_a_command_leaves_running_ends_with_the_workload(backend, ray
     assert ray_world.workloads() == set()
 
 
+async def test_an_object_that_exits_while_it_is_made_says_so(backend):
+    spec = RayActorResourceSpec(actor_cls_path="sys.exit", init_args=["not today"])
+    with pytest.raises(BackendError, match="SystemExit: not today"):
+        await backend.start(Order("a", spec))
+
+
+async def test_a_command_is_as_long_as_the_system_takes_it(backend):
+    spec = ProcessResourceSpec(command=["sh", "-c", 'echo "$#"; sleep 1000', *["x" * 1000] * 400])
+    await backend.start(Order("a", spec))
+    async with asyncio.timeout(SECONDS_MAX):
+        while not (text := (await backend.logs("a")).text):  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.05)  # As above.
+    assert text == "399\n"
+
+
 async def test_commands_beside_a_workload_keep_nothing_else_waiting(backend, tmp_path):
     trap = f"trap 'touch {tmp_path}/told; exit' TERM; echo begun; while :; do sleep 0.1; done"
     spec = ProcessResourceSpec(command=["sh", "-c", trap], stop_seconds=SECONDS_MAX)

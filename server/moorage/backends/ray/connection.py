@@ -105,7 +105,7 @@ class RayConnection:
         number = next(self._numbers)
         future: Future[Any] = Future()
         with self._lock:
-            if self._process is None:  # It has just ended: nobody would answer.
+            if self._process is None:  # It has just ended.
                 raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
             self._waiting[number] = future
         self._write({"id": number, "call": name, "arguments": arguments})

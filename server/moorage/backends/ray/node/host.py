@@ -66,7 +66,7 @@ class _Kept:
         self.ended = threading.Event()
         self.gone = threading.Event()
         self._process = subprocess.Popen(  # noqa: S603  # Our own program.
-            [sys.executable, "-I", "-S", "-c", warden, json.dumps(keep)],
+            [sys.executable, "-I", "-S", "-c", warden],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
@@ -75,6 +75,7 @@ class _Kept:
             cwd=folder,
         )
         assert self._process.stdout is not None
+        self._tell(json.dumps(keep))
         said = json.loads(self._process.stdout.readline() or "{}")
         self._process.wait()  # It has gone into the background.
         if "pid" not in said:
@@ -84,9 +85,12 @@ class _Kept:
 
     def end(self, seconds: float) -> None:
         """Have it end: so long after SIGTERM; `gone` is set when nothing is left."""
+        self._tell(str(seconds))
+
+    def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(f"{seconds}\n")
+        with contextlib.suppress(OSError):  # It has ended.
+            self._process.stdin.write(f"{line}\n")
             self._process.stdin.flush()
 
     def _listen(self) -> None:
@@ -244,11 +248,17 @@ class WorkloadHost:
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # Some have it not.
         os.environ.update(self._environment)
         module, _, name = actor["cls_path"].rpartition(".")
-        kind = getattr(importlib.import_module(module), name)
-        self._object = kind(*actor["args"], **actor["kwargs"])
+        try:
+            kind = getattr(importlib.import_module(module), name)
+            self._object = kind(*actor["args"], **actor["kwargs"])
+        except SystemExit as error:  # It would end the loop, and nothing else.
+            raise RuntimeError(f"SystemExit: {error}") from error
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        result = getattr(self._object, method)(*args, **kwargs)
+        try:
+            result = getattr(self._object, method)(*args, **kwargs)
+        except SystemExit as error:  # As above.
+            raise RuntimeError(f"SystemExit: {error}") from error
         if not inspect.isawaitable(result):
             return result
         if self._awaiting is None:

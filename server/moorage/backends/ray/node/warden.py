@@ -1,8 +1,8 @@
 """Keeps one command: it ends all processes that come of it when it is told so, or left alone.
 
 `host` runs the text of this file as a program beside the actor of a workload; it needs the standard
-library alone. Its one argument is JSON: `command`, `memory_bytes` (0: no bound), and `stay`: what
-the command leaves running goes on when it has ended. A line on its standard input has seconds: so
+library alone. The first line of its standard input is JSON: `command`, `memory_bytes` (0: none),
+and `stay`: what the command leaves running goes on when it has ended. The next one has seconds: so
 long the command has from SIGTERM to SIGKILL. The end of that input means that the actor is gone:
 all is killed at once. It writes two lines of JSON: that the command has begun, or why it cannot;
 and how it ended, when nothing of it is left, or with `stay` at once. Its output ends last.
@@ -72,7 +72,7 @@ def _say(message: dict[str, object]) -> None:
 
 def main() -> None:
     """Keep the command until nothing of it is left."""
-    plan = json.loads(sys.argv[1])
+    plan = json.loads(sys.stdin.readline())
     # Where an actor dies, Ray kills its children and its process group; this has to outlive it.
     if os.fork():
         return
