@@ -53,7 +53,7 @@ def test_nodes_are_added_and_left_out_again(page: Any, it: Seeded) -> None:
     assert "east-n0000+1" not in it.http.get("/clusters/east").text
 
 
-def test_a_drain_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
+def test_a_drain_cordons_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
     page.goto(f"{it.console}/whatif")
     drain = change(page, "Drain", ("Cluster", "east"))
     row = ask(page).get_by_role("table", name="What would differ").get_by_role("row").last
@@ -61,6 +61,11 @@ def test_a_drain_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
     assert it.leases[0] in row.inner_text()
     drain.get_by_role("button").click()
     request(page, 1)
+    cordon = change(page, "Cordon", ("Cluster", "east"), ("Node (none: all of it)", "east-n0000"))
+    ask(page).get_by_text("no_capacity").wait_for()
+    change(page, "Uncordon", ("Cluster", "east"), ("Node (none: all of it)", "east-n0000"))
+    cordon.get_by_role("button").click()
+    ask(page).get_by_text("granted").wait_for()
     change(page, "Set a quota", ("Tenant", "local"), ("GPUs (none: no bound)", "2"))
     ask(page).get_by_text("quota").first.wait_for()
     change(page, "Swap a policy", ("Who asks", POLICY), ("asks instead", "none:1-stable"))

@@ -154,6 +154,24 @@ def test_a_drain_says_which_leases_would_move_and_which_stay(server):
     assert everything(server) == before
 
 
+def test_a_cordon_leaves_what_is_there_and_an_uncordon_starts_who_waits(server):
+    hold(server, 4)
+    node = {"cluster": "east", "node": "east-1"}
+    assert server.say({"op": "cordon", **node})[0]["success"]
+    with server.socket() as socket:
+        waits = waiting(server, socket, 2)
+        before = everything(server)
+        (row,) = whatif(server, change={"uncordon": [node]})["granted"]
+        assert (row["request"], row["placement"][0]["node_id"]) == (waits, "east-1")
+        both = {"cordon": [{"cluster": "east"}], "uncordon": [node]}
+        assert whatif(server, change=both)["drained"] == [], "leases stay where a cordon is"
+        assert everything(server) == before
+        assert server.say({"op": "cancel", "request": waits})[0]["success"]
+    assert server.say({"op": "uncordon", **node})[0]["success"]
+    told = whatif(server, request=request(1), change={"cordon": [{"cluster": "east"}]})
+    assert told["answer"]["state"] == "refused"
+
+
 def test_what_then_happens_is_what_it_said(tmp_path):
     """More nodes and a drain, first as a what-if, then really: everybody is where it said."""
     pauses = {"MOORAGE_BACKENDS": "memory", "MOORAGE_REQUEUE_PAUSE_SECONDS": "0"}
@@ -231,6 +249,8 @@ def test_what_cannot_be_answered_is_refused_with_its_field(server):
     assert refused(server, change=change)["field"] == "change.drain[0].cluster"
     change = {"drain": [{"cluster": "east", "node": "n"}]}
     assert refused(server, change=change)["field"] == "change.drain[0].node"
+    change = {"cordon": [{"cluster": "east"}], "uncordon": [{"cluster": "west"}]}
+    assert refused(server, change=change)["field"] == "change.uncordon[0].cluster"
     change = {"add_nodes": [{"cluster": "east"}]}
     assert refused(server, change=change)["field"] == "change.add_nodes[0]"
     change = {"add_nodes": [{"cluster": "east", "like": "n"}]}
@@ -324,6 +344,8 @@ def test_the_command_line(server, tmp_path):
     assert re.search(rf"drained +{held['id']} +stays", shown), shown
     document = json.loads(run("whatif", "--drain", "east", "--json"))
     assert len(document["drained"]) == 2
+    shown = run("whatif", "-p", FIRST_FIT, "--cordon", "east", "--uncordon", "east/east-0")
+    assert "the request is refused" in shown
     request_file = tmp_path / "request.json"
     request_file.write_text(json.dumps(request(1)))
     shown = run("whatif", "--request", f"@{request_file}", "--quota", "local gpus=2")

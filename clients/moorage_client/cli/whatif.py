@@ -46,6 +46,14 @@ def whatif(
         list[str] | None,
         typer.Option(metavar="CLUSTER/NODE[:N]", help="N like NODE", rich_help_panel=_CHANGE),
     ] = None,
+    cordon: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLUSTER[/NODE]", help="Cordon it", rich_help_panel=_CHANGE),
+    ] = None,
+    uncordon: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLUSTER[/NODE]", help="Uncordon it", rich_help_panel=_CHANGE),
+    ] = None,
     drain: Annotated[
         list[str] | None,
         typer.Option(metavar="CLUSTER[/NODE]", help="Drain it", rich_help_panel=_CHANGE),
@@ -64,6 +72,8 @@ def whatif(
         asked |= {"lease": lease}
     change = {
         "add_nodes": [_nodes(each) for each in add_nodes or ()],
+        "cordon": [_place(each) for each in cordon or ()],
+        "uncordon": [_place(each) for each in uncordon or ()],
         "drain": [_place(each) for each in drain or ()],
         "quotas": [_changed_quota(each) for each in quota or ()],
         "policies": dict(_swapped(each) for each in swap or ()),

@@ -40,7 +40,7 @@ from moorage.model import (
     RequestId,
     Tenant,
 )
-from moorage.protocol.changes import AddedNodes, Change
+from moorage.protocol.changes import AddedNodes, Change, CordonMode
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
@@ -109,8 +109,9 @@ async def whatif(job: WhatIfJob) -> Document:
             about = (Tenant(quota.tenant), quota.project)
             await world.step(QuotaAsked(None, _NOBODY, *about, quota.quota()))
         leaving: dict[RequestId, Lease] = {}
-        for place in job.change.drain:
-            leaving |= await world.drain(ClusterId(place.cluster), NodeId(place.node))
+        for mode, _, place in job.change.places():
+            left = await world.cordon(ClusterId(place.cluster), NodeId(place.node), mode)
+            leaving |= left if mode == "drain" else {}
         told = _Told(job, world)
         answer = None if ask is None else await told.answer(ask)
     return {"at": job.at, "answer": answer, **told.rows(ask, leaving)}
@@ -139,8 +140,10 @@ class _World(Rehearsal):
             lease = self._stopping.pop(0)
             await super().step(WorkloadStopped(lease.id, lease.fencing))
 
-    async def drain(self, cluster: ClusterId, node: NodeId) -> dict[RequestId, Lease]:
-        """Drain a place; return the leases that held something of it."""
+    async def cordon(
+        self, cluster: ClusterId, node: NodeId, mode: CordonMode
+    ) -> dict[RequestId, Lease]:
+        """Cordon or drain a place, or neither; return the leases that held something of it."""
         held = [
             lease
             for lease in self.allocator.state.leases.values()
@@ -149,7 +152,7 @@ class _World(Rehearsal):
                 for share in lease.placement
             )
         ]
-        await self.step(CordonAsked(_NOWHERE, _NOBODY, cluster, node, "drain"))
+        await self.step(CordonAsked(_NOWHERE, _NOBODY, cluster, node, mode))
         return {lease.id: lease for lease in held if lease.state != "warm"}
 
     async def why(self, ask: Ask) -> Document:

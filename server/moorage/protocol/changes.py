@@ -3,7 +3,8 @@
 In the message it is any object, as before what-ifs were served; here is what it may say.
 """
 
-from typing import Annotated, Any, Final
+from collections.abc import Iterator
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,6 +21,7 @@ _FEW_POLICIES = Meta(
     max_length=CHANGES_MAX, description=f"an object of at most {CHANGES_MAX} policies' URIs"
 )
 
+CordonMode = Literal["uncordon", "cordon", "drain"]
 
 class AddedNodes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Nodes that a cluster would have, too: `like` one it has, or as `node` of its document."""
@@ -30,8 +32,8 @@ class AddedNodes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     count: f.Nodes = 1
 
 
-class DrainedPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node, or a whole cluster, that would be drained."""
+class ChangedPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node, or a whole cluster."""
 
     cluster: f.Name
     node: f.OptionalName = ""
@@ -63,7 +65,16 @@ class Change(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     add_nodes: Annotated[tuple[AddedNodes, ...], _FEW] = ()
     quotas: Annotated[tuple[ChangedQuota, ...], _FEW] = ()
     policies: Annotated[dict[f.Uri, f.Uri], _FEW_POLICIES] = {}
-    drain: Annotated[tuple[DrainedPlace, ...], _FEW] = ()
+    uncordon: Annotated[tuple[ChangedPlace, ...], _FEW] = ()
+    cordon: Annotated[tuple[ChangedPlace, ...], _FEW] = ()
+    drain: Annotated[tuple[ChangedPlace, ...], _FEW] = ()
+
+    def places(self) -> Iterator[tuple[CordonMode, int, ChangedPlace]]:
+        """Yield what would be cordoned, drained or neither any more; its mode and number, too."""
+        modes: tuple[CordonMode, ...] = ("uncordon", "cordon", "drain")
+        for mode in modes:
+            for number, place in enumerate(getattr(self, mode)):
+                yield mode, number, place
 
 
 class _Part(Struct, frozen=True):

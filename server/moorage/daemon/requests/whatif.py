@@ -137,8 +137,8 @@ class WhatIfs:
             refusal = self._no_place(at, added.cluster, "like", added.like)
             if refusal is not None:
                 return refusal
-        for number, place in enumerate(change.drain):
-            at = f"change.drain[{number}]"
+        for mode, number, place in change.places():
+            at = f"change.{mode}[{number}]"
             refusal = self._no_place(at, place.cluster, "node", place.node)
             if refusal is not None:
                 return refusal

@@ -20,12 +20,12 @@ const KINDS = [
 		part: ({ cluster, like, count }) => ({ cluster, like, count: Number(count) }),
 		words: ({ cluster, like, count }) => ["--add-nodes", `${cluster}/${like}:${count}`],
 	},
-	{
-		name: "Drain", list: "drain",
+	...["Uncordon", "Cordon", "Drain"].map((name) => ({
+		name, list: name.toLowerCase(),
 		fields: [CLUSTER, { name: "node", label: "Node (none: all of it)" }],
 		part: ({ cluster, node }) => ({ cluster, ...(node ? { node } : {}) }),
-		words: ({ cluster, node }) => ["--drain", node ? `${cluster}/${node}` : cluster],
-	},
+		words: ({ cluster, node }) => [`--${name.toLowerCase()}`, node ? `${cluster}/${node}` : cluster],
+	})),
 	{
 		name: "Set a quota", list: "quotas",
 		fields: [TENANT, PROJECT, { name: "gpus", label: "GPUs (none: no bound)", type: "number", min: 0, step: "any" }, { name: "weight", label: "Weight", type: "number", min: 0, step: "any", value: "1", required: true }],
