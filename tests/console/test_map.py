@@ -66,9 +66,32 @@ def test_the_map_follows_and_a_click_opens_a_node(page: Any, served: Seeded) -> 
     served.ask(3)
     agree(page, served)
     canvas = page.get_by_role("img", name="Map of the fleet")
-    canvas.click(position={"x": 30, "y": 30})
+    canvas.click(position={"x": 30, "y": 40})  # Below the names of its cluster and rack.
     page.wait_for_url("**/fleet/east/east-n0000")
     assert canvas.evaluate("each => each.painter.times.length") > 0
+
+
+BLOCKS = """each => {
+    const {fleet, layout} = each.painter;
+    const place = n => [fleet.clusters[fleet.cluster[n]], fleet.rack[n], layout.x[n], layout.y[n]];
+    return fleet.ids.map((_, n) => place(n));
+}"""
+
+
+def test_the_nodes_of_a_rack_are_a_block_below_its_name(page: Any, served: Seeded) -> None:
+    page.goto(f"{served.console}/fleet")
+    agree(page, served)
+    canvas = page.get_by_role("img", name="Map of the fleet")
+    page.wait_for_function("() => document.querySelector('canvas').painter.layout")
+    blocks: dict[tuple[str, str], set[tuple[int, int]]] = {}
+    for cluster, rack, x, y in canvas.evaluate(BLOCKS):
+        blocks.setdefault((cluster, rack), set()).add((x, y))
+    assert {len({x for x, _ in block}) for block in blocks.values()} == {1}, "one column each"
+    assert {len(block) for block in blocks.values()} == {8}
+    labels = canvas.evaluate("each => each.painter.layout.labels")
+    named = {(each["text"], each["x"], each["y"] + 16) for each in labels}
+    for (_, rack), block in blocks.items():
+        assert (rack, *min(block)) in named
 
 
 def test_a_shape_lights_up_where_it_fits(page: Any, served: Seeded) -> None:

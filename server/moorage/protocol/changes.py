@@ -23,6 +23,7 @@ _FEW_POLICIES = Meta(
 
 CordonMode = Literal["uncordon", "cordon", "drain"]
 
+
 class AddedNodes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Nodes that a cluster would have, too: `like` one it has, or as `node` of its document."""
 

@@ -1,56 +1,68 @@
 // Draws the fleet on a 2-D canvas: a square for each slot, only what changed; one pixel for each slot
 // or node when zoomed out. No page element stands for a slot.
-import { STATES } from "./model.js";
+import { STATES, grouped } from "./model.js";
 
-const LABEL = 16; // Height of a cluster's name.
+const LABEL = 16; // Height of a cluster's or rack's name.
+const BLOCK = 8; // Nodes below each other, at most about so many, in the block of a rack.
 export const CELLS = [24, 18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
 const SQUARES = 4; // From this size on squares with gaps; below, pixels.
 
 /** @typedef {import("./model.js").Fleet} Fleet */
 /** @typedef {{fleet: Fleet, layout: Layout}} Seen */
 /** @typedef {{cell: number, nodewise: boolean, x: Int32Array, y: Int32Array, height: number,
- *   labels: {text: string, y: number}[]}} Layout */
+ *   labels: {text: string, x: number, y: number}[]}} Layout */
 
-/** Where each node stands. @param {Fleet} it @param {number} width @param {number} cell
- * @param {boolean} nodewise One cell is a node, not a slot. @returns {Layout} */
+/** Where each node stands; those of a rack are a block, where squares are drawn. @param {Fleet} it
+ * @param {number} width @param {number} cell @param {boolean} nodewise One cell is a node, not a slot. @returns {Layout} */
 export function arrange(it, width, cell, nodewise) {
-	const nodes = it.ids.length;
-	const x = new Int32Array(nodes);
-	const y = new Int32Array(nodes);
+	const x = new Int32Array(it.ids.length);
+	const y = new Int32Array(it.ids.length);
 	const gap = cell >= SQUARES ? Math.ceil(cell / 3) : 0;
 	const line = cell + gap;
 	const named = cell > 1 && it.clusters.length <= 200;
 	const labels = [];
 	let cx = 0;
 	let cy = 0;
-	let cluster = -1;
-	let rack = "";
-	for (let n = 0; n < nodes; n++) {
-		const wide = Math.min(nodewise ? cell : (it.first[n + 1] - it.first[n]) * cell, width);
-		const entered = it.cluster[n] !== cluster;
-		if (entered) {
-			if (cx) cy += line;
-			if (cluster >= 0 && named) cy += gap;
-			cx = 0;
-			cluster = it.cluster[n];
-			if (named) {
-				labels.push({ text: it.clusters[cluster], y: cy });
-				cy += LABEL;
-			}
-		} else if (cx + wide > width) {
-			cx = 0;
-			cy += line;
-		} else if (gap && cx && (it.rack[n] || "") !== rack) cx += gap * 2;
-		if (cx + wide > width) {
-			cx = 0;
-			cy += line;
-		}
-		rack = it.rack[n] || "";
-		x[n] = cx;
-		y[n] = cy;
-		cx += wide + (cell >= SQUARES ? gap : 0);
+	let tall = 0; // What stands beside each other now.
+	const next = () => {
+		cy += tall;
+		cx = tall = 0;
+	};
+	const place = (block, rack) => {
+		let wide = 0;
+		for (const n of block) wide = Math.max(wide, Math.min(nodewise ? cell : (it.first[n + 1] - it.first[n]) * cell, width));
+		wide += gap;
+		const columns = Math.min(Math.ceil(block.length / BLOCK), Math.floor(width / wide) || 1);
+		const rows = Math.ceil(block.length / columns);
+		const all = Math.max(columns * wide, rack ? LABEL * 2 : 0);
+		if (cx && cx + all - gap > width) next();
+		const top = rack && cell > 5 ? LABEL : 0;
+		const letters = Math.floor(all / 7);
+		if (top) labels.push({ text: rack.length > letters ? `…${rack.slice(1 - letters)}` : rack, x: cx, y: cy });
+		block.forEach((n, at) => {
+			x[n] = cx + Math.floor(at / rows) * wide;
+			y[n] = cy + top + (at % rows) * line;
+		});
+		cx += all + (rack ? gap : 0);
+		tall = Math.max(tall, top + rows * line + (rack ? gap : 0));
+	};
+	const enter = (cluster) => {
+		next();
+		if (!named) return;
+		if (cluster) cy += gap;
+		labels.push({ text: it.clusters[cluster], x: 0, y: cy });
+		cy += LABEL;
+	};
+	if (gap) grouped(it).forEach((racks, cluster) => {
+		if (racks.size) enter(cluster);
+		for (const [rack, nodes] of racks) if (rack) place(nodes, rack);
+		else for (const n of nodes) place([n], "");
+	});
+	else for (let n = 0; n < x.length; n++) {
+		if (!n || it.cluster[n] !== it.cluster[n - 1]) enter(it.cluster[n]);
+		place([n], "");
 	}
-	return { cell, nodewise, x, y, height: cy + line, labels };
+	return { cell, nodewise, x, y, height: cy + (tall || line), labels };
 }
 
 /** The largest cells with which all fits. @param {Fleet} it @param {number} width @param {number} height */
@@ -158,9 +170,9 @@ export class Painter {
 		const { context } = this;
 		context.fillStyle = this.text;
 		context.font = "12px system-ui, sans-serif";
-		for (const { text, y } of this.layout.labels) {
+		for (const { text, x, y } of this.layout.labels) {
 			const top = y - this.top;
-			if (top + LABEL > low && top < high) context.fillText(text, 0, top + 12);
+			if (top + LABEL > low && top < high) context.fillText(text, x, top + 12);
 		}
 	}
 

@@ -182,3 +182,16 @@ export function tally(it, nodes) {
 	for (const n of nodes) for (let s = it.first[n]; s < it.first[n + 1]; s++) found[it.state[s]] += 1;
 	return found;
 }
+
+/** The nodes of each cluster, and of each rack in it. @param {Fleet} it */
+export function grouped(it) {
+	const groups = it.clusters.map(() => new Map());
+	for (let n = 0; n < it.ids.length; n++) {
+		const racks = groups[it.cluster[n]];
+		const rack = it.rack[n] || "";
+		const nodes = racks.get(rack);
+		if (nodes) nodes.push(n);
+		else racks.set(rack, [n]);
+	}
+	return groups;
+}

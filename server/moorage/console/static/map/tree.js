@@ -2,26 +2,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { count, time } from "../format.js";
 import { html } from "../ui.js";
-import { STATES, tally } from "./model.js";
+import { STATES, grouped, tally } from "./model.js";
 
 const CHILDREN_SHOWN = 100;
 
 /** @typedef {import("./model.js").Fleet} Fleet */
 /** @typedef {{key: string, level: number, name: string, nodes?: number[], node?: number, slot?: number,
  *   more?: string, children: boolean, at: number, of: number}} Row */
-
-/** The nodes of each cluster, and of each rack in it. @param {Fleet} it */
-export function grouped(it) {
-	const groups = it.clusters.map(() => new Map());
-	for (let n = 0; n < it.ids.length; n++) {
-		const racks = groups[it.cluster[n]];
-		const rack = it.rack[n] || "";
-		const nodes = racks.get(rack);
-		if (nodes) nodes.push(n);
-		else racks.set(rack, [n]);
-	}
-	return groups;
-}
 
 /** The rows that are to be seen. @param {Fleet} it @param {Map<string, number[]>[]} groups
  * @param {Set<string>} open @param {Map<string, number>} shown How many children of each. @returns {Row[]} */
