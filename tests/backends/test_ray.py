@@ -225,14 +225,16 @@ async def test_one_member_that_fails_fails_the_gang(backend, ray_world):
 async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_world):
     reports = []
     backend.listen(reports.append)
-    script = "setsid sleep 1000 & exec sleep 1000"
+    script = "pwd; setsid sleep 1000 & exec sleep 1000"
     await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
+    folder = Path(await written(backend, "a"))
     (name,) = ray_world.actors()
     ray.kill(ray.get_actor(name, namespace="moorage"))
     await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
     assert reports[-1].phase is Phase.FAILED
     assert "its actor is gone" in reports[-1].detail
     await asyncio.to_thread(until, lambda: not ray_world.workloads())
+    await asyncio.to_thread(until, lambda: not folder.parent.exists())
     assert [each.phase for each in await backend.discover()] == [Phase.FAILED]
     again = await backend.start(Order("a", FOREVER))
     assert again.phase is Phase.FAILED, "what ended is not started a second time"

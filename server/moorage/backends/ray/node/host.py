@@ -298,6 +298,7 @@ class WorkloadHost:
         if not plan["workdir"]:
             Path(folder).mkdir()
         keep = {"command": command, "memory_bytes": plan["memory_bytes"], "stay": False}
+        keep["folder"] = str(self._folder)
         with self._log.open("ab") as output:
             self._command = _Kept(plan["warden"], keep, environment, folder, output)
         threading.Thread(target=self._await_command, daemon=True).start()
@@ -377,7 +378,7 @@ class WorkloadHost:
         stay: bool = True,
     ) -> tuple[int | None, str]:
         variables = {**os.environ, **self._environment, **environment}
-        keep = {"command": list(command), "memory_bytes": 0, "stay": stay}
+        keep = {"command": list(command), "memory_bytes": 0, "stay": stay, "folder": ""}
         with tempfile.TemporaryFile() as output:
             with self._starting:
                 if self._stopping:

@@ -4,8 +4,9 @@
 library alone. The first line of its standard input is JSON: `command`, `memory_bytes` (0: none),
 and `stay`: what the command leaves running goes on when it has ended. The next one has seconds: so
 long the command has from SIGTERM to SIGKILL. The end of that input means that the actor is gone:
-all is killed at once. It writes two lines of JSON: that the command has begun, or why it cannot;
-and how it ended, when nothing of it is left, or with `stay` at once. Its output ends last.
+all is killed at once, and `folder` is removed. It writes two lines of JSON: that the command has
+begun, or why it cannot; and how it ended, when nothing of it is left, or with `stay` at once. Its
+output ends last.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +54,8 @@ def _signal_all(number: int) -> None:
 def _obey(main: int) -> None:
     """End the command when that is asked for; runs in a thread of its own."""
     line = sys.stdin.readline()
+    if not line:
+        _alone.set()
     seconds = float(line) if line.strip() else 0.0
     if seconds > 0:
         with contextlib.suppress(ProcessLookupError):
@@ -64,10 +68,33 @@ def _obey(main: int) -> None:
 _over = threading.Event()
 """The command itself has ended, or must; what it left behind is killed."""
 
+_alone = threading.Event()
+"""The actor is gone: nobody else removes its folder."""
+
 
 def _say(message: dict[str, object]) -> None:
     with contextlib.suppress(OSError):  # The actor is gone.
         os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _keep(main: int, *, stay: bool) -> None:
+    """Wait until nothing of the command is left."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        if pid == main:
+            code = os.waitstatus_to_exitcode(status)
+            if stay:
+                _say({"exit_code": code})
+            else:
+                _over.set()
+        if _over.is_set():
+            _signal_all(signal.SIGKILL)
+    if not stay:
+        _say({"exit_code": code})
 
 
 def main() -> None:
@@ -94,22 +121,9 @@ def main() -> None:
         resource.prlimit(begun.pid, resource.RLIMIT_AS, bound)
     _say({"pid": begun.pid})
     threading.Thread(target=_obey, args=(begun.pid,), daemon=True).start()
-    code = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-        if pid == begun.pid:
-            code = os.waitstatus_to_exitcode(status)
-            if plan["stay"]:
-                _say({"exit_code": code})
-            else:
-                _over.set()
-        if _over.is_set():
-            _signal_all(signal.SIGKILL)
-    if not plan["stay"]:
-        _say({"exit_code": code})
+    _keep(begun.pid, stay=plan["stay"])
+    if _alone.is_set() and plan["folder"]:
+        shutil.rmtree(plan["folder"], ignore_errors=True)
 
 
 if __name__ == "__main__":
