@@ -7,7 +7,8 @@ The backend `ray` and the pools of `slices` do so. The classes travel to the nod
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import ray
@@ -16,6 +17,10 @@ __all__ = ["DeviceError", "DeviceHolder", "Holders", "device_names", "given_devi
 
 FREE_SECONDS_MAX: Final = 10.0
 """How long a device that a lease holds may be in use by others before that is an error."""
+GIVE_SECONDS_MAX: Final = 60.0
+"""How long Ray may take to give out one that no worker of others has; a busy node starts slowly."""
+LOOK_SECONDS: Final = 0.5
+"""Between two looks whether it is given out, or its start given up."""
 
 
 class DeviceError(Exception):
@@ -47,9 +52,16 @@ def device_names(gpus: Sequence[str]) -> list[str]:
 
 
 class Holders:
-    """Actors that hold devices for a moment."""
+    """Actors that hold devices for a moment.
 
-    def __init__(self) -> None:
+    Args:
+        ours: Returns Ray's ids of the actors that may have a device that is not their own, until
+            they are started again.
+
+    """
+
+    def __init__(self, ours: Callable[[], Collection[str]] = tuple) -> None:
+        self._ours = ours
         self._lock = threading.Lock()
         self._nodes: dict[str, threading.Lock] = {}
         self._ids: set[str] = set()
@@ -59,7 +71,14 @@ class Holders:
         with self._lock:
             return set(self._ids)
 
-    def exact(self, node: str, gpus: Sequence[str], share: float, take: Callable[[], bool]) -> bool:
+    def exact(
+        self,
+        node: str,
+        gpus: Sequence[str],
+        share: float,
+        take: Callable[[], bool],
+        given_up: threading.Event | None = None,
+    ) -> bool:
         """Have `take` called while the devices of a lease are what Ray chooses first.
 
         Args:
@@ -67,12 +86,13 @@ class Holders:
             gpus: Devices, by index.
             share: Of each of them: 1 is all.
             take: Starts what gets them; returns whether it has.
+            given_up: Ends the wait.
 
         Returns:
             What `take` did.
 
         Raises:
-            DeviceError: A device is in use.
+            DeviceError: A device is in use, or it was given up.
 
         """
         with self._lock:
@@ -81,26 +101,50 @@ class Holders:
         others: list[Any] = []
         with turn:
             try:
-                missing: set[str] | None = None
-                while missing is None or missing:
+                missing: dict[str, str] = {each: each for each in gpus}
+                named: list[str] = []
+                while missing:
                     holder = self._holder(node, share)
                     others.append(holder)
-                    seen = _answer(holder.devices.remote(list(gpus)))
-                    if seen is None:
-                        left = ", ".join(sorted(missing or gpus))
-                        raise DeviceError(
-                            f"GPU {left} of Ray node {node} is used by others on that cluster"
-                        )
-                    given, named = seen
-                    missing = set(named) if missing is None else missing
-                    if given[0] in missing:
-                        missing.discard(given[0])
+                    ref = holder.devices.remote(list(gpus))
+                    try:
+                        given, names = self._given(ref, node, missing.values(), given_up)
+                    except DeviceError:
+                        ray.kill(others[-1], no_restart=True)  # It could not leave.
+                        raise
+                    if not named:  # How Ray calls them is known now.
+                        named = names
+                        missing = dict(zip(names, gpus, strict=True))
+                    if missing.pop(given[0], None) is not None:
                         kept.append(others.pop())
                 self._leave(kept)
                 kept = []
                 return take()
             finally:
                 self._leave([*kept, *others])
+
+    def _given(
+        self, ref: Any, node: str, missing: Collection[str], given_up: threading.Event | None
+    ) -> tuple[list[str], list[str]]:
+        """Wait until a holder has got a device."""
+        began = time.monotonic()
+        while not ray.wait([ref], timeout=LOOK_SECONDS)[0]:
+            if given_up is not None and given_up.is_set():
+                raise DeviceError("its start was given up")
+            waited = time.monotonic() - began
+            late = waited > GIVE_SECONDS_MAX
+            if late or (waited > FREE_SECONDS_MAX and self._foreign(node, missing)):
+                left = ", ".join(sorted(missing))
+                raise DeviceError(
+                    f"GPU {left} of Ray node {node} is used by others on that cluster"
+                )
+        answer: tuple[list[str], list[str]] = ray.get(ref)
+        return answer
+
+    def _foreign(self, node: str, gpus: Collection[str]) -> bool:
+        """Look whether a worker of others has one of these devices, by index."""
+        users = {user for slot, user in _users(node) if slot in gpus}
+        return bool(users) and bool(users - {*self._ours(), *self.ids()})
 
     def _holder(self, node: str, share: float) -> Any:
         within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
@@ -124,9 +168,20 @@ class Holders:
                 self._ids.discard(holder._actor_id.hex())  # noqa: SLF001  # As above.
 
 
-def _answer(ref: Any) -> tuple[list[str], list[str]] | None:
-    done, _ = ray.wait([ref], timeout=FREE_SECONDS_MAX)
-    if not done:
-        return None
-    answer: tuple[list[str], list[str]] = ray.get(ref)
-    return answer
+def _users(node: str) -> set[tuple[str, str]]:
+    """Return which devices of a node its workers have, and Ray's ids of the actors they are."""
+    from ray._private.internal_api import node_stats  # noqa: PLC0415  # Nothing public says it.
+
+    try:
+        (found,) = [each for each in ray.nodes() if each["NodeID"] == node and each["Alive"]]  # type: ignore[no-untyped-call]  # Ray has no types.
+        address, port = found["NodeManagerAddress"], found["NodeManagerPort"]
+        told = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
+    except Exception:  # noqa: BLE001  # A client of `ray://` may not ask, or the node ends now.
+        return set()
+    return {
+        (str(slot.slot), worker.actor_id.hex())
+        for worker in told.core_workers_stats
+        for name, resource in worker.used_resources.items()
+        if name.partition("_group_")[0] == "GPU"
+        for slot in resource.resource_slots
+    }

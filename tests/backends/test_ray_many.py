@@ -1,8 +1,10 @@
 """What the backend `ray` does beside a workload, and of many at once, on a real Ray."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.records import OUTPUTS_MAX, Records
 from moorage.backends.remote_specs import RayActorResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
+from moorage.ray_devices import FREE_SECONDS_MAX, Holders
 
 __all__ = ["ray_world"]
 
@@ -108,6 +111,19 @@ async def test_starts_that_are_given_up_at_once_leave_nothing(backend, ray_world
         start.cancel()
     await asyncio.gather(*starts, return_exceptions=True)
     assert ray_world.workloads() == set()
+
+
+def test_a_node_that_starts_slowly_is_waited_for(ray_world):
+    (raylet,) = ray_world.hosts[0].all_processes["raylet"]
+    with ThreadPoolExecutor(1) as threads:
+        os.kill(raylet.process.pid, signal.SIGSTOP)
+        try:
+            arguments = (ray_world.node(0), ["0"], 1.0, lambda: True)
+            taken = threads.submit(Holders().exact, *arguments)
+            wait([taken], FREE_SECONDS_MAX + 2)
+        finally:
+            os.kill(raylet.process.pid, signal.SIGCONT)
+        assert taken.result(SECONDS_MAX)
 
 
 def test_outputs_that_are_kept_at_the_same_time_are_the_last_ones(tmp_path):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from moorage.backends.base import WorkloadReport
+from moorage.backends.base import Order, WorkloadReport
 from moorage.backends.memory import MemoryBackend
+from moorage.backends.specs import MemoryResourceSpec
 from moorage.core.events import Event, WorkloadEnded, WorkloadStarted
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
@@ -117,3 +118,28 @@ async def test_nothing_is_told_of_a_lease_before_its_start_was_ordered(house):
     house.room.look(second)
     await house.heard(WorkloadEnded)
     assert {each.id for each in house.progress} == {"first"}
+
+
+class SlowBackend(MemoryBackend):
+    """Says what runs there when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = asyncio.Event()
+
+    async def discover(self) -> list[WorkloadReport]:
+        await self.let.wait()
+        return list(await super().discover())
+
+
+async def test_a_backend_that_does_not_answer_keeps_no_start_waiting():
+    backend, tasks = SlowBackend(), Tasks()
+    await backend.start(Order("orphan", MemoryResourceSpec()))
+    room = WorkloadControl({"memory": backend}, [].append, tasks, [].append)
+    async with asyncio.timeout(60):
+        await room.open([])
+        backend.let.set()
+        while await MemoryBackend.discover(backend):  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.05)  # As above.
+    await room.close()
+    assert not tasks.broken.done()

@@ -44,6 +44,8 @@ from moorage.model import Code, Lease, Provision, RequestId
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
 """Pauses before a stop that failed is tried again; the last one repeats. Until it succeeds the
 lease keeps what it holds, because the workload may still be using it."""
+DISCOVER_SECONDS_MAX: Final = 5.0
+"""How long the start of the daemon waits for a backend to say what runs; then that comes later."""
 TAIL_CHARS_MAX: Final = 4_000
 """Of a failed workload's last lines, which are kept with its lease."""
 TAIL_SECONDS_MAX: Final = 5.0
@@ -110,9 +112,11 @@ class WorkloadControl:
         for backend in self._backends.values():
             backend.listen(heard)
             try:
-                await self._sweep(backend, workloads)
-            except BackendError as error:  # The others are no reason to wait for this one.
-                log.warning("backend", name=backend.name, finding=str(error))
+                async with asyncio.timeout(DISCOVER_SECONDS_MAX):
+                    await self._sweep(backend, workloads)
+            except (BackendError, TimeoutError) as error:  # No reason for the others to wait.
+                late = f"it has not said within {DISCOVER_SECONDS_MAX:g} s what runs there"
+                log.warning("backend", name=backend.name, finding=str(error) or late)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:

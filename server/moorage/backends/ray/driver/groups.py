@@ -64,7 +64,7 @@ class JobGroups:
 
         for number in range(TRIES + 1):
             # At first as Ray chooses: these often are the devices of the lease.
-            if self._within(exact if number else [], take):
+            if self._within(exact if number else [], take, given_up):
                 return made[0]
         devices = "; ".join(f"GPU {', '.join(each['gpus'])} of {each['node']}" for each in exact)
         raise GroupError(f"Ray gave a job other devices than {devices}, {TRIES + 1} times")
@@ -94,14 +94,21 @@ class JobGroups:
             if group["name"].startswith(f"{self._server}/") and group["state"] != "REMOVED"
         }
 
-    def _within(self, bundles: Sequence[Mapping[str, Any]], take: Callable[[], bool]) -> bool:
+    def _within(
+        self,
+        bundles: Sequence[Mapping[str, Any]],
+        take: Callable[[], bool],
+        given_up: threading.Event,
+    ) -> bool:
         """Have `take` called while Ray chooses the devices of all bundles first."""
         if not bundles:
             return take()
         first, *rest = bundles
         share = min(1.0, float(first["resources"]["GPU"]))
         node, gpus = first["node"], first["gpus"]
-        return self._holders.exact(node, gpus, share, lambda: self._within(rest, take))
+        return self._holders.exact(
+            node, gpus, share, lambda: self._within(rest, take, given_up), given_up
+        )
 
     def _made(self, plan: Mapping[str, Any], given_up: threading.Event) -> PlacementGroup | None:
         """Make the group; None where Ray gave it other devices."""

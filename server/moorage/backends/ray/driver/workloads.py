@@ -69,7 +69,7 @@ class Workloads:
         self._given_up: dict[str, list[threading.Event]] = {}
         self._watched: dict[str, dict[Any, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
-        self.holders = Holders()
+        self.holders = Holders(self.actor_ids)
         self._groups = JobGroups(server, self.holders)
         threading.Thread(target=self._watch_forever, daemon=True).start()
 
@@ -262,7 +262,7 @@ class Workloads:
             return "given" not in answers[-1][1]
 
         share = min(1.0, float(plan["options"]["num_gpus"]))
-        self.holders.exact(plan["node"], plan["gpus"], share, take)
+        self.holders.exact(plan["node"], plan["gpus"], share, take, given_up)
         return answers[-1]
 
     def _begin_answer(
