@@ -69,7 +69,7 @@ _over = threading.Event()
 """The command itself has ended, or must; what it left behind is killed."""
 
 _alone = threading.Event()
-"""The actor is gone: nobody else removes its folder."""
+"""The actor is gone, and cannot remove its folder."""
 
 
 def _say(message: dict[str, object]) -> None:
