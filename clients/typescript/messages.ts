@@ -638,6 +638,35 @@ export interface OutputPart {
   base64?: string;
 }
 
+/** The fleet as it was at a time. */
+export interface PastFleet {
+  op: "past_fleet";
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
+  id?: string | number | null;
+  /** When. Expected: a time, in seconds since the epoch. */
+  at: number;
+}
+
+/** The fleet at a time, as topic `map` packs it, after the fact `seq`; 0: before the first. */
+export interface PastFleetAnswer {
+  /** Seconds since the epoch. */
+  at: number;
+  seq: number;
+  packed: string;
+}
+
+/** The reply to `PastFleet`, where it succeeds. */
+export interface PastFleetReply {
+  success: true;
+  data: PastFleetAnswer;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** `provision` of a request: which backend starts what, and what becomes of it if that fails. */
 export interface ProvisionRequest {
   /** The name of one that the server has, e.g. `local`. Expected: a string of 1 to 256 characters. */
@@ -1202,7 +1231,7 @@ export interface WhatIf {
   id?: string | number | null;
   /** The id of the request. */
   request?: AllocationRequest;
-  /** Nodes, drains, quotas, weights and policies. Expected: an object. */
+  /** Nodes, cordons, drains, quotas, weights and policies. Expected: an object. */
   change?: { [name: string]: Json };
 }
 
@@ -1326,6 +1355,7 @@ export interface Operations {
   fleet: { message: FleetListing; reply: FleetListingReply };
   decisions: { message: DecisionListing; reply: DecisionListingReply };
   decision_fleet: { message: DecisionFleet; reply: DecisionFleetReply };
+  past_fleet: { message: PastFleet; reply: PastFleetReply };
   manage: { message: Manage; reply: ManageReply };
   logs: { message: Logs; reply: LogsReply };
   exec: { message: Exec; reply: ExecReply };

@@ -130,6 +130,54 @@ def test_missed_deltas_are_no_guess(page: Any, served: Seeded) -> None:
     assert int(gaps.inner_text()) >= 1
 
 
+def say(it: Seeded, message: dict[str, Any]) -> dict[str, Any]:
+    with connect(it.running.ws) as socket:
+        socket.send(json.dumps(message))
+        answer: dict[str, Any] = json.loads(socket.recv(timeout=60))
+    assert answer["success"], answer
+    return answer
+
+
+def test_the_fleet_of_a_while_ago(page: Any) -> None:
+    """The page's clock is five minutes ahead: what it calls five minutes ago is just now."""
+    with seeded() as it:
+        it.fleet("east", 2)
+        it.ask(3)
+        then = say(it, {"op": "decisions"})["data"]["decisions"][0]["at"]
+        time.sleep(0.1)  # The page knows milliseconds.
+        it.ask(2)
+        page.clock.set_fixed_time(then + 300.05)
+        page.goto(f"{it.console}/fleet")
+        agree(page, it)
+        assert counted(page)["held"] == 5
+        minutes = page.get_by_role("slider", name="Minutes ago")
+        minutes.focus()
+        page.keyboard.press("ArrowRight")
+        page.get_by_text("As it was").wait_for()
+        assert counted(page)["held"] == 3
+        it.ask(1)
+        page.keyboard.press("ArrowRight")
+        page.get_by_role("img", name="0 GPUs on 0 nodes").wait_for()
+        page.keyboard.press("Home")
+        agree(page, it)
+        assert counted(page)["held"] == 6
+
+
+def test_reservations_are_listed(page: Any) -> None:
+    with seeded() as it:
+        it.fleet("east", 2)
+        page.goto(f"{it.console}/fleet")
+        listed = page.get_by_role("region", name="Reservations")
+        listed.get_by_text("None that you may see.").wait_for()
+        now = time.time()
+        when = {"starts_at": now + 3600, "ends_at": now + 7200}
+        say(it, {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", **when})
+        row = listed.get_by_role("table", name="Reservations").get_by_role("row").last
+        row.get_by_text("ann").wait_for()
+        row.get_by_role("link", name="east/east-n0000").click()
+        page.wait_for_url("**/fleet/east/east-n0000")
+
+
 @pytest.fixture(scope="module")
 def large() -> Iterator[Seeded]:
     """10,000 GPUs."""

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 import zlib
 from contextlib import ExitStack
 
@@ -186,6 +187,31 @@ def test_the_fleet_of_a_decision(fresh):
     assert (unknown["error"]["code"], unknown["error"]["field"]) == ("unknown_request", "request")
 
 
+def test_the_fleet_at_a_time(fresh):
+    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
+    other = fresh.ask(resources={"gpus": 1}, lease=TERMS)["lease"]
+    release(fresh, held)
+    times = {row["state"]: row["at"] for row in decided(fresh)["decisions"]}
+    first = min(row["at"] for row in decided(fresh)["decisions"])
+
+    def then(at):
+        (answer,) = fresh.say({"op": "past_fleet", "at": at})
+        assert answer["success"], answer
+        assert answer["data"]["at"] == at
+        told = unpacked(answer["data"]["packed"])
+        return told["nodes"], sum(told["milli"]), answer["data"]["seq"]
+
+    assert then(0) == ([], 0, 0)
+    assert then(first - 0.001)[:2] == (["east-0", "east-1"], 0)
+    assert then(times["ended"] - 0.001)[1] == 5000
+    nodes, milli, seq = then(times["ended"])
+    assert (nodes, milli) == (["east-0", "east-1"], 1000)
+    assert then(times["ended"] + 3600) == (nodes, milli, seq)
+    release(fresh, other)
+    (wrong,) = fresh.say({"op": "past_fleet", "at": -1})
+    assert (wrong["error"]["code"], wrong["error"]["field"]) == ("bad_message", "at")
+
+
 def test_a_refused_decision_opens_in_the_playground(fresh):
     held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
     refused = fresh.ask(id="r", resources={"gpus": 4, "nodes": 2}, lease=TERMS)
@@ -235,6 +261,10 @@ def test_tenants_see_their_own_and_operators_all(tmp_path):
             assert foreign["error"]["code"] == "unknown_request"
             own = unpacked(say(bob, {"op": "decision_fleet", "request": lease})["data"]["packed"])
             assert "ann" not in own["tenants"]
+            past = {"op": "past_fleet", "at": time.time()}
+            own = unpacked(say(bob, past)["data"]["packed"])
+            assert own["tenants"] == ["", "yours", "busy"]
+            assert "bob" in unpacked(say(ann, past)["data"]["packed"])["tenants"]
             all_of_it = say(ann, {"op": "decision_fleet", "request": refused})["data"]["packed"]
             assert {"ann", "bob"} <= set(unpacked(all_of_it)["tenants"])
         server.close()

@@ -28,6 +28,7 @@ from moorage.protocol.messages import (
     DecisionListing,
     FleetListing,
     LeaseListing,
+    PastFleet,
     QueueListing,
     Resume,
     decode,
@@ -52,7 +53,7 @@ class Counts:
     refused_foreign: int = 0
 
 
-_LISTINGS = DecisionFleet | DecisionListing | FleetListing | LeaseListing | QueueListing
+_LISTINGS = DecisionFleet | DecisionListing | FleetListing | LeaseListing | PastFleet | QueueListing
 """What a session asks for one after the other."""
 
 _BINARY = failure(

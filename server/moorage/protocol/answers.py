@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from moorage.model import Code, LeaseState
 from moorage.protocol import messages as m
 from moorage.protocol import parts
+from moorage.protocol import recalled_answers as recalled
 from moorage.protocol import reservation_answers as reserved
 from moorage.protocol.replies import ShareObject
 from moorage.protocol.reservation_answers import Next, NodeName, Seconds
@@ -326,15 +327,6 @@ class DecisionPage(Struct):
     kept_since: float | None
 
 
-class RecalledFleet(Struct):
-    """The fleet before a decision, as topic `map` packs it, and the message to ask again."""
-
-    at: Seconds
-    seq: int
-    request: dict[str, Any]
-    packed: str
-
-
 class OutputPart(Struct):
     """A piece of a workload's output; the next one starts at `offset`."""
 
@@ -486,7 +478,8 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.LeaseListing: (LeasePage,),
     m.FleetListing: (ClusterPage, NodePage),
     m.DecisionListing: (DecisionPage,),
-    m.DecisionFleet: (RecalledFleet,),
+    m.DecisionFleet: (recalled.RecalledFleet,),
+    m.PastFleet: (recalled.PastFleetAnswer,),
     m.Manage: (Any,),
     m.Logs: (OutputPart,),
     m.Exec: (ExecutionAnswer,),

@@ -280,6 +280,12 @@ class DecisionFleet(OpMessage, frozen=True, kw_only=True, tag="decision_fleet"):
     request: f.Identifier
 
 
+class PastFleet(OpMessage, frozen=True, kw_only=True, tag="past_fleet"):
+    """The fleet as it was at a time."""
+
+    at: f.Moment
+
+
 class Manage(OpMessage, frozen=True, kw_only=True, tag="manage"):
     """Call `management` of a policy."""
 
@@ -357,6 +363,7 @@ Operation = (
     | FleetListing
     | DecisionListing
     | DecisionFleet
+    | PastFleet
     | Manage
     | Logs
     | Exec

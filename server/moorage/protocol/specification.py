@@ -44,9 +44,10 @@ socket with `Authorization: Bearer <token>`.
 _OF_OPERATIONS: Final = {
     "action": "What `management` is called with.",
     "after": "The `next` of the page before.",
+    "at": "When.",
     "attempt": "The number of the start; 0: the last one.",
     "borrow": "How much more it may hold of what others leave unused; left out: nothing.",
-    "change": "Nodes, drains, quotas, weights and policies.",
+    "change": "Nodes, cordons, drains, quotas, weights and policies.",
     "cluster": "The id of a cluster.",
     "clusters": "Those to choose from; left out: all.",
     "command": "What to run, the program first.",

@@ -62,7 +62,7 @@ class Lookups:
 
     async def answer(
         self,
-        message: wire.DecisionListing | wire.DecisionFleet | wire.WhatIf,
+        message: wire.DecisionListing | wire.DecisionFleet | wire.PastFleet | wire.WhatIf,
         tenant: Tenant,
     ) -> Response:
         """Answer a question."""
@@ -70,6 +70,8 @@ class Lookups:
             return await self.whatifs.answer(message, tenant)
         if isinstance(message, wire.DecisionListing):
             return await self.decisions.page(message, tenant)
+        if isinstance(message, wire.PastFleet):
+            return await self.fleets.at(message.at, tenant)
         return await self.fleets.told(message.request, tenant)
 
 
@@ -167,7 +169,7 @@ class Operations:
                 self._list(to, "fleet", tenant, message)
             case wire.Manage():
                 self._replies.answer_later(to, self._manage(to, tenant, message))
-            case wire.DecisionListing() | wire.DecisionFleet() | wire.WhatIf():
+            case wire.DecisionListing() | wire.DecisionFleet() | wire.PastFleet() | wire.WhatIf():
                 self._replies.answer_later(to, self._lookups.answer(message, tenant))
             case wire.Logs() | wire.Exec():
                 self._look_into(to, tenant, message)

@@ -1,6 +1,7 @@
-"""The fleet as it was when a request was decided, made again of the ledger's facts.
+"""The fleet as it was when a request was decided, or at a time, made again of the ledger's facts.
 
-The console's playground asks for it. A ledger whose first facts were pruned can tell no more.
+The console's playground and its view of the fleet ask for it. A ledger whose first facts were
+pruned can tell no more.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from moorage.core.fleet_map import FleetMap
 from moorage.core.state import State, apply
 from moorage.daemon.requests.decisions import Decisions, resources
 from moorage.daemon.requests.map_news import packed_text
-from moorage.ledger.base import Ledger, LedgerError
+from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.faults import ServiceError
 
@@ -47,6 +48,7 @@ class RecalledFleets:
         self._ledger = ledger
         self._decisions = decisions
         self._is_operator = is_operator
+        self._one_at_a_time = asyncio.Lock()
 
     async def before(self, request: str, tenant: Tenant) -> dict[str, Any]:
         """Return the clusters as they were when a request was decided, and what was held there.
@@ -70,23 +72,39 @@ class RecalledFleets:
 
         """
         decided, state = await self._recalled(request, tenant)
+        told = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
+        return Information(told | {"packed": await self._packed(state, tenant)})
+
+    async def at(self, at: float, tenant: Tenant) -> Response:
+        """Return the fleet at a time, as a page draws it.
+
+        Raises:
+            ServiceError: `unavailable`.
+
+        """
+        async with self._one_at_a_time:
+            try:
+                state, seq = await self._state(lambda entry: entry.at <= at)
+            except LedgerError as error:
+                raise _unreadable(error) from error
+            packed = await self._packed(state, tenant)
+        return Information({"at": at, "seq": seq, "packed": packed})
+
+    async def _packed(self, state: State, tenant: Tenant) -> str:
         shown = FleetMap(state)
         for lease in state.leases.values():
             shown.put(lease)
         shown.take_changed()
         snapshot = shown.snapshot(None if self._is_operator(tenant) else tenant)
-        packed = await asyncio.to_thread(packed_text, snapshot)
-        message = _message(decided.subject)
-        return Information(
-            {"at": decided.at, "seq": decided.seq, "request": message, "packed": packed}
-        )
+        return await asyncio.to_thread(packed_text, snapshot)
 
     async def _recalled(self, request: str, tenant: Tenant) -> tuple[DecidedAt, State]:
         try:
             decided = await self._decided(request, tenant)
-            return decided, await self._state(decided.seq)
+            state, _ = await self._state(lambda entry: entry.seq < decided.seq)
         except LedgerError as error:
-            raise ServiceError(Code.UNAVAILABLE, f"the ledger cannot be read: {error}") from error
+            raise _unreadable(error) from error
+        return decided, state
 
     async def _decided(self, request: str, tenant: Tenant) -> DecidedAt:
         may_see_all, refused = self._is_operator(tenant), self._decisions.refused(request)
@@ -102,22 +120,34 @@ class RecalledFleets:
         )
         raise ServiceError(Code.UNKNOWN_REQUEST, reason, field="request")
 
-    async def _state(self, seq: int) -> State:
-        if seq > FACTS_MAX or await self._ledger.kept_since() is not None:
-            reason = (
-                f"the fleet of then cannot be made again: that takes all facts before "
-                f"it, {FACTS_MAX} at most, and none may be pruned"
-            )
-            raise ServiceError(Code.UNAVAILABLE, reason)
-        state, after = State(), 0
-        while after < seq - 1:
-            page = await self._ledger.read(after)
+    async def _state(self, was: Callable[[LedgerEntry], bool]) -> tuple[State, int]:
+        """Return the state after the facts that were true, and the last of them."""
+        state, seq = State(), 0
+        beyond = await self._ledger.read(FACTS_MAX, 1)
+        if await self._ledger.kept_since() is not None or any(map(was, beyond)):
+            raise _lost()
+        while page := await self._ledger.read(seq):
             for entry in page:
-                if entry.seq < seq:
-                    apply(state, entry.fact)
-            after = page[-1].seq if page else seq
+                if not was(entry):
+                    return state, seq
+                if entry.seq != seq + 1:  # Pruned meanwhile.
+                    raise _lost()
+                apply(state, entry.fact)
+                seq = entry.seq
             await asyncio.sleep(0)
-        return state
+        return state, seq
+
+
+def _lost() -> ServiceError:
+    reason = (
+        f"the fleet of then cannot be made again: that takes all facts before "
+        f"it, {FACTS_MAX} at most, and none may be pruned"
+    )
+    return ServiceError(Code.UNAVAILABLE, reason)
+
+
+def _unreadable(error: LedgerError) -> ServiceError:
+    return ServiceError(Code.UNAVAILABLE, f"the ledger cannot be read: {error}")
 
 
 def _subject(fact: Fact) -> Ask | Lease | None:

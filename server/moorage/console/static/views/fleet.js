@@ -1,37 +1,59 @@
 // Fleet: the map, the tree beside it, the rail of shapes, and one node.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, places, shape, span } from "../format.js";
+import { count, moment, places, shape, span } from "../format.js";
 import { CELLS, Painter, arrange, fitting } from "../map/draw.js";
-import { STATES, fleet, follow, onChange, refused, tally, tick } from "../map/model.js";
+import { STATES, fleet, follow, onChange, read, refused, tally, tick, unpacked } from "../map/model.js";
 import { Tree } from "../map/tree.js";
 import { go, to } from "../router.js";
 import { useSignal } from "../signal.js";
 import { ask, listen } from "../socket.js";
-import { Action, Copies, Empty, Facts, Loaded, Loading, Refused, Section, State, html, typed, useLoaded } from "../ui.js";
+import { Action, Copies, Empty, Facts, Grid, Loaded, Loading, Raw, Refused, Section, State, html, typed, useEvery, useLoaded } from "../ui.js";
 
 const MODEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
 
 export function Fleet({ rest }) {
 	useEffect(follow, []);
-	const it = useSignal(fleet);
+	const now = useSignal(fleet);
+	const [ago, setAgo] = useState(0);
+	const then = useLoaded(async () => ago && past(Date.now() / 1000 - ago * 60), [ago]);
+	const it = ago ? then.value : now;
 	const refusal = useSignal(refused);
 	const ticks = useSignal(tick);
 	const [lit, setLit] = useState(null);
 	if (refusal) return html`<${Refused} error=${refusal} />`;
-	if (!it) return html`<${Loading} what="the fleet" />`;
-	if (!it.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
+	if (!now) return html`<${Loading} what="the fleet" />`;
+	if (!now.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
+	const scrubber = html`<p class="tools"><label>Minutes ago <input type="range" min="0" max="60" step="5" value=${ago} onChange=${typed((text) => setAgo(Number(text)))} /></label>
+		<span role="status">${it?.past ? `As it was: ${moment(it.past)}` : ago ? "" : "now"}</span></p>`;
+	if (!it) return html`${scrubber}${then.error ? html`<${Refused} error=${then.error} />` : html`<${Loading} what="the fleet of then" />`}`;
 	const chosen = rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
 	const choose = (n) => go(to("fleet", it.clusters[it.cluster[n]], it.ids[n]));
-	return html`
+	return html`${scrubber}${ago ? html`<${Refused} error=${then.error} />` : null}
 		<div class="fleet">
-			<div class="picture"><${Legend} it=${it} /><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${lit} /></div>
+			<div class="picture"><${Legend} it=${it} /><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${ago ? null : lit} /></div>
 			<div class="beside">
-				<${Shapes} lit=${lit} light=${setLit} it=${it} />
+				${ago ? null : html`<${Shapes} lit=${lit} light=${setLit} it=${it} />`}
 				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>
-				${chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
+				${ago ? null : chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
 					: rest.length ? html`<${Place} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
+				${ago ? null : html`<${Reservations} />`}
 			</div>
 		</div>`;
+}
+
+/** The fleet at a time. @param {number} at */
+async function past(at) {
+	const then = await ask({ op: "past_fleet", at });
+	return { ...read(await unpacked(then.packed), then), past: at };
+}
+
+function Reservations() {
+	const found = useLoaded(() => ask({ op: "reservations", limit: 100 }), []);
+	useEvery(found.again, 10000, []);
+	return html`<${Section} title="Reservations"><${Loaded} found=${found} what="the reservations">${(it) => (!it.reservations.length ? html`<${Empty}>None that you may see.<//>`
+		: html`<${Grid} label="Reservations" heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
+			each.nodes.map(({ cluster_id: cluster, node_id: node }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}</a> `), moment(each.starts_at), moment(each.ends_at), each.used ? "yes" : "no"])} />
+			${it.next ? html`<p class="note">The first 100.</p>` : null}<${Raw} value=${it} />`)}<//><//>`;
 }
 
 /** What the colours mean, with counts. The colours of the canvas are read from here. */
@@ -68,7 +90,7 @@ function Canvas({ it, chosen, choose, lit }) {
 			scroll(made, event.deltaY);
 		};
 		element.addEventListener("wheel", wheel, { passive: false });
-		const stop = onChange((changed) => (changed ? made.some(changed) : null));
+		const stop = onChange((changed) => (changed && made.fleet === fleet.value ? made.some(changed) : null));
 		return () => {
 			stop();
 			observer.disconnect();
@@ -146,7 +168,7 @@ function coloured(it, by, made) {
 	if (by === "tenant") return (slot) => (it.tenant[slot] ? colour(it.tenant[slot] - 1) : made.colours[0]);
 	return (slot) => {
 		if (!it.ends[slot]) return made.colours[it.state[slot] ? 6 : 0];
-		const left = it.ends[slot] - Date.now() / 1000;
+		const left = it.ends[slot] - (it.past || Date.now() / 1000);
 		return colour(ENDS.findIndex(([, most]) => left < Number(most)));
 	};
 }
@@ -163,7 +185,7 @@ function described(it, { node, slot }) {
 	const where = `${it.clusters[it.cluster[node]]}/${it.ids[node]}`;
 	if (slot < 0) return `${where}: ${it.free[node]} of ${it.first[node + 1] - it.first[node]} free`;
 	const whose = it.tenants[it.tenant[slot]];
-	const end = it.ends[slot] ? `, ends in ${span(it.ends[slot] - Date.now() / 1000)}` : "";
+	const end = it.ends[slot] ? `, ends in ${span(it.ends[slot] - (it.past || Date.now() / 1000))}` : "";
 	return `${where} GPU ${slot - it.first[node]}: ${STATES[it.state[slot]].name}${whose ? `, ${whose}` : ""}${end}, ${1000 - it.milli[slot]}/1000 free, ${it.models[it.model[slot]] || "no model"}`;
 }
 
