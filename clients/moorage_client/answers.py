@@ -69,6 +69,7 @@ class Lease:
         retry_at: While it is `queued` and pauses after a failure: when it is tried again, in
             seconds since the epoch; 0 where it does not pause.
         workload: What runs on it; None where nothing was asked for.
+        choice: Which of the alternatives that were asked for it is, from 0; None: there were none.
 
     """
 
@@ -85,11 +86,14 @@ class Lease:
     reason: str = ""
     retry_at: float = 0.0
     workload: Workload | None = None
+    choice: int | None = None
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON values, without its token."""
         document = asdict(self)
         del document["token"]
+        if self.choice is None:
+            del document["choice"]
         if self.workload is None:
             del document["workload"]
         elif self.workload.outcome is not None:
@@ -176,6 +180,7 @@ def read_lease(document: Any) -> Lease:
         reason=found.reason,
         retry_at=found.retry_at,
         workload=None if found.workload is None else _workload(found.workload),
+        choice=found.choice,
     )
 
 

@@ -20,6 +20,7 @@ class Request(TypedDict, total=False):
         parameters: Overrides of the policy's default parameters.
         settings: Overrides of the policy's default settings.
         resources: What must fit; fields and units as in `moorage.model.Demand`.
+        alternatives: What would do in place of `resources`, in this order.
         provision: What to start on the placement, as in `moorage.model.Provision`.
         deadline_seconds: What one evaluation of the policy may take; default: as the policy says.
         explain: Also give the reasons.
@@ -34,6 +35,7 @@ class Request(TypedDict, total=False):
     parameters: Document | None
     settings: Document | None
     resources: Demand | Document | None
+    alternatives: Sequence[Demand | Document] | None
     provision: Provision | Document | None
     deadline_seconds: float | None
     explain: bool
@@ -55,6 +57,7 @@ def request_message(
     """
     if unknown := request.keys() - Request.__annotations__.keys():
         raise TypeError(f"a request has no {', '.join(sorted(unknown))}")
+    some = request.get("alternatives")
     given = {"lease": lease, **request}
     message: dict[str, Any] = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}
     for name, value in given.items():
@@ -62,6 +65,9 @@ def request_message(
             message[name] = _provision_object(value)
         elif isinstance(value, Demand):
             message[name] = _demand_object(value)
+        elif name == "alternatives":
+            if each := [_demand_object(v) if isinstance(v, Demand) else v for v in some or ()]:
+                message[name] = each
         elif isinstance(value, LeaseTerms):
             message[name] = _terms_object(value)
         elif value is not None and value is not False:

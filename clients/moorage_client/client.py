@@ -123,6 +123,7 @@ class Client:
         parameters: Document | None = None,
         settings: Document | None = None,
         resources: Demand | Document | None = None,
+        alternatives: Sequence[Demand | Document] | None = None,
         lease: LeaseTerms | Document | None = None,
         provision: Provision | Document | None = None,
         deadline_seconds: float | None = None,
@@ -142,6 +143,8 @@ class Client:
             parameters: Overrides of the policy's default parameters.
             settings: Overrides of the policy's default settings.
             resources: What must fit; units as in `moorage.model.Demand`.
+            alternatives: What would do in place of `resources`, in this order; `choice` of the
+                lease says which it is.
             lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
             provision: What to start on the placement, as in `moorage.model.Provision`.
             deadline_seconds: What one evaluation may take; default: as the policy says.
@@ -168,6 +171,7 @@ class Client:
             parameters=parameters,
             settings=settings,
             resources=resources,
+            alternatives=alternatives,
             provision=provision,
             deadline_seconds=deadline_seconds,
             explain=explain,

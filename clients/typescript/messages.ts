@@ -32,6 +32,8 @@ export interface AllocationRequest {
   settings?: { [name: string]: Json } | null;
   /** What must fit; left out: what the policy says. */
   resources?: Resources | null;
+  /** What would do in place of `resources`, in this order. Expected: a list of at most 7 objects like `resources`. */
+  alternatives?: Resources[];
   /** Hold it; left out: the answer is advice. */
   lease?: LeaseRequest | null;
   /** Start something on it. */
@@ -418,7 +420,7 @@ export interface LargestNode {
  * A lease. Only the reply to its owner has its `token`.
  *
  * `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
- * drained then.
+ * drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
  */
 export interface LeaseAnswer {
   id: string;
@@ -439,6 +441,7 @@ export interface LeaseAnswer {
   notice?: NoticeAnswer;
   workload?: WorkloadAnswer;
   ttl_max_seconds?: number;
+  choice?: number;
 }
 
 /** Who holds what: the tenant's own; for operators, all. */
@@ -728,6 +731,7 @@ export interface QueuedWaiter {
   /** Seconds since the epoch. */
   deadline: number;
   resources: Resources | null;
+  alternatives?: Resources[];
   lease?: LeaseAnswer;
   position: number;
   expected_at: number | null;
@@ -1194,6 +1198,7 @@ export interface WaiterStatus {
   /** Seconds since the epoch. */
   deadline: number;
   resources: Resources | null;
+  alternatives?: Resources[];
   lease?: LeaseAnswer;
   state: "waiting";
 }

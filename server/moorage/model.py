@@ -256,11 +256,10 @@ class Provision:
     Args:
         backend: The backend.
         spec: What it starts.
-        on_failure: What a workload that fails, while it starts or later, does to its lease: `end`
-            ends it; `requeue` gives back what it holds and has it wait for another place.
+        on_failure: What a workload that fails does to its lease: `end` ends it; `requeue` gives
+            back what it holds and has it wait for another place.
         attempts_max: Starts in all, the first among them, where a failure requeues.
-        keep_warm_seconds: How long the workload is kept after its release, for the next request
-            like this one; 0 ends it with its lease.
+        keep_warm_seconds: How long the workload is kept after its release, for a request like it.
 
     """
 
@@ -304,7 +303,7 @@ class Ask:
         tenant: Whose it is.
         policy: The policy that proposes.
         candidates: Clusters it may go to, or None for every live one.
-        demand: What must fit, or None where the request gave no `resources`.
+        demand: What must fit, or None where the request gave no `resources`; see `alternatives`.
         terms: The lease asked for, or None for advice.
         provision: What to start, or None.
         inputs: The request's own `inputs`, for the policy alone.
@@ -317,6 +316,7 @@ class Ask:
         size: Bytes of inputs, parameters, settings and spec as JSON, for the bounds on memory.
         avoid: Nodes where its workload has failed; others are tried first.
         deadline_seconds: What one evaluation for it may take; 0: as its policy says.
+        alternatives: Demands that would do, preferred first; `demand` is the one decided about.
 
     """
 
@@ -337,6 +337,7 @@ class Ask:
     size: int = 0
     avoid: Nodes = ()
     deadline_seconds: float = 0.0
+    alternatives: tuple[Demand, ...] = ()
 
     @property
     def priority(self) -> int:
@@ -399,14 +400,12 @@ class Lease:
         outcome: How its workload last came to an end by itself; None where it never did.
         asked_at: When its request came; its age in the queue counts from here.
         ask: The request, as long as a failure may send it back into the queue.
-        inherited: Name of the workload that was warm when it was granted and that it took over;
-            empty where its own was started, under the lease's id.
-        likeness: Digest of what was asked (see `core.leases.likeness`), where the workload may be
-            kept warm; empty where it ends with its lease.
-        retry_at: While it is queued and pauses: when it may be tried again, in seconds since the
-            epoch; 0 where it does not pause.
-        faults: While it is queued: how often in a row its policy did not get to answer.
+        inherited: Name of the warm workload that it took over; empty where its own was started.
+        likeness: `core.leases.likeness` of what was asked, where it may be kept warm; else empty.
+        retry_at: Until when it pauses while it is queued, in seconds since the epoch; else 0.
+        faults: While it is queued, how often in a row its policy did not get to answer.
         notice: That it has to give way, and to whom; None where it need not.
+        choice: Which of the alternatives asked for it is, from 0; None: there were none.
 
     """
 
@@ -432,6 +431,7 @@ class Lease:
     retry_at: float = 0.0
     faults: int = 0
     notice: Notice | None = None
+    choice: int | None = None
 
     @property
     def may_start_again(self) -> bool:

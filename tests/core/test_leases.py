@@ -20,7 +20,8 @@ from moorage.core.events import (
 from moorage.core.facts import Refusal, Requeued
 from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
-from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX, PASSING
+from moorage.core.refusals import PASSING
+from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.turn import Turn
 from moorage.model import Code, Demand, Provision, RequestId, Tenant
 from moorage.sandbox.host.circuit_breaker import OPEN_SECONDS_MAX

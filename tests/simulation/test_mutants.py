@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from simulated.laws import LawBroken
-from simulated.world import LABELLED, World, run
+from simulated.world import ELASTIC, LABELLED, World, run
 
 from moorage.core.turn import Turn
 
@@ -229,6 +229,22 @@ MUTANTS = [
         "return (tenant, None), (tenant, project)",
         "return (tenant, None), (tenant, None)",
         "no quota is exceeded|only a quota is a reason",
+    ),
+    Mutant(
+        "takes the loosest demands of two for the same",
+        "core/ranking.py",
+        "return self.demand or Demand(), self.candidates, self.alternatives",
+        "return self.demand or Demand(), self.candidates, ()",
+        "no request sleeps that could be served",
+        f"{ELASTIC + 460}:{ELASTIC + 480}",
+    ),
+    Mutant(
+        "thinks that a share is looser than a whole device",
+        "core/alternatives.py",
+        "gpus=0 if mixed else min(",
+        "gpus=min(",
+        "no request sleeps that could be served",
+        f"{ELASTIC + 170}:{ELASTIC + 200}",
     ),
     Mutant(
         "forgets who waits for a quota",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from simulated.witness import replayed, same_state
-from simulated.world import LABELLED, Crashed, World, run
+from simulated.world import ELASTIC, LABELLED, Crashed, World, run
 
 from moorage.core.events import Asked
 from moorage.core.facts import Ending, Granted
@@ -40,6 +40,14 @@ def test_the_laws_hold_with_labels(first: int) -> None:
         where = {ask.id for ask in asks if ask.demand is not None and ask.demand.where}
         found += sum(isinstance(f, Granted) and f.lease.id in where for f in world.ledger)
     assert found, "some are granted that ask for labels"
+
+
+@pytest.mark.parametrize("first", range(ELASTIC, ELASTIC + SEEDS // 2, CHUNK))
+def test_the_laws_hold_with_alternatives(first: int) -> None:
+    choices = set[int | None]()
+    for seed in range(first, first + CHUNK):
+        choices |= {f.lease.choice for f in run(seed, EVENTS).ledger if isinstance(f, Granted)}
+    assert choices >= {None, 0, 1}, "some are granted each"
 
 
 def test_the_world_is_as_bad_as_it_claims() -> None:

@@ -41,6 +41,15 @@ _Where = Annotated[
         rich_help_panel=_RESOURCES,
     ),
 ]
+_Alternatives = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--or",
+        metavar="JSON",
+        help="What would do, too, in this order: '{\"gpus\": 4}' changes that alone",
+        rich_help_panel=_RESOURCES,
+    ),
+]
 _ClusterOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -159,6 +168,7 @@ def ask(
     ] = None,
     topology: _Topology = None,
     label: _Where = None,
+    alternative: _Alternatives = None,
     cluster: _ClusterOption = None,
     inputs: Annotated[
         str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
@@ -211,6 +221,7 @@ def ask(
         "topology": topology,
         "where": [requirement(each) for each in label or ()] or None,
     }
+    resources = {name: value for name, value in resources.items() if value is not None}
     request = {
         "inputs": json_object(inputs, "--inputs"),
         "parameters": json_object(parameters, "--parameters"),
@@ -219,7 +230,8 @@ def ask(
         "search": json_object(search, "--search"),
         "provision": json_object(provision, "--provision"),
         "clusters": cluster or None,
-        "resources": {k: v for k, v in resources.items() if v is not None} or None,
+        "resources": resources or None,
+        "alternatives": [resources | json_object(each, "--or") for each in alternative or ()],
         "explain": explain,
         "dry_run": dry_run,
     }
@@ -376,6 +388,8 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
         say(to_line(answer.data))
     else:
         say(f"{lease.id}  {where(lease.placement)}")
+        if lease.choice:
+            note(f"It is alternative {lease.choice} of those given with --or.")
         note(
             f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
             f"{lease.fencing}. Release it with: moorage release {lease.id}"

@@ -80,9 +80,7 @@ class Allocator:
             self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas
         )
         self._preemption = Preemption(self._turn, self.feasibility, self._leases, self.requests)
-        self._waking = Backfill(
-            self.state, self.feasibility, self.requests, self._warm, self._asks, self._preemption
-        )
+        self._waking = Backfill(self.state, self.requests, self._warm, self._asks, self._preemption)
         parts = (self._leases, self._warm, self._cordons)
         self._dry_runs = DryRuns(self.state, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are looked at once.

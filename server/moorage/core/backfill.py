@@ -6,7 +6,6 @@ The allocator is the only caller: at the end of each turn in which capacity may 
 from collections import Counter
 from itertools import islice
 
-from moorage.core.feasibility import Feasibility
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import Pending
 from moorage.core.preemption import Preemption
@@ -22,7 +21,6 @@ class Backfill:
 
     Args:
         state: Read, never changed.
-        feasibility: Knows what fits.
         requests: Those that are open.
         warm: Has warm leases give way.
         asks: Consults for them, grants, and says no.
@@ -33,14 +31,12 @@ class Backfill:
     def __init__(
         self,
         state: State,
-        feasibility: Feasibility,
         requests: OpenRequests,
         warm: WarmReuse,
         asks: Requests,
         preemption: Preemption,
     ) -> None:
         self._state = state
-        self._feasibility = feasibility
         self._requests = requests
         self._warm = warm
         self._asks = asks
@@ -92,10 +88,10 @@ class Backfill:
         return self._state.gains != gains  # Who gave way and ran nothing has left at once.
 
     def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
-        first = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))
+        oldest = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))
         idle = [
             Pending(waiter.ask, waiter.at)
-            for waiter in first
+            for waiter in oldest
             if self._requests.undecided.get(waiter.ask.id) is None
         ]
         groups: dict[Nodes, list[Pending]] = {}  # By what reservations keep from them.
@@ -104,23 +100,30 @@ class Backfill:
         for own, group in groups.items():
             if any(self._asks.take_over(each, (*reserved, *own)) for each in group):
                 return True
-        demand, candidates = line.demand, line.candidates
         fitting: list[tuple[Pending, Nodes]] = []
         for own, group in groups.items():
             shut = (*reserved, *own)
-            if demand is None or self._feasibility.fits(demand, candidates, shut):
-                fitting += [(each, shut) for each in group]
-                continue
+            fits = self._asks.settles(group[0], shut)  # All in a line need the same.
             for each in group:
-                self._warm.capacity(each.ask, shut)
+                if not fits:
+                    self._warm.capacity(each.ask, shut)
+                elif not each.ask.alternatives or self._asks.settles(each, shut):
+                    fitting.append((each, shut))
         if idle and not fitting:
-            gains, withheld = self._state.gains, any(groups)
-            self._requests.queue.does_not_fit(idle[0].ask, gains, reserved, withheld=withheld)
+            self._pass_over(idle[0], reserved, withheld=any(groups))
         asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
         ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
         for each, shut in fitting[: max(0, CONSULTED_MAX - ahead)]:
             self._asks.consult(each, shut)
         return False
+
+    def _pass_over(self, first: Pending, reserved: Nodes, *, withheld: bool) -> None:
+        """Note that there is no room for a line, or none within its quota."""
+        queue, gains = self._requests.queue, self._state.gains
+        if first.over is not None:
+            queue.declined(first.ask, first.over, gains, reserved)
+        else:
+            queue.does_not_fit(first.ask, gains, reserved, withheld=withheld)
 
     def _capped(self) -> dict[PolicyRef, int]:
         """Return the policies that are asked as much as they may be, up to which priority."""

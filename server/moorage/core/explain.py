@@ -329,6 +329,8 @@ def lease_row(lease: Lease) -> dict[str, Any]:
         "ttl_seconds": lease.terms.ttl_seconds,
         "policy_rule_uri": lease.policy.uri,
     }
+    if lease.choice is not None:
+        row["choice"] = lease.choice
     if lease.reason:
         row["reason"] = lease.reason
     if lease.retry_at:
@@ -399,6 +401,8 @@ def waiter_row(waiter: Waiter) -> dict[str, Any]:
         "deadline": waiter.deadline,
         "resources": None if ask.demand is None else demand_row(ask.demand),
     }
+    if ask.alternatives:
+        row["alternatives"] = [demand_row(each) for each in ask.alternatives]
     return row if waiter.lease is None else row | {"lease": lease_row(waiter.lease)}
 
 

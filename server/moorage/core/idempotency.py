@@ -5,9 +5,9 @@ The allocator is the only caller.
 
 from typing import Any
 
-from moorage.core import refusals
+from moorage.core import alternatives, refusals
 from moorage.core.facts import Refusal
-from moorage.model import Ask, Lease, RequestId
+from moorage.model import Ask, Demand, Lease, Placement, RequestId
 
 
 def mismatch(
@@ -34,27 +34,26 @@ def mismatch(
 
 def _gist(ask: Ask) -> tuple[Any, ...]:
     """Return what two requests with one idempotency key must have in common."""
-    return ask.policy.uri, ask.demand, ask.provision
+    return ask.policy.uri, ask.alternatives or ask.demand, ask.provision
 
 
 def _could_have_got(ask: Ask, lease: Lease) -> bool:
     """Return whether `lease` is what an ask like `ask` was granted."""
-    demand = ask.demand
     if lease.policy.uri != ask.policy.uri:
         return False
     if ask.provision is not None and ask.provision != lease.provision:
         return False
     # A lease that ended while it waited for another place holds nothing to compare.
-    return (
-        demand is None
-        or not lease.placement
-        or (
-            len(lease.placement) == demand.nodes
-            and all(len(share.gpus) == demand.gpus for share in lease.placement)
-            and all(share.cpu_milli >= demand.cpu_milli for share in lease.placement)
-            and all(share.memory_mib >= demand.memory_mib for share in lease.placement)
-            and all(
-                not share.gpus or share.gpu_milli >= demand.gpu_milli for share in lease.placement
-            )
-        )
+    if not lease.placement:
+        return True
+    return any(_is_met(each.demand, lease.placement) for each in alternatives.each(ask))
+
+
+def _is_met(demand: Demand | None, placement: Placement) -> bool:
+    return demand is None or (
+        len(placement) == demand.nodes
+        and all(len(share.gpus) == demand.gpus for share in placement)
+        and all(share.cpu_milli >= demand.cpu_milli for share in placement)
+        and all(share.memory_mib >= demand.memory_mib for share in placement)
+        and all(not share.gpus or share.gpu_milli >= demand.gpu_milli for share in placement)
     )

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Final, Literal
 
 from moorage.core import refusals
+from moorage.core.alternatives import choice
 from moorage.core.effects import Address, KeepWarm, LeaseNews, Start, Stop
 from moorage.core.events import WorkloadEnded, WorkloadFailed, WorkloadStarted, WorkloadStopped
 from moorage.core.facts import (
@@ -114,6 +115,7 @@ class LeaseLifecycle:
                 asked_at=asked_at,
                 inherited=inherited,
                 likeness=like,
+                choice=choice(ask),
             )
         else:
             lease = replace(
@@ -125,6 +127,7 @@ class LeaseLifecycle:
                 reason="",
                 faults=0,
                 attempt=waiting.attempt + 1,
+                choice=choice(ask),
                 inherited=inherited,
             )
         retained = ask if lease.may_start_again else None

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
+from moorage.core.facts import Refusal
 from moorage.model import Ask, Nodes, PolicyRef, RequestId, Tenant
 
 PENDING_MAX: Final = 10_000
@@ -37,6 +38,8 @@ class Pending:
     """Nodes that were left out because its workload has failed there."""
     insisted: bool = False
     """The policy wants none of the others, so nothing is left out any more."""
+    over: Refusal | None = None
+    """Why one of its alternatives was passed over, where that is its quota."""
 
 
 class Undecided:

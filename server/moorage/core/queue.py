@@ -9,18 +9,19 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from moorage.core.accounts import accounts_of, demanded
+from moorage.core.alternatives import loosest
 from moorage.core.facts import Refusal
 from moorage.core.growth import GrownPlace
 from moorage.core.ranking import UNJUDGED, Rank, Ranking, WaiterClass
 from moorage.core.state import State
 from moorage.core.waiters import Waiter
-from moorage.model import Ask, ClusterId, Code, Demand, Nodes, PolicyRef, RequestId, Tenant
+from moorage.model import Ask, Code, Nodes, PolicyRef, RequestId, Tenant
 
 CONSULTED_MAX: Final = 8
 """Waiters of one policy that are consulted about at the same time, and of lower priority none."""
@@ -62,16 +63,6 @@ class WaiterLine:
     def of(self) -> WaiterClass:
         """What they share with others that their policy is told something else about."""
         return self.key.waiters
-
-    @property
-    def demand(self) -> Demand | None:
-        """What each of them needs."""
-        return self.of.demand
-
-    @property
-    def candidates(self) -> tuple[ClusterId, ...] | None:
-        """Where each of them may go."""
-        return self.of.candidates
 
 
 @dataclass(slots=True)
@@ -182,14 +173,15 @@ class WaitingQueue:
             self.reserve(None, ())
 
     def _key(self, ask: Ask) -> _LineKey:
-        terms, waiter = ask.terms, self._state.waiting[ask.id]
+        terms, waiter, demand = ask.terms, self._state.waiting[ask.id], loosest(ask)
         patient = waiter.lease is not None or (terms is not None and terms.wait_seconds > 0)
         waiters = WaiterClass(
             tenant=ask.tenant,
             project=ask.project,
-            needs=demanded(ask),
+            needs=demanded(replace(ask, demand=demand)) if ask.alternatives else demanded(ask),
             policy=ask.policy,
-            demand=ask.demand,
+            demand=demand,
+            alternatives=ask.alternatives,
             candidates=ask.candidates,
             priority=ask.priority,
             reserves=patient and ask.demand is not None,

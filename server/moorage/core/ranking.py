@@ -38,7 +38,8 @@ class WaiterClass(NamedTuple):
         project: Which of the tenant's projects they count for.
         needs: What each of them would add to what these hold.
         policy: Who proposes for them.
-        demand: What each of them needs, if they say so.
+        demand: What each of them needs, if they say so; of alternatives, the loosest.
+        alternatives: All demands that would do for each of them, where there are several.
         candidates: Where they may go; None for everywhere.
         priority: Higher goes first.
         reserves: Nodes are kept for the first of them while it heads the queue.
@@ -53,20 +54,21 @@ class WaiterClass(NamedTuple):
     candidates: tuple[ClusterId, ...] | None
     priority: int
     reserves: bool
+    alternatives: tuple[Demand, ...] = ()
 
     @property
     def shape(self) -> "Shape":
         """What decides whether they fit."""
-        return self.demand or Demand(), self.candidates
+        return self.demand or Demand(), self.candidates, self.alternatives
 
 
-Shape = tuple[Demand, tuple[ClusterId, ...] | None]
-"""A demand, and where it may be met."""
+Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
+"""A demand, where it may be met, and what it is the loosest of."""
 
 
 def _kind(shape: Shape) -> Shape:
     """Return which devices a demand accepts, and where: what one look at a node can answer."""
-    demand, candidates = shape
+    demand, candidates, _ = shape
     milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
     kind = Demand(
         gpu_milli=milli,
@@ -74,7 +76,7 @@ def _kind(shape: Shape) -> Shape:
         gpu_memory_mib=demand.gpu_memory_mib,
         where=demand.where,
     )
-    return kind, candidates
+    return kind, candidates, ()
 
 
 T = TypeVar("T", bound=Hashable)
@@ -351,7 +353,7 @@ class Ranking:
         memory = fleet.memory_total if gives_way else fleet.memory_free
         for row in rows:
             devices = np.full(self._kinds.rows, -1, np.int64)
-            for (demand, candidates), kind in self._kinds.numbers.items():
+            for (demand, candidates, _), kind in self._kinds.numbers.items():
                 if candidates is None or fleet.node_ids[row][0] in candidates:
                     usable = fleet.eligible_gpus(demand)[row] & (gpus[row] >= demand.gpu_milli)
                     devices[kind] = np.count_nonzero(usable)

@@ -12,6 +12,16 @@ from moorage.model import Code, Lease, RequestId
 from moorage.policy import ProposalError
 
 _NOT_NOW: Final = {"verdict": "not_now"}
+PASSING: Final = frozenset(
+    {
+        Code.BUSY,
+        Code.POLICY_CRASHED,
+        Code.POLICY_TIMEOUT,
+        Code.SHUTTING_DOWN,
+        Code.UNAVAILABLE,
+    }
+)
+"""What may be over when the policy is asked again."""
 
 # Of a request, before its policy is asked ----------------------------------------------------
 

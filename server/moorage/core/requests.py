@@ -4,10 +4,11 @@ Policies propose; what they propose is verified against the state as it is now, 
 for again, queued or refused. The allocator is the only caller.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from moorage.core import explain, refusals
+from moorage.core import alternatives, explain, refusals
 from moorage.core.effects import (
     Address,
     Advice,
@@ -47,16 +48,6 @@ FAULTS_MAX: Final = 6
 nothing about the lease, before that ends. With the pauses between them it is a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
 """Before such a policy is asked again; twice as long each time, and longer than any rest in all."""
-PASSING: Final = frozenset(
-    {
-        Code.BUSY,
-        Code.POLICY_CRASHED,
-        Code.POLICY_TIMEOUT,
-        Code.SHUTTING_DOWN,
-        Code.UNAVAILABLE,
-    }
-)
-"""What may be over when the policy is asked again."""
 
 
 class Requests:
@@ -107,30 +98,59 @@ class Requests:
             self._turn.respond(to, refusal)
             return
         self._requests.listen(ask.id, to)
-        pending = Pending(ask, self._turn.now)
         reserved = self._reserved(ask)
-        over = self._quotas.refusal(ask)
-        if over is not None:
-            self._beyond_quota(pending, over, reserved)
-            return
-        if self.take_over(pending, reserved):
-            self._turn.wakes = True
-            return
-        if ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved):
-            self.consult(pending, reserved)
-            return
-        refusal = self._no_room(ask, reserved)
+        pending, told = Pending(ask, self._turn.now), list[tuple[Ask, Refusal]]()
+        for pending.ask in alternatives.each(ask):
+            over = self._quotas.refusal(pending.ask)
+            pending.over = over or pending.over
+            if over is None and self.take_over(pending, reserved):
+                self._turn.wakes = True
+                return
+            if over is None and self._fits(pending.ask, reserved):
+                self.consult(pending, reserved)
+                return
+            told.append((pending.ask, over or self._no_room(pending.ask, reserved)))
+        # It waits for the last of its alternatives that it may ever have.
+        pending.ask, refusal = alternatives.waits_for(told)
         if refusal.code is Code.NEVER_FITS:
             self._answer(pending, refusal)
+        elif refusal.code is Code.QUOTA_EXCEEDED:
+            self._beyond_quota(pending, refusal, reserved)
         else:
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
 
+    def _fits(self, ask: Ask, reserved: Nodes) -> bool:
+        """Return whether there is room for a request less some nodes, as far as is known."""
+        return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
+
+    def settles(self, pending: Pending, reserved: Nodes, asks: Iterable[Ask] | None = None) -> bool:
+        """Settle on the first that may be had now of some alternatives, or of all; False: none."""
+        for ask in alternatives.each(pending.ask) if asks is None else asks:
+            over = self._quotas.refusal(ask) if ask.alternatives else None
+            pending.over = over or pending.over
+            if over is None and self._fits(ask, reserved):
+                pending.ask = ask
+                return True
+        return False
+
+    def _tries_next(self, pending: Pending, why: Refusal, reserved: Nodes) -> bool:
+        """Ask the policy about another alternative that fits; return whether there is one."""
+        if not pending.ask.alternatives:
+            return False
+        # While the policy thought, there may have come room for one that it was not asked about.
+        asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
+        if not self.settles(pending, reserved, asks):
+            return False
+        pending.insisted = False
+        self.consult(pending, reserved)
+        return True
+
     def _beyond_quota(self, pending: Pending, over: Refusal, reserved: Nodes) -> None:
         """Refuse what its quota will never allow; the rest may wait."""
-        if over.details["never"]:
-            self._refuse(pending, over, reserved)
-        else:
+        if not over.details["never"]:
             self._wait_or_refuse(pending, over, reserved, self._state.gains)
+        elif not self._tries_next(pending, over, reserved):
+            self._refuse(pending, over, reserved)
 
     def _turned_away(self, ask: Ask) -> Refusal | None:
         """Return why a request is not looked at, or None."""
@@ -198,7 +218,7 @@ class Requests:
         ask = pending.ask
         waiter = self._state.waiting.get(ask.id)
         lease = waiter.lease if waiter is not None else None
-        if lease is None or refusal.code not in PASSING or lease.faults >= FAULTS_MAX:
+        if lease is None or refusal.code not in refusals.PASSING or lease.faults >= FAULTS_MAX:
             return False
         self._turn.explain(ask.id, {"last": explain.refusal_object(refusal)})
         self._pending.settle(ask)
@@ -250,9 +270,7 @@ class Requests:
     def _propose_again(self, pending: Pending, conflict: Refusal, reserved: Nodes) -> None:
         """Ask the policy again: others were faster. The fleet it sees now is another one."""
         ask = pending.ask
-        if ask.demand is not None and not self._feasibility.fits(
-            ask.demand, ask.candidates, reserved
-        ):
+        if not self._fits(ask, reserved):
             refusal = self._no_room(ask, reserved)
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
         elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
@@ -273,9 +291,7 @@ class Requests:
         if self._missed_something(pending, reserved):
             self.consult(pending, reserved)
             return
-        if ask.demand is not None and not self._feasibility.fits(
-            ask.demand, ask.candidates, pending.reserved
-        ):
+        if not self._fits(ask, pending.reserved):
             refusal = self._no_room(ask, pending.reserved)
         else:
             refusal = refusals.declined(value)
@@ -295,7 +311,7 @@ class Requests:
         seen = pending.gains, pending.turned_down, pending.reserved
         if seen == (self._state.gains, self._turned_down, reserved):
             return False
-        return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
+        return self._fits(ask, reserved)
 
     def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
         ask = pending.ask
@@ -353,6 +369,8 @@ class Requests:
 
         What is kept warm gives way first: an ask that would not wait does so until it has ended.
         """
+        if self._tries_next(pending, refusal, reserved):
+            return
         ask, terms = pending.ask, pending.ask.terms
         waiter = self._state.waiting.get(ask.id)
         capacity = self._warm.room_after(refusal, ask, reserved)
@@ -375,7 +393,9 @@ class Requests:
         self._pending.settle(ask)
         own = self.withheld(ask)
         kept = tuple(node for node in reserved if node not in own) if own else reserved
-        if ask.demand is not None and refusal.code is Code.NO_CAPACITY:
+        if ask.alternatives and pending.over is not None:
+            self._queue.declined(ask, pending.over, gains, kept)  # Until its quota has room, too.
+        elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             if not own:  # Else it says nothing of others like it: the queue looks for itself.
                 self._queue.does_not_fit(ask, gains, kept)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):

@@ -366,6 +366,7 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
         policy=record.ref,
         candidates=message.candidates(),
         demand=message.demand(),
+        alternatives=message.demands(),
         terms=message.terms(),
         inputs=inputs,
         parameters=parameters,

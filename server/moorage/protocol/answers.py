@@ -121,7 +121,7 @@ class LeaseAnswer(Struct):
     """A lease. Only the reply to its owner has its `token`.
 
     `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
-    drained then.
+    drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
     """
 
     id: str
@@ -139,6 +139,7 @@ class LeaseAnswer(Struct):
     notice: NoticeAnswer | UnsetType = UNSET
     workload: WorkloadAnswer | UnsetType = UNSET
     ttl_max_seconds: float | UnsetType = UNSET
+    choice: int | UnsetType = UNSET
 
 
 class WaiterAnswer(Struct):
@@ -151,6 +152,7 @@ class WaiterAnswer(Struct):
     since: Seconds
     deadline: Seconds
     resources: parts.Resources | None
+    alternatives: list[parts.Resources] | UnsetType = UNSET
     lease: LeaseAnswer | UnsetType = UNSET
 
 

@@ -22,6 +22,8 @@ TOPICS_MAX: Final = 64
 """Topics in one `watch`."""
 REQUIREMENTS_MAX: Final = 64
 """Requirements of labels in one request."""
+ALTERNATIVES_MAX: Final = 7
+"""Beside `resources` itself."""
 LABEL_VALUES_MAX: Final = 1024
 """Values in one of them."""
 GPUS_MAX: Final = 1024

@@ -28,7 +28,13 @@ from moorage.protocol.diagnosis import (
 )
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.operation import ListingMessage, OpMessage
-from moorage.protocol.parts import LeaseRequest, ProvisionRequest, QuotaAmounts, Resources
+from moorage.protocol.parts import (
+    Alternatives,
+    LeaseRequest,
+    ProvisionRequest,
+    QuotaAmounts,
+    Resources,
+)
 
 _NOTHING: Final = msgspec.Raw(b"")
 _ABSENT: Final = (_NOTHING, msgspec.Raw(b"null"))
@@ -52,6 +58,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     parameters: f.OptionalDocument = None
     settings: f.OptionalDocument = None
     resources: Resources | None = None
+    alternatives: Alternatives = ()
     lease: LeaseRequest | None = None
     provision: ProvisionRequest | None = None
     deadline_seconds: f.DeadlineSeconds | None = None
@@ -61,6 +68,8 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Give every spelling of "absent" one form."""
+        if self.alternatives and self.resources is None:
+            raise ValueError("`resources` beside `alternatives`")
         if self.clusters is not None:
             names = tuple(dict.fromkeys(map(str, self.clusters)))
             force_setattr(self, "clusters", names or None)
@@ -80,6 +89,13 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def demand(self) -> model.Demand | None:
         """Return `resources` as the core knows it, or None."""
         return None if self.resources is None else self.resources.demand()
+
+    def demands(self) -> tuple[model.Demand, ...]:
+        """Return all that would do, the preferred one first, where there are several."""
+        if self.resources is None or not self.alternatives:
+            return ()
+        each = (self.resources, *self.alternatives)
+        return tuple(dict.fromkeys(resources.demand() for resources in each))
 
     def terms(self) -> model.LeaseTerms | None:
         """Return `lease` as the core knows it, or None for advice."""

@@ -86,6 +86,15 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         )
 
 
+Alternatives = Annotated[
+    tuple[Resources, ...],
+    Meta(
+        max_length=f.ALTERNATIVES_MAX,
+        description=f"a list of at most {f.ALTERNATIVES_MAX} objects like `resources`",
+    ),
+]
+
+
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`.
 

@@ -260,6 +260,7 @@ class LeaseObject(Struct, frozen=True):
     retry_at: float = 0.0
     workload: WorkloadObject | None = None
     ttl_max_seconds: float | None = None
+    choice: int | None = None
 
 
 class Reply(Struct, frozen=True):

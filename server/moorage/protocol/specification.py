@@ -91,6 +91,7 @@ _OF_OPERATIONS: Final = {
     "workdir": "Where it runs; left out: where the workload does.",
 }
 _OF_REQUESTS: Final = {
+    "alternatives": "What would do in place of `resources`, in this order.",
     "clusters": "Those to choose from; left out: all live ones.",
     "deadline_seconds": "What one evaluation of the policy may take.",
     "dry_run": "Decide, and hold nothing.",

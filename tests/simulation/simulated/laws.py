@@ -426,6 +426,9 @@ class Model:
 
     def _sound(self, ask: Ask, lease: Lease) -> None:
         shares, demand = lease.placement, ask.demand
+        law((lease.choice is None) == (not ask.alternatives), "a choice among alternatives", lease)
+        if lease.choice is not None:
+            demand = ask.alternatives[lease.choice]
         law(bool(shares), "a lease holds something", lease)
         law(
             len({(s.cluster_id, s.node_id) for s in shares}) == len(shares), "each node once", lease

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from moorage.core import alternatives
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense
 from moorage.core.effects import (
@@ -37,7 +38,8 @@ from moorage.core.events import (
 from moorage.core.facts import Ended, Fact, Granted, Paused, Preempted, Refusal, Renewed, Requeued
 from moorage.core.invariants import check
 from moorage.core.queue import CONSULTED_MAX
-from moorage.core.requests import FAULTS_MAX, PASSING
+from moorage.core.refusals import PASSING
+from moorage.core.requests import FAULTS_MAX
 from moorage.core.state import State, apply
 from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
@@ -187,12 +189,12 @@ class Witness:
         ask, model = message.ask, self.model
         if self.world.honest and answer.code is Code.POLICY_DECLINED and ask.terms is not None:
             shut = self._shut(ask)
-            need = ask.demand or wanted(ask)
+            need = ask.alternatives[-1] if ask.alternatives else ask.demand or wanted(ask)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
-        if ask.id not in waited:  # Whose time was up had what there was.
+        if ask.id not in waited and not ask.alternatives:  # Whose time was up had what there was.
             shut = self._shut(ask)
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
             could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
@@ -211,7 +213,12 @@ class Witness:
             has = (heir.inherited, heir.placement, heir.tenant, heir.policy)
             law(had == has, "what is taken over stays what it was", lease, heir)
             one, other = self.asks[lease.id], self.asks[heir.id]
-            law((one.demand, one.inputs) == (other.demand, other.inputs), "for one like it", heir)
+            given = [
+                ask.demand if its.choice is None else ask.alternatives[its.choice]
+                for ask, its in ((one, lease), (other, heir))
+            ]
+            law(given[0] == given[1], "for one like it", heir)
+            law(one.inputs == other.inputs, "and who says the same", heir)
             return
         if lease.provision is not None:
             said = (fact.lease, lease.fencing) in self.let_go
@@ -257,6 +264,7 @@ class Witness:
                 continue
             other = waiter.ask
             alike = (other.demand, other.candidates) == (ask.demand, ask.candidates)
+            alike &= not ask.alternatives and not other.alternatives
             if name == lease.id or not alike or other.terms is None or self._beyond(other):
                 continue
             if places & self.model.withheld(other, self.world.now):
@@ -310,12 +318,14 @@ class Witness:
                 law(lease.terms.idempotency_key == key != "", "a key gives its lease", ask, lease)
                 law(lease.policy.uri == ask.policy.uri, "of the same request", ask, lease)
                 first = self.asks[lease.id]
-                if lease.state != "ended" and first.demand is not None and ask.demand is not None:
+                some = first.alternatives or ask.alternatives or lease.state == "ended"
+                if not some and first.demand is not None and ask.demand is not None:
                     counts = (first.demand.gpus, first.demand.nodes)
                     law(counts == (ask.demand.gpus, ask.demand.nodes), "as large", ask, first)
         elif isinstance(answer, Refusal) and self.asks[ask.id] is ask:
             if answer.code is Code.QUOTA_EXCEEDED and ask.demand is not None and self.world.honest:
-                law(self._beyond(ask), "only a quota is a reason to say so", ask, answer)
+                beyond = any(map(self._beyond, alternatives.each(ask)))
+                law(beyond, "only a quota is a reason to say so", ask, answer)
             law(ask.id not in self.model.leases, "who was refused holds nothing", ask, answer)
             faulty = answer.code is Code.POLICY_UNSOUND
             law(
@@ -415,17 +425,24 @@ class Witness:
             shut = allocator.requests.queue.reserved_for(line)
             kept = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
-                need = line.demand or wanted(model.waiting[name].ask)
-                own = model.withheld(model.waiting[name].ask, self.world.now)
-                if own and line.demand is None and len(line.waiters) > 1:
+                waiter = model.waiting[name].ask
+                own = model.withheld(waiter, self.world.now)
+                if own and waiter.demand is None and len(line.waiters) > 1:
                     continue  # Its policy spoke for one of them, whose lease may last longer.
                 shut = (*kept, *own)
-                if self._beyond(model.waiting[name].ask):
-                    continue
-                fits = model.fits(need, line.candidates, shut)
+                needs_of = [
+                    each.demand or wanted(each)
+                    for each in alternatives.each(waiter)
+                    if not self._beyond(each)
+                ]
+                where = waiter.candidates
+                fits = any(model.fits(need, where, shut) for need in needs_of)
                 law(not fits, "no request sleeps that could be served", name, line, shut)
+                if self._beyond(waiter):
+                    continue
+                need = waiter.demand or wanted(waiter)
                 idle = model.warm | model.resetting
-                could = model.fits_without(idle, need, line.candidates, shut)
+                could = model.fits_without(idle, need, where, shut)
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
                 law(not could or coming, "no request sleeps beside what could give way", name, shut)

@@ -54,7 +54,7 @@ from moorage.core.events import (
     WorkloadStopped,
 )
 from moorage.core.facts import Fact, Refusal
-from moorage.core.requests import PASSING
+from moorage.core.refusals import PASSING
 from moorage.core.turn import Turn
 from moorage.model import (
     Amounts,
@@ -80,6 +80,8 @@ from simulated.witness import Witness
 GRACE_SECONDS = 10.0
 LABELLED = 1_000_000
 """From this seed on nodes have labels that demands ask for; the worlds before are without."""
+ELASTIC = 2_000_000
+"""From this seed on requests have alternatives, and nodes no labels."""
 Phase = Literal["succeeded", "failed"]
 
 
@@ -109,7 +111,9 @@ class World:
         self.preempting = Random(f"preemption {seed}")
         self.preempts = self.preempting.random() < 0.3
         self.labelling = Random(f"labels {seed}")
-        self.labelled = seed >= LABELLED
+        self.labelled = LABELLED <= seed < ELASTIC
+        self.choosing = Random(f"alternatives {seed}")
+        self.elastic = seed >= ELASTIC
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -307,6 +311,8 @@ class World:
         ask = fleets.ask(
             self.rng, name, tenant, self.demands, self.policies, self.bare, self.provisioned
         )
+        if self.elastic and ask.demand is not None and self.choosing.random() < 0.5:
+            ask = self._with_alternatives(ask, ask.demand)
         if self.ruled and ask.terms is not None:
             project = self.ruler.choice(["", "one", "two"])
             ask = replace(ask, terms=replace(ask.terms, project=project))
@@ -325,6 +331,13 @@ class World:
         if ask.terms is not None and ask.terms.idempotency_key and not ask.dry_run:
             self.keyed.append(ask)
         return Asked(to, ask)
+
+    def _with_alternatives(self, ask: Ask, demand: Demand) -> Ask:
+        """Have half as many GPUs do, too, and sometimes something else."""
+        less = [replace(demand, gpus=demand.gpus // 2)] if demand.gpus > 1 else []
+        others = [self.choosing.choice(self.demands) for _ in range(self.choosing.randint(0, 2))]
+        some = tuple(dict.fromkeys((demand, *less, *others)))
+        return replace(ask, alternatives=some) if len(some) > 1 else ask
 
     def _repeat(self, to: Address, ask: Ask) -> Event:
         self.requests += 1

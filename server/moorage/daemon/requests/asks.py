@@ -102,8 +102,10 @@ class Asks:
         if refusal is not None:
             return refusal
         demand, provision = message.demand(), message.provisioning()
+        demands = message.demands() or (demand,)
         if provision is not None:
-            settled = self._workloads.settled(provision, 1 if demand is None else demand.nodes)
+            most = max(1 if each is None else each.nodes for each in demands)
+            settled = self._workloads.settled(provision, most)
             if isinstance(settled, Refusal):
                 return settled
             provision = settled
@@ -111,7 +113,7 @@ class Asks:
         if isinstance(candidates, Refusal):
             return candidates
         nodes = self._workloads.nodes(provision)
-        candidates, avoid = within_reach(self._fleet, nodes, candidates, demand)
+        candidates, avoid = within_reach(self._fleet, nodes, candidates, demands[-1])
         inputs = message.inputs
         parameters: Mapping[str, Any] = message.parameters or {}
         settings: Mapping[str, Any] = message.settings or {}
@@ -130,6 +132,7 @@ class Asks:
             policy=record.ref,
             candidates=candidates,
             demand=demand,
+            alternatives=message.demands(),
             terms=message.terms(),
             provision=provision,
             inputs=inputs,
