@@ -720,7 +720,7 @@ export interface QueuePage {
   next: string | null;
 }
 
-/** A row of the queue. `expected_at`: its turn, if leases last until their deadlines. */
+/** A row of the queue. `expected_at`: its turn, if leases and reservations last to their end. */
 export interface QueuedWaiter {
   request: string;
   tenant: string;

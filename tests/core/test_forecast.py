@@ -6,8 +6,8 @@ import pytest
 from by_hand import Hand, ask, nodes, place
 
 from moorage.core import forecast
-from moorage.core.events import Tick
-from moorage.model import Demand
+from moorage.core.events import ReserveAsked, Tick
+from moorage.model import Demand, RequestId, Tenant
 
 
 def turns(hand: Hand) -> dict[str, float | None]:
@@ -42,6 +42,26 @@ def test_what_is_not_known_is_null(hand: Hand) -> None:
     hand.ask(ask("unsized", None, wait=500))
     assert turns(hand).keys() >= {"gang", "impatient"}
     assert set(turns(hand).values()) == {None}
+
+
+def test_who_would_run_into_a_reservation_of_others_waits_for_its_end(hand: Hand) -> None:
+    bob = Tenant("bob")
+    asked = ReserveAsked(hand.to(), RequestId("r"), bob, Demand(gpus=1), 60.0, 90.0)
+    hand.step(asked)
+    assert [each.nodes for each in hand.allocator.state.reserved.by_id.values()] == [
+        (("c", "n000"),)
+    ]
+    for name, ttl, tenant in (
+        ("short", 10.0, "ann"),
+        ("long", 40.0, "ann"),
+        ("own", 40.0, "bob"),
+        ("other", 10.0, "ann"),
+    ):
+        hand.now += 1
+        hand.ask(ask(name, Demand(gpus=1), wait=500, terms={"ttl_seconds": ttl}, tenant=tenant))
+    assert turns(hand) == {"short": 90.0, "long": 100.0, "other": 100.0}
+    state = hand.allocator.state
+    assert forecast.expected(state, state.waiting.values())[RequestId("own")] == 60.0
 
 
 def test_nothing_of_the_fleet_changes_and_the_work_is_bounded(hand: Hand) -> None:

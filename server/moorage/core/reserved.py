@@ -74,6 +74,14 @@ class ReservedNodes:
         )
         return tuple(dict.fromkeys(found))  # One node may have several, one after the other.
 
+    def by_node(self) -> dict[tuple[str, str], list[NodeReservation]]:
+        """Return the reservations of each node that has any."""
+        found: dict[tuple[str, str], list[NodeReservation]] = {}
+        for each in self.by_id.values():
+            for node in each.nodes:
+                found.setdefault(node, []).append(each)
+        return found
+
     def begins(self, lease: Lease) -> float:
         """Return when the first reservation begins that a lease must make room for; infinity."""
         return min(

@@ -157,7 +157,7 @@ class WaiterAnswer(Struct):
 
 
 class QueuedWaiter(WaiterAnswer, kw_only=True):
-    """A row of the queue. `expected_at`: its turn, if leases last until their deadlines."""
+    """A row of the queue. `expected_at`: its turn, if leases and reservations last to their end."""
 
     position: int
     expected_at: Seconds | None
