@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +20,7 @@ from ray.cluster_utils import Cluster
 from ray.experimental import internal_kv
 from ray_world import until
 
-from moorage.backends.base import Order, Phase
+from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.remote_specs import RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
@@ -106,6 +108,29 @@ async def test_a_cluster_that_is_started_again(restartable, tmp_path):
     await backend.stop("a")
     assert (await backend.start(Order("b", FOREVER, (await share(backend),)))).phase is Phase.READY
     await backend.stop("b")
+    await backend.close()
+
+
+async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
+    restartable, tmp_path
+):
+    backend = RayBackend(tmp_path, restartable.cluster.address)
+    await backend.start(Order("x", FOREVER))
+    restartable.cluster.shutdown()
+    await asyncio.to_thread(until, lambda: backend.connection.trouble, 120)
+    with pytest.raises(BackendError):
+        await backend.start(Order("a", FOREVER))
+    restartable.start()
+    await asyncio.to_thread(until, lambda: not backend.connection.trouble, 120)
+    again = Order("a", FOREVER, attempt=2)
+    assert (await backend.start(again)).phase is Phase.READY
+    driver = backend.connection.pid
+    os.kill(driver, signal.SIGKILL)
+    await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver}, 120)
+    await backend.start(Order("b", FOREVER))  # By then all has been looked after.
+    assert (await backend.status("a")).phase is Phase.READY
+    for name in ("x", "a", "b"):
+        await backend.stop(name)
     await backend.close()
 
 

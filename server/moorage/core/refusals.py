@@ -46,8 +46,8 @@ def too_many_waiting(most: int, most_bytes: int) -> Refusal:
 
 
 def no_cluster() -> Refusal:
-    """The inventory is empty."""
-    reason = "No cluster is registered; register one with POST /clusters."
+    """The inventory is empty: no cluster is registered, or those that are do not answer."""
+    reason = "No live cluster is registered; register one with POST /clusters."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
 
 

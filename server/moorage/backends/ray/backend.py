@@ -107,6 +107,8 @@ class RayBackend:
             return _gone(order.id) if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
         with self._in_hand(order.id):
+            with self._lock:
+                self._unwanted.discard(order.id)  # An earlier start of it may have been given up.
             try:
                 async with asyncio.timeout(order.timeout_seconds):
                     answer = await self.connection.call("start", None, plans=plans, new=True)
@@ -126,6 +128,8 @@ class RayBackend:
         """Leave nothing of a start; where Ray does not answer, as soon as it does."""
         with self._lock:
             self._unwanted.add(workload)
+        if self.connection.trouble:
+            return
         with contextlib.suppress(BackendError):
             left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
             with self._lock:
@@ -138,6 +142,8 @@ class RayBackend:
         """Stop a workload; see `Backend.stop`."""
         with self._in_hand(workload):
             left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            with self._lock:
+                self._unwanted.discard(workload)
             was = left is not None or workload in self._records.ready()
             if left is not None:
                 await asyncio.to_thread(self._records.archive, workload, left)
@@ -265,10 +271,11 @@ class RayBackend:
         before = self._records.ready()
         try:
             found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
-            with self._lock:
-                unwanted = self._unwanted - self._busy.keys()
-            for name in unwanted:
-                await self._undone(name)
+            for name in sorted(self._unwanted):
+                with self._lock:
+                    wanted = name in self._busy or name not in self._unwanted
+                if not wanted:
+                    await self._undone(name)
             for name in before:
                 with self._lock:
                     busy = name in self._busy

@@ -67,13 +67,20 @@ class RayInventory:
 
     async def look(self) -> str:
         """Look once; return what is wrong."""
+        asked = asyncio.ensure_future(self._backend.observe())
+        left = self._answered + UNREACHABLE_SECONDS - time.monotonic()
         try:
-            self._seen = await self._backend.observe()
+            await asyncio.wait([asked], timeout=max(left, 0.0))
+            if not asked.done():  # It is known by now, and the answer may take longer.
+                await self._away()
+            self._seen = await asked
         except BackendError as error:
             self._requested = None  # A cluster that is started again has forgotten it.
             if time.monotonic() - self._answered < UNREACHABLE_SECONDS:
                 return str(error)
             return await self._away() or str(error)
+        finally:
+            asked.cancel()
         self._answered = time.monotonic()
         wrong = await self._write(inventory.document(self._cluster, self._seen))
         if self._autoscale:
