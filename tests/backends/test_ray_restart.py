@@ -126,7 +126,7 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
             with contextlib.suppress(BackendError):
                 await backend.start(Order("a", FOREVER, attempt=2))
                 break
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # Nothing tells.
     driver = backend.connection.pid
     os.kill(driver, signal.SIGKILL)
     await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver}, 120)
