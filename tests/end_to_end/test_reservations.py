@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -91,3 +93,43 @@ def test_it_survives_a_kill(serve: Serve, tmp_path: Path) -> None:
         with pytest.raises(RequestRefused) as caught:
             ops.ask(POLICY, **ONE, lease={"ttl_seconds": 5000})
         assert caught.value.details["ttl_max_seconds"] <= 3600
+
+
+def test_the_command_line_reserves_lists_and_cancels(serve: Serve, tmp_path: Path) -> None:
+    with serve() as server:
+        variables = {
+            **os.environ,
+            "MOORAGE_URL": server.running.ws,
+            "MOORAGE_TOKEN": "o1",
+            "COLUMNS": "200",
+            "TZ": "UTC",
+        }
+        program = [str(Path(sys.executable).with_name("moorage")), "reservation"]
+
+        def run(*arguments: str, code: int = 0) -> str:
+            done = subprocess.run(
+                [*program, *arguments],
+                check=False,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == code, done.stderr
+            return done.stdout + done.stderr
+
+        assert "No node is reserved" in run("list")
+        times = ["--from", "2036-01-31T08:00Z", "--to", "2036-01-31T10:00+01:00"]
+        told = run("add", *times, "--tenant", "bob", "--lapse", "600")
+        name, _, rest = told.partition("  ")
+        assert rest == "bob: east/east-0, 2036-01-31 08:00:00+00:00 to 2036-01-31 09:00:00+00:00\n"
+        assert name in run("list")
+        (row,) = json.loads(run("list", "--json"))
+        assert (row["tenant"], row["lapse_seconds"]) == ("bob", 600.0)
+        assert "never" in run("add", *times, "--gpus", "9", code=3)
+        wrong = run("add", "--from", "tomorrow", "--to", "+1h", code=2)
+        assert "--from: expected 2027-01-31T08:00" in wrong
+        assert "bob: east/east-0" in run("cancel", name)
+        later = json.loads(run("add", "--from", "+2h", "--to", "+1d", "--json"))
+        assert later["ends_at"] - later["starts_at"] == pytest.approx(22 * 3600)
+        assert later["tenant"] == "ops"

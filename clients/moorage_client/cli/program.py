@@ -18,6 +18,7 @@ from moorage_client.cli import (
     pool,
     publishing,
     quotas,
+    reservations,
     running,
     skeleton,
     whatif,
@@ -98,6 +99,9 @@ app.add_typer(machines, name="fleet")
 quota = typer.Typer(help="Say what tenants and projects may hold.", no_args_is_help=True)
 app.add_typer(quota, name="quota")
 
+reservation = typer.Typer(help="Keep nodes for a tenant, for a time.", no_args_is_help=True)
+app.add_typer(reservation, name="reservation")
+
 shared = typer.Typer(help="Share this machine's slots among processes.", no_args_is_help=True)
 app.add_typer(shared, name="pool")
 
@@ -139,6 +143,9 @@ command(policy, "backtest")(offline.backtest)
 command(quota, "list")(quotas.list_quotas)
 command(quota, "set")(quotas.set_quota)
 command(quota, "remove")(quotas.remove_quota)
+command(reservation, "list")(reservations.list_reservations)
+command(reservation, "add")(reservations.add)
+command(reservation, "cancel")(reservations.cancel)
 command(shared, "serve")(pool.serve)
 command(shared, "show")(pool.show)
 command(shared, "checkout")(pool.checkout)

@@ -1,0 +1,135 @@
+"""The commands about advance reservations: `moorage reservation list`, `add` and `cancel`."""
+
+import re
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage_client.answers import read_object
+from moorage_client.cli import completing
+from moorage_client.cli.asking import requirement
+from moorage_client.cli.output import local_time, print_json, say, table
+from moorage_client.cli.session import CommandSession
+from moorage_client.listing import pages
+
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_LATER: Final = re.compile(r"\+(\d+(?:\.\d+)?)([smhd])")
+_MOMENT: Final = "2027-01-31T08:00 (local time), 2027-01-31T08:00Z, or from now on +90m, +2h, +1d"
+
+
+def moment(text: str, option: str, now: float) -> float:
+    """Return a time in seconds since the epoch.
+
+    Args:
+        text: A time as ISO 8601 has it, of this machine's time zone where it names none; or `+`, a
+            number and `s`, `m`, `h` or `d`.
+        option: That it was given with.
+        now: What `+` counts from.
+
+    Raises:
+        typer.BadParameter: It is neither.
+
+    """
+    if later := _LATER.fullmatch(text):
+        return now + float(later[1]) * _UNITS[later[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise typer.BadParameter(f"{option}: expected {_MOMENT}; got {text}") from error
+
+
+def list_reservations(session: CommandSession) -> None:
+    """Show which nodes are reserved, for whom and when."""
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
+        return await listing.all()
+
+    found = session.run(work)
+    if session.json:
+        print_json(found)
+        return
+    table(
+        ("reservation", "tenant", "from", "to", "nodes"),
+        (
+            (
+                row["reservation"],
+                row["tenant"],
+                local_time(row["starts_at"]),
+                local_time(row["ends_at"]),
+                _nodes(row),
+            )
+            for row in found
+        ),
+        empty="No node is reserved. Reserve some: moorage reservation add",
+    )
+
+
+def add(  # Each is an option of the command.
+    session: CommandSession,
+    starts: Annotated[str, typer.Option("--from", metavar="TIME", help=_MOMENT)],
+    ends: Annotated[str, typer.Option("--to", metavar="TIME", help="As --from")],
+    tenant: Annotated[str, typer.Option(help="For whom; else for yourself")] = "",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that must fit on each node")] = 1,
+    model: Annotated[list[str] | None, typer.Option(help="Accepted GPU model")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="So many nodes")] = 1,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="LABEL", help="Label of the nodes, as of `moorage ask`"),
+    ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(help="Candidate cluster", autocompletion=completing.clusters),
+    ] = None,
+    lapse: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="It ends so long after its start where no lease uses it; 0: never",
+        ),
+    ] = 0.0,
+) -> None:
+    """Keep whole nodes for a tenant, from one time to another."""
+    now = time.time()
+    resources: dict[str, Any] = {"gpus": gpus, "nodes": nodes, "models": model or []}
+    resources["where"] = [requirement(each) for each in label or ()]
+    row = session.run(
+        lambda client: client.call(
+            {
+                "op": "reserve",
+                "resources": resources,
+                "starts_at": moment(starts, "--from", now),
+                "ends_at": moment(ends, "--to", now),
+                "tenant": tenant,
+                "clusters": cluster or None,
+                "lapse_seconds": lapse,
+            },
+            idempotent=False,  # Said twice, it reserves twice.
+        )
+    )
+    _show(session, row)
+
+
+def cancel(
+    session: CommandSession,
+    reservation: Annotated[str, typer.Argument(help="Id of the reservation")],
+) -> None:
+    """End a reservation before its time."""
+    row = session.run(lambda client: client.call({"op": "unreserve", "reservation": reservation}))
+    _show(session, row)
+
+
+def _show(session: CommandSession, row: Mapping[str, Any]) -> None:
+    if session.json:
+        print_json(row)
+        return
+    span = f"{local_time(row['starts_at'])} to {local_time(row['ends_at'])}"
+    say(f"{row['reservation']}  {row['tenant']}: {_nodes(row)}, {span}")
+
+
+def _nodes(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{each['cluster_id']}/{each['node_id']}" for each in row["nodes"])
