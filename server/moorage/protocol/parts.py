@@ -156,3 +156,8 @@ class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def amounts(self) -> model.Amounts:
         """Return them as the core knows them."""
         return model.Amounts(self.gpu_milli, self.cpu_milli, self.memory_mib)
+
+
+def cluster_ids(names: f.Clusters) -> tuple[model.ClusterId, ...] | None:
+    """Return the ids of clusters as the core knows them; None stays None."""
+    return None if names is None else tuple(map(model.ClusterId, map(str, names)))
