@@ -151,7 +151,7 @@ class Client:
             explain: Also give the reasons.
             dry_run: Decide, but hold nothing.
             on_progress: Called in the event loop with each `data` that `stream` tells: the `state`
-                and, in the queue, the `position`.
+                and, in the queue, the `position` and, where known, `expected_at`.
             timeout: Seconds until the answer must be here, beyond the `wait_seconds` of the lease;
                 default: the client's.
 

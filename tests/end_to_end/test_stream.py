@@ -54,6 +54,32 @@ def test_a_request_that_waits_is_told_its_position_until_it_is_decided(server):
         release(server, reply["lease"])
 
 
+def test_an_expected_time_that_moves_is_told_again(server):
+    def hold(seconds, **more):
+        terms = {"ttl_seconds": seconds, **more}
+        return ask_message(FIRST_FIT, resources={"gpus": 4, "models": ["H100"]}, lease=terms)
+
+    with server.socket() as holder, server.socket() as waiter:
+        for _ in range(2):
+            holder.send(json.dumps(hold(100)))
+        held = [json.loads(holder.recv(60))["lease"] for _ in range(2)]
+        ends = {lease["expires_at"] for lease in held}
+        waiter.send(json.dumps({**hold(60, wait_seconds=300), "stream": True, "id": 1}))
+        said = json.loads(waiter.recv(60))["data"]
+        assert (said["position"], said["expected_at"] in ends) == (1, True)
+        for lease in held:
+            renewal = {"op": "renew", "ttl_seconds": 250}
+            holder.send(json.dumps({**renewal, "lease": lease["id"], "token": lease["token"]}))
+            assert json.loads(holder.recv(60))["success"]
+        said = json.loads(waiter.recv(60))["data"]
+        assert (said["state"], said["position"]) == ("queued", 1)
+        assert said["expected_at"] > max(ends) + 100
+        (reply,) = server.say({"op": "cancel", "request": said["request"]})
+        assert reply["success"]
+        for lease in held:
+            release(server, lease)
+
+
 def test_the_clients_hand_on_what_is_told(server):
     held, told = lease(server), Queue()
 

@@ -17,6 +17,7 @@ from moorage.backends.ray.backend import RayBackend
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
+from moorage.core import forecast
 from moorage.core.allocator import Allocator
 from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
@@ -224,7 +225,11 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
     queue = stores.allocator.requests.queue
-    progress = RequestProgress(gateway.push, queue.positions)
+    progress = RequestProgress(
+        gateway.push,
+        queue.positions,
+        lambda: forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX)),
+    )
     watchers = Watchers(gateway.push, state.lease, map_news, shape_news, progress)
     measures = Measures()
     return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)

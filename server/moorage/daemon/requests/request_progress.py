@@ -1,8 +1,8 @@
 """`stream`: how far a request is, told to the client that asked for it, beside its one reply.
 
-A request is `queued` with its position, `decided`, and where a workload is started for it
-`starting` and `ready`. Each is a message of its own with the request's `id`. Facts are told once
-they are on the disk.
+A request is `queued` with its position and when its turn is expected, `decided`, and where a
+workload is started for it `starting` and `ready`. Each is a message of its own with the request's
+`id`. Facts are told once they are on the disk.
 """
 
 import asyncio
@@ -23,6 +23,9 @@ PAUSE_SECONDS: Final = 1.0
 """Between two looks at the positions in the queue."""
 SHARE_MAX: Final = 0.05
 """Of the time that looking at positions may take: the longer the queue, the seldomer."""
+MOVED_SECONDS_MIN: Final = 10.0
+"""By which an expected time has to move before it is told again, and by a fifth of the wait."""
+MOVED_SHARE_MIN: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class _Streamed:
     message_id: MessageId
     position: int | None = None
     """Its position where it waits; 0: not known yet; None: it does not wait."""
+    expected_at: float | None = None
+    """When its turn was expected when that was told last, in seconds since the epoch."""
     told: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -40,6 +45,7 @@ class RequestProgress:
     Args:
         push: Sends a message to a session, or counts it as missed there.
         positions: Returns the places in the queue of those requests that wait.
+        expected: Returns when the first of the queue have their turns, as far as that is known.
 
     """
 
@@ -47,9 +53,11 @@ class RequestProgress:
         self,
         push: Callable[[SessionId, bytes], None],
         positions: Callable[[Iterable[RequestId]], Mapping[RequestId, int]],
+        expected: Callable[[], Mapping[RequestId, float]],
     ) -> None:
         self._push = push
         self.positions = positions
+        self._expected = expected
         self._streamed: dict[RequestId, _Streamed] = {}
         self._by_address: dict[Address, RequestId] = {}
         self._queued = asyncio.Event()
@@ -125,11 +133,13 @@ class RequestProgress:
 
     def _tell_positions(self) -> None:
         waiting = [name for name, each in self._streamed.items() if each.position is not None]
+        turns, now = self._expected(), time.time()
         for request, position in self.positions(waiting).items():
-            streamed = self._streamed[request]
-            if streamed.position != position:
-                self._tell(request, "queued", position=position)
-                streamed.position = position
+            streamed, turn = self._streamed[request], turns.get(request)
+            if streamed.position != position or _moved(streamed.expected_at, turn, now):
+                expected = {} if turn is None else {"expected_at": turn}
+                self._tell(request, "queued", position=position, **expected)
+                streamed.position, streamed.expected_at = position, turn
 
     def _tell(self, request: RequestId, state: str, **more: Any) -> None:
         streamed = self._streamed.get(request)
@@ -141,3 +151,10 @@ class RequestProgress:
         if data != streamed.told:  # A workload says the same again and again.
             streamed.told = data
             self._push(streamed.session, progress(streamed.message_id, data))
+
+
+def _moved(before: float | None, after: float | None, now: float) -> bool:
+    """Return whether an expected time is noticeably another one."""
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > max(MOVED_SECONDS_MIN, MOVED_SHARE_MIN * (before - now))
