@@ -342,7 +342,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.heavy)])
 @pytest.mark.parametrize(
     ("words", "answer"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS]
 )
@@ -351,6 +351,7 @@ def test_what_a_good_server_answers_is_shown(hostile, words, answer, as_json):
     assert asked(words, as_json=as_json) in {Exit.OK, Exit.LEASE_LOST}
 
 
+@pytest.mark.heavy
 @settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -363,6 +364,7 @@ def test_one_absurd_part_of_an_answer_is_one_error(hostile, case, value, gone, j
     asked(words, as_json=js)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "raw",
     [
@@ -390,6 +392,7 @@ def test_what_is_no_answer_is_one_error(hostile, raw):
         asked(words, as_json=number % 3 == 0, seconds=0.1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "wire",
     [
