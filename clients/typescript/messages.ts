@@ -720,7 +720,12 @@ export interface QueuePage {
   next: string | null;
 }
 
-/** A row of the queue. `expected_at`: its turn, if leases and reservations last to their end. */
+/**
+ * A row of the queue.
+ *
+ * `expected_at`: its turn, if leases and reservations last to their end. `overtaken`: how often
+ * a request that came later went before it.
+ */
 export interface QueuedWaiter {
   request: string;
   tenant: string;
@@ -735,6 +740,7 @@ export interface QueuedWaiter {
   lease?: LeaseAnswer;
   position: number;
   expected_at: number | null;
+  overtaken: number;
 }
 
 /** So much of each resource; nothing is said of those that are left out. */

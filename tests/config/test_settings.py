@@ -71,6 +71,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "operators": ("ann,bob", '["ann", "bob"]', ("ann", "bob")),
         "quotas": (said, json.dumps(said.split(", ")), quotas),
         "usage_half_life_seconds": ("60", "60", 60.0),
+        "overtaken_max": ("7", "7", 7),
         "host": ("::1", '"::1"', "::1"),
         "port": ("1", "1", 1),
         "http_host": ("localhost", '"localhost"', "localhost"),

@@ -7,6 +7,7 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense
+from moorage.core.deadlines import SPARE
 from moorage.core.effects import Advice, LeaseNews, Recall
 from moorage.core.events import (
     CancelAsked,
@@ -22,7 +23,7 @@ from moorage.core.invariants import check
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import CONSULTS_MAX
-from moorage.core.state import DEADLINES_SPARE, ENDED_MAX
+from moorage.core.state import ENDED_MAX
 from moorage.core.turn import DECISIONS_MAX
 from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 
@@ -258,11 +259,11 @@ def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:
 
 def test_renewing_for_ever_does_not_fill_the_memory() -> None:
     hand = full()
-    for _ in range(5 * DEADLINES_SPARE):
+    for _ in range(5 * SPARE):
         hand.now += 0.01
         hand.step(RenewAsked(hand.to(), RequestId("holder"), "token of holder", None))
     state = hand.allocator.state
-    assert len(state.deadlines) <= DEADLINES_SPARE + 2
+    assert len(state.deadlines) <= SPARE + 2
     assert hand.allocator.next_deadline() == hand.now + 60.0
     hand.now += 60.0
     assert len(hand.step(Tick()).facts) == 1

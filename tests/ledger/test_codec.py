@@ -24,6 +24,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -132,6 +133,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     HalfLifeSet: st.builds(HalfLifeSet, seconds=times, at=times),
     UsageCarried: st.builds(UsageCarried, share=times),
     Queued: st.builds(Queued, ask=asks, at=times, deadline=times),
+    Overtaken: st.builds(Overtaken),
     Dequeued: st.builds(Dequeued, at=times, refusal=refusals),
     Granted: st.builds(Granted, lease=leases),
     Renewed: st.builds(Renewed, expires_at=times),
@@ -179,6 +181,7 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
     lease = Lease(request, Tenant("t"), "", PolicyRef("p", "0"), (), 1, 1.0, 2.0, LeaseTerms(1.0))
     about_request: list[Fact] = [
         Queued(ask, 1.0, 2.0),
+        Overtaken(request, 7),
         Dequeued(request, 1.0, Refusal(Code.CANCELLED, "given up")),
         Granted(lease),
         Renewed(request, 1.0),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from simulated.laws import LawBroken
-from simulated.world import ELASTIC, LABELLED, World, run
+from simulated.world import ELASTIC, LABELLED, OVERTAKING, World, run
 
 from moorage.core.turn import Turn
 
@@ -24,6 +24,7 @@ SOURCE = Path(__file__).parents[2] / "server" / "moorage"
 PARTS = ("__init__.py", "model.py", "core", "policy")
 SEEDS = "0:120"
 LABELLED_SEEDS = f"{LABELLED}:{LABELLED + 120}"
+OVERTAKING_SEEDS = f"{OVERTAKING}:{OVERTAKING + 60}"
 ENVIRONMENT = dict(os.environ)
 """As it was at first: pytest writes into it at each test, while others are being played."""
 
@@ -245,6 +246,36 @@ MUTANTS = [
         "gpus=min(",
         "no request sleeps that could be served",
         f"{ELASTIC + 170}:{ELASTIC + 200}",
+    ),
+    Mutant(
+        "does not count who is overtaken by its equals",
+        "core/ranking.py",
+        '(classes["priority"] >= priority)\n',
+        '(classes["priority"] > priority)\n',
+        "each time that one is overtaken is counted",
+    ),
+    Mutant(
+        "lets a waiter be overtaken for ever",
+        "core/waiters.py",
+        "return 2 * self.priority + self.overdue",
+        "return 2 * self.priority",
+        "who was overtaken too often goes first",
+        OVERTAKING_SEEDS,
+    ),
+    Mutant(
+        "forgets in a checkpoint who was overtaken",
+        "core/checkpoint.py",
+        "yield Overtaken(request, times)",
+        "yield from ()",
+        "a checkpoint gives the live state",
+    ),
+    Mutant(
+        "forgets who waits for a quota that its policy went beyond",
+        "core/ranking.py",
+        'self._classes["over"][row] = True',
+        "pass",
+        "priority goes first",
+        f"{OVERTAKING + 353}",
     ),
     Mutant(
         "forgets who waits for a quota",

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from simulated.witness import replayed, same_state
-from simulated.world import ELASTIC, LABELLED, Crashed, World, run
+from simulated.world import ELASTIC, LABELLED, OVERTAKING, Crashed, World, run
 
 from moorage.core.events import Asked
 from moorage.core.facts import Ending, Granted
@@ -48,6 +49,16 @@ def test_the_laws_hold_with_alternatives(first: int) -> None:
     for seed in range(first, first + CHUNK):
         choices |= {f.lease.choice for f in run(seed, EVENTS).ledger if isinstance(f, Granted)}
     assert choices >= {None, 0, 1}, "some are granted each"
+
+
+@pytest.mark.parametrize("first", range(OVERTAKING, OVERTAKING + SEEDS // 2, CHUNK))
+def test_the_laws_hold_where_few_may_overtake(first: int) -> None:
+    overdue = 0
+    for seed in range(first, first + CHUNK):
+        world = run(seed, EVENTS)
+        times = Counter(f.overtakes for f in world.ledger if isinstance(f, Granted))
+        overdue += sum(times[name] == world.overtaken_max for name in times.keys() - {None})
+    assert overdue, "some are overtaken as often as may be"
 
 
 def test_the_world_is_as_bad_as_it_claims() -> None:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from moorage.config.kinds import NAMES, QUOTAS, QuotaSetting, seconds
+from moorage.config.kinds import NAMES, QUOTAS, QuotaSetting, seconds, whole
 from moorage.config.sources import Setting
+from moorage.core.queue import OVERTAKEN_MAX
 
 __all__ = ["ShareSettings"]
 
@@ -34,3 +35,11 @@ class ShareSettings:
             "holds now counts.",
         ),
     ] = 0.0
+    overtaken_max: Annotated[
+        int,
+        Setting(
+            whole(1, 1_000_000),
+            "Later requests of its priority or below that may go before a waiter; then it goes "
+            "before all others of its priority, whatever its tenant holds.",
+        ),
+    ] = OVERTAKEN_MAX

@@ -45,6 +45,7 @@ from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.preemption import Preemption
+from moorage.core.queue import OVERTAKEN_MAX
 from moorage.core.quotas import Quotas
 from moorage.core.requests import Requests
 from moorage.core.reservations import AdvanceReservations
@@ -60,17 +61,22 @@ class Allocator:
     Args:
         requeue_pause_seconds: How long a lease whose workload failed waits before that is started
             for the second time; twice as long before each start after that.
+        overtaken_max: As `OVERTAKEN_MAX` of the queue.
 
     Attributes:
         state: What the facts say. Read it; only `step` and `replay` change it.
 
     """
 
-    def __init__(self, requeue_pause_seconds: float = REQUEUE_PAUSE_SECONDS) -> None:
+    def __init__(
+        self,
+        requeue_pause_seconds: float = REQUEUE_PAUSE_SECONDS,
+        overtaken_max: int = OVERTAKEN_MAX,
+    ) -> None:
         self._turn = TurnWriter()
         self.state = self._turn.state
         self.feasibility = Feasibility(self.state)
-        self.requests = OpenRequests(self._turn)
+        self.requests = OpenRequests(self._turn, overtaken_max)
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
         self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
         self._cordons = Cordons(self._turn, self._leases, self._warm)
@@ -92,7 +98,7 @@ class Allocator:
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the policy that the first request with this key went to, or ""."""
-        return self._asks.policy_asked(tenant, idempotency_key)
+        return self.requests.policy_asked(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
         """Restore the state from the ledger. Nothing is decided again.
@@ -197,8 +203,8 @@ class Allocator:
             self._warm.inventory_changed()
 
     def _tick(self) -> None:
-        while (at := self.state.next_deadline()) is not None and at <= self._turn.now:
-            request = self.state.deadlines[0][1]
+        while (due := self.state.deadlines.first()) is not None and due[0] <= self._turn.now:
+            request = due[1]
             lease = self.state.lease(request)
             notice = lease.notice if lease is not None else None
             if lease is not None and notice is not None and notice.until < lease.expires_at:

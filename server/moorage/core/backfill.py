@@ -9,9 +9,10 @@ from itertools import islice
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import Pending
 from moorage.core.preemption import Preemption
-from moorage.core.queue import CONSULTED_MAX, WaiterLine
+from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import Requests
 from moorage.core.state import State
+from moorage.core.waiters import WaiterLine
 from moorage.core.warm_reuse import WarmReuse
 from moorage.model import Nodes, PolicyRef
 

@@ -8,6 +8,7 @@ from moorage.core.facts import (
     Counted,
     Fact,
     HalfLifeSet,
+    Overtaken,
     Queued,
     QuotaSet,
     Reserved,
@@ -38,6 +39,8 @@ def condense(state: State) -> Iterator[Fact]:
             yield Queued(waiter.ask, waiter.at, waiter.deadline)
         else:
             yield Carried(waiter.lease)
+    for request, times in state.overtaken.items():
+        yield Overtaken(request, times)
     for (tenant, project), past in accounts.past():
         yield UsageCarried(tenant, project, *past)
     yield Counted(state.fencing)

@@ -17,9 +17,9 @@ from moorage.core.events import Inquired
 from moorage.core.facts import Refusal
 from moorage.core.feasibility import Feasibility
 from moorage.core.pages import page
-from moorage.core.queue import Seniority, WaitingQueue
+from moorage.core.queue import WaitingQueue
 from moorage.core.state import State
-from moorage.core.waiters import Waiter
+from moorage.core.waiters import Seniority, Waiter
 from moorage.model import (
     ClusterId,
     Code,
@@ -162,6 +162,7 @@ def _queue(inquiry: Inquired, state: State, queue: WaitingQueue) -> Response:
         for row in rows:
             row["position"] = positions[row["request"]]
             row["expected_at"] = turns.get(row["request"])
+            row["overtaken"] = state.overtaken.get(row["request"], 0)
     return told
 
 

@@ -173,9 +173,23 @@ class Dequeued:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A lease exists."""
+    """A lease exists.
+
+    Args:
+        overtakes: Who came before it, might have been where it is, and waits on; None: none does.
+
+    """
 
     lease: Lease
+    overtakes: RequestId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """How often a waiter was overtaken, as a checkpoint found it. Only checkpoints hold this."""
+
+    request: RequestId
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +324,7 @@ Fact = (
     | HalfLifeSet
     | UsageCarried
     | Queued
+    | Overtaken
     | Dequeued
     | Granted
     | Renewed

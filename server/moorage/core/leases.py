@@ -133,7 +133,11 @@ class LeaseLifecycle:
         retained = ask if lease.may_start_again else None
         if lease.ask is not retained:
             lease = replace(lease, ask=retained)
-        self._turn.record(Granted(lease))
+        queue = self._requests.queue
+        overtaken = queue.overtaken_by(placement, ask.priority, asked_at)
+        self._turn.record(Granted(lease, overtaken))
+        if overtaken is not None:
+            queue.overtook(overtaken)
         return lease
 
     def release(

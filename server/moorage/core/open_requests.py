@@ -16,6 +16,7 @@ class OpenRequests:
 
     Args:
         writer: What the turn is written on.
+        overtaken_max: As `OVERTAKEN_MAX` of the queue.
 
     Attributes:
         undecided: Those that policies are being consulted about.
@@ -24,11 +25,11 @@ class OpenRequests:
 
     """
 
-    def __init__(self, writer: TurnWriter) -> None:
+    def __init__(self, writer: TurnWriter, overtaken_max: int) -> None:
         self._turn = writer
         self._state = writer.state
         self.undecided = Undecided()
-        self.queue = WaitingQueue(writer.state)
+        self.queue = WaitingQueue(writer.state, overtaken_max)
         self.listeners: dict[RequestId, list[Address]] = {}
         self._of_session: dict[SessionId, dict[RequestId, None]] = {}
 
@@ -36,6 +37,12 @@ class OpenRequests:
         """Return the id of the request that came first with this key, or None."""
         known = self._state.keys.get((tenant, idempotency_key))
         return known or self.undecided.named(tenant, idempotency_key)
+
+    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+        """Return the URI of the policy that the first request with this key went to, or ""."""
+        first = self.first_with(tenant, idempotency_key) or RequestId("")
+        known, lease = self.known(first), self._state.lease(first)
+        return known.policy.uri if known else lease.policy.uri if lease else ""
 
     def known(self, request: RequestId) -> Ask | None:
         """Return the request with this id, if it is open."""

@@ -12,57 +12,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from moorage.core.accounts import accounts_of, demanded
 from moorage.core.alternatives import loosest
 from moorage.core.facts import Refusal
 from moorage.core.growth import GrownPlace
-from moorage.core.ranking import UNJUDGED, Rank, Ranking, WaiterClass
+from moorage.core.ranking import Rank, Ranking
 from moorage.core.state import State
-from moorage.core.waiters import Waiter
-from moorage.model import Ask, Code, Nodes, PolicyRef, RequestId, Tenant
+from moorage.core.waiters import (
+    UNJUDGED,
+    LineKey,
+    Seniority,
+    Waiter,
+    WaiterClass,
+    WaiterLine,
+    seniority,
+)
+from moorage.model import Ask, Code, Nodes, Placement, PolicyRef, RequestId, Tenant
 
 CONSULTED_MAX: Final = 8
 """Waiters of one policy that are consulted about at the same time, and of lower priority none."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
 """Classes that are put in order at a time: a wake seldom needs more."""
-
-
-class _LineKey(NamedTuple):
-    waiters: WaiterClass
-    inputs: str
-    avoid: Nodes
-
-
-@dataclass(slots=True, eq=False)
-class WaiterLine:
-    """Waiters that differ only in age.
-
-    Attributes:
-        waiters: Oldest first.
-        since: Since when the first of them waits, in seconds since the epoch.
-        refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
-        declined: What their policy answered, where it wants nothing of what is free; they are
-            passed over until capacity grows where they fit.
-        withheld: Nodes that it was not offered, since they were kept for the head of the queue.
-        over_quota_at: `Accounts.falls` when what it proposed was beyond their quota; 0: it was not.
-
-    """
-
-    key: _LineKey
-    number: int
-    waiters: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
-    since: float = math.inf
-    refused_at: int = UNJUDGED
-    declined: Refusal | None = None
-    withheld: Nodes = ()
-    over_quota_at: int = 0
-
-    @property
-    def of(self) -> WaiterClass:
-        """What they share with others that their policy is told something else about."""
-        return self.key.waiters
+OVERTAKEN_MAX: Final = 1_000
+"""Requests that come after a waiter and go before it, of its priority or of lower. After so many
+it goes before all others of its priority, whatever its tenant holds."""
 
 
 @dataclass(slots=True)
@@ -90,6 +65,7 @@ class WaitingQueue:
 
     Args:
         state: Read, never changed, but for what it notes for the queue (`growth`).
+        overtaken_max: As `OVERTAKEN_MAX`.
 
     Attributes:
         head: The line that nodes are kept for, or None.
@@ -97,14 +73,15 @@ class WaitingQueue:
 
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, overtaken_max: int = OVERTAKEN_MAX) -> None:
         self._state = state
+        self._overtaken_max = overtaken_max
         self.restore()
 
     def restore(self) -> None:
         """Index the waiters of a state that was changed behind its back."""
         self._ranking = Ranking(self._state)
-        self._lines: dict[_LineKey, WaiterLine] = {}
+        self._lines: dict[LineKey, WaiterLine] = {}
         self._line_of: dict[RequestId, WaiterLine] = {}
         self._numbers: dict[int, WaiterLine] = {}
         self._by_seniority: list[Seniority] = []
@@ -172,7 +149,7 @@ class WaitingQueue:
         if line is self.head:
             self.reserve(None, ())
 
-    def _key(self, ask: Ask) -> _LineKey:
+    def _key(self, ask: Ask) -> LineKey:
         terms, waiter, demand = ask.terms, self._state.waiting[ask.id], loosest(ask)
         patient = waiter.lease is not None or (terms is not None and terms.wait_seconds > 0)
         waiters = WaiterClass(
@@ -185,10 +162,11 @@ class WaitingQueue:
             candidates=ask.candidates,
             priority=ask.priority,
             reserves=patient and ask.demand is not None,
+            overdue=self._state.overtaken.get(ask.id, 0) >= self._overtaken_max,
         )
         # What only the policy reads may change its mind: such asks are not identical.
         inputs = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
-        return _LineKey(waiters, inputs, ask.avoid)
+        return LineKey(waiters, inputs, ask.avoid)
 
     def _aged(self, line: WaiterLine) -> None:
         """Put a line where the age of its first waiter says."""
@@ -225,7 +203,8 @@ class WaitingQueue:
     def _ready_from(self, its: _Class, visited: int) -> None:
         """Tell the ranking who is the first of a class that a wake has not visited yet."""
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
-        self._ranking.ready_since(its.row, since, number)
+        oldest = its.ready[0][0] if its.ready else math.inf
+        self._ranking.ready_since(its.row, since, number, oldest)
 
     # What they were told ---------------------------------------------------------------------
 
@@ -279,7 +258,7 @@ class WaitingQueue:
         return line.declined if line is not None else None
 
     def is_over_quota(self, ask: Ask) -> bool:
-        """Return whether the line of a waiter is passed over, since its quota has no room."""
+        """Pass over the line of a waiter while its quota has no room; return whether that is so."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     # Whose turn it is ------------------------------------------------------------------------
@@ -343,8 +322,30 @@ class WaitingQueue:
         own = self._line_of.get(ask.id)
         if own is not None:
             return self.reserved_for(own)
-        newest = -ask.priority, *self._shares(ask.tenant, ask.project), math.inf, 0
+        newest = -2 * ask.priority, *self._shares(ask.tenant, ask.project), math.inf, 0
         return self.reservation if self._rank(self.head) < newest else ()
+
+    def overtaken_by(self, placement: Placement, priority: int, since: float) -> RequestId | None:
+        """Return who waits on although it came before a request that gets a placement; the oldest.
+
+        Args:
+            placement: What the request gets. Who never could be there is not overtaken.
+            priority: Of the request; those of lower priority are not overtaken.
+            since: When it came, in seconds since the epoch.
+
+        """
+        nodes = tuple((share.cluster_id, share.node_id) for share in placement)
+        row = self._ranking.overtaken(nodes, priority, since) if self._lines else None
+        if row is None:
+            return None
+        return next(iter(self._classes[self._ranking.waiters(row)].ready[0][2].waiters))
+
+    def overtook(self, request: RequestId) -> None:
+        """Put a waiter that was overtaken where it belongs now."""
+        if self._state.overtaken[request] == self._overtaken_max:
+            ask = self._state.waiting[request].ask
+            self.remove(ask)
+            self.add(ask)
 
     def servable(
         self, capped: Callable[[], Mapping[PolicyRef, int]]
@@ -402,8 +403,9 @@ class WaitingQueue:
             yield line
 
     def _rank(self, line: WaiterLine) -> Rank:
-        shares = self._shares(line.of.tenant, line.of.project)
-        return -line.of.priority, *shares, line.since, line.number
+        of = line.of
+        shares = (0.0, 0.0) if of.overdue else self._shares(of.tenant, of.project)
+        return -of.precedence, *shares, line.since, line.number
 
     def _shares(self, tenant: Tenant, project: str) -> tuple[float, float]:
         whole, part = accounts_of(tenant, project)
@@ -461,20 +463,6 @@ class WaitingQueue:
 
         merged = heapq.merge(*map(ranked, lines))
         return [waiting[each[-1]] for each in islice(merged, most)]
-
-
-class Seniority(NamedTuple):
-    """What orders the pages of the queue: no waiter's ever changes, as its position does."""
-
-    priority: int
-    """Negated."""
-    since: float
-    request: RequestId
-
-
-def seniority(waiter: Waiter) -> Seniority:
-    """Return a waiter's place in the pages of the queue."""
-    return Seniority(-waiter.ask.priority, waiter.at, waiter.ask.id)
 
 
 def _count(

@@ -6,64 +6,27 @@ neither sorts nor visits all that wait. `core.queue` is the only caller.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core.accounts import Amounts, accounts_of
+from moorage.core.accounts import accounts_of
 from moorage.core.growth import PLACES_MAX, GrownPlace
 from moorage.core.state import State
-from moorage.model import GPU_MILLI, RESOURCES, ClusterId, Demand, Nodes, PolicyRef, Tenant
+from moorage.core.waiters import UNJUDGED, Shape, WaiterClass
+from moorage.model import GPU_MILLI, RESOURCES, Demand, Nodes, PolicyRef
 from moorage.policy import Fleet
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 _Key = Callable[[Rows], npt.NDArray[Any]]
 Rank = tuple[int, float, float, float, int]
-"""Priority, negated; the share of the tenant; that of its project; since when; which came first
-then. Less comes first."""
+"""Its precedence, negated; the share of the tenant; that of its project; since when; which came
+first then. Less comes first."""
 
-UNJUDGED: Final = -1
-"""In the place of the count of changes at which a demand was found not to fit."""
 COUNTED_MAX: Final = 16
 """Lines that are counted to one by one; all are sorted for more of them."""
-
-
-class WaiterClass(NamedTuple):
-    """What waiters share that decides about their turn.
-
-    Args:
-        tenant: Whose they are.
-        project: Which of the tenant's projects they count for.
-        needs: What each of them would add to what these hold.
-        policy: Who proposes for them.
-        demand: What each of them needs, if they say so; of alternatives, the loosest.
-        alternatives: All demands that would do for each of them, where there are several.
-        candidates: Where they may go; None for everywhere.
-        priority: Higher goes first.
-        reserves: Nodes are kept for the first of them while it heads the queue.
-
-    """
-
-    tenant: Tenant
-    project: str
-    needs: Amounts
-    policy: PolicyRef
-    demand: Demand | None
-    candidates: tuple[ClusterId, ...] | None
-    priority: int
-    reserves: bool
-    alternatives: tuple[Demand, ...] = ()
-
-    @property
-    def shape(self) -> "Shape":
-        """What decides whether they fit."""
-        return self.demand or Demand(), self.candidates, self.alternatives
-
-
-Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
-"""A demand, where it may be met, and what it is the loosest of."""
 
 
 def _kind(shape: Shape) -> Shape:
@@ -133,6 +96,7 @@ class Ranking:
         self._state = state
         self._classes = _Table[WaiterClass](
             priority=np.int64,
+            precedence=np.int64,
             tenant=np.int64,
             project=np.int64,
             gpu_milli=np.int64,
@@ -142,7 +106,8 @@ class Ranking:
             policy=np.int64,
             shape=np.int64,
             reserves=np.bool_,
-            since=np.float64,  # Of the first that is ready; inf where none is.
+            oldest=np.float64,  # Since when the first that is ready waits; inf where none is.
+            since=np.float64,  # The same, less those that the wake under way has visited.
             number=np.int64,  # Of that first one.
             fresh=np.bool_,  # Some have not been judged since they came.
             refused_at=np.int64,  # The count of changes at which they did not fit.
@@ -182,6 +147,7 @@ class Ranking:
         row = self._classes.add(
             waiters,
             priority=waiters.priority,
+            precedence=waiters.precedence,
             tenant=tenant,
             project=project,
             **dict(zip(RESOURCES, waiters.needs, strict=True)),
@@ -189,6 +155,7 @@ class Ranking:
             policy=self._policies.add(waiters.policy),
             shape=number,
             reserves=waiters.reserves,
+            oldest=np.inf,
             since=np.inf,
             number=0,
             fresh=True,
@@ -200,7 +167,7 @@ class Ranking:
     def remove(self, waiters: WaiterClass) -> None:
         """Forget a class that has no waiters any more."""
         row = self._classes.numbers[waiters]
-        self._classes["since"][row] = np.inf
+        self._classes["oldest"][row] = self._classes["since"][row] = np.inf
         del self._by_row[row]
         self._classes.drop(waiters)
         self._policies.drop(waiters.policy)
@@ -211,16 +178,18 @@ class Ranking:
         """Return the class of a row."""
         return self._by_row[row]
 
-    def ready_since(self, row: int, since: float, number: int) -> None:
+    def ready_since(self, row: int, since: float, number: int, oldest: float) -> None:
         """Note since when the first of a class waits that is ready; inf where none is.
 
         Args:
             row: The class.
-            since: In seconds since the epoch.
+            since: In seconds since the epoch; of those that a wake has not visited yet.
             number: Tells who is first of several that came at that time.
+            oldest: Of all that are ready.
 
         """
         self._classes["since"][row], self._classes["number"][row] = since, number
+        self._classes["oldest"][row] = oldest
 
     def line(self, number: int, row: int, since: float, waiters: int) -> None:
         """Note a line of waiters, by its number: its class, since when its first waits, how many.
@@ -320,8 +289,11 @@ class Ranking:
         return np.flatnonzero(live & ~waits), bool((live & waits).any())
 
     def is_over(self, row: int) -> bool:
-        """Return whether what a class needs is beyond the quota of its tenant or project."""
-        return bool(self._over(np.array([row], np.int64))[0])
+        """Return whether a class is beyond its quota; it is looked at again when that has room."""
+        over = bool(self._over(np.array([row], np.int64))[0])
+        if over:
+            self._classes["over"][row] = True
+        return over
 
     def _look_at_quotas(self) -> None:
         """Have those looked at, wherever there is capacity, that are beyond their quota no more."""
@@ -340,14 +312,17 @@ class Ranking:
                 over |= self._state.accounts.over(self._classes[column][rows], needs)
         return over
 
-    def _open(self, places: Collection[GrownPlace] | None) -> Bools:
-        """Return which shapes may fit at some places (None: anywhere) now: bool `[shapes]`."""
+    def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:
+        """Return which shapes may fit at some places (None: anywhere): bool `[shapes]`.
+
+        Now, or if they were empty.
+        """
         shapes, fleet = self._shapes, self._state.fleet
         rows = None if places is None else _rows(fleet, places)
         if rows is None:
             return np.ones(shapes.rows, np.bool_)
         fits = np.zeros(shapes.rows, np.bool_)
-        gives_way = bool(self._state.warm or self._state.resetting)
+        gives_way = empty or bool(self._state.warm or self._state.resetting)
         gpus = fleet.gpu_total if gives_way else fleet.gpu_free
         cpu = fleet.cpu_total if gives_way else fleet.cpu_free
         memory = fleet.memory_total if gives_way else fleet.memory_free
@@ -364,6 +339,26 @@ class Ranking:
         return fits
 
     # Who comes first -------------------------------------------------------------------------
+
+    def overtaken(self, nodes: Nodes, priority: int, since: float) -> int | None:
+        """Return the class whose first is passed over by what a request gets; the oldest of them.
+
+        It came before, is of no lower priority, within its quota and not overdue yet, and might be
+        on one of these nodes if they were empty.
+
+        Args:
+            nodes: What the request gets.
+            priority: Of the request.
+            since: When it came, in seconds since the epoch.
+
+        """
+        classes = self._classes
+        older = (classes["oldest"] < since) & (classes["priority"] >= priority)
+        rows = np.flatnonzero(older & (classes["precedence"] % 2 == 0))
+        if len(rows):
+            rows = rows[self._open(nodes, empty=True)[classes["shape"][rows]]]
+            rows = rows[~self._over(rows)]
+        return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
 
     def head(self) -> int | None:
         """Return the class whose first heads the queue: who goes first of those that reserve."""
@@ -422,13 +417,17 @@ class Ranking:
         return [*by_class, lines["since"].__getitem__, lines["number"].__getitem__]
 
     def _precedence(self, rows: Rows) -> npt.NDArray[Any]:
-        return -self._classes["priority"][rows]
+        return -self._classes["precedence"][rows]
 
     def _held(self, rows: Rows) -> npt.NDArray[Any]:
-        return self._state.accounts.shares(self._classes["tenant"][rows])
+        return self._shares(rows, "tenant")
 
     def _held_by_project(self, rows: Rows) -> npt.NDArray[Any]:
-        return self._state.accounts.shares(self._classes["project"][rows])
+        return self._shares(rows, "project")
+
+    def _shares(self, rows: Rows, of: str) -> npt.NDArray[Any]:
+        shares = self._state.accounts.shares(self._classes[of][rows])
+        return np.where(self._classes["precedence"][rows] % 2, 0.0, shares)
 
     def _since(self, rows: Rows) -> npt.NDArray[Any]:
         return self._classes["since"][rows]

@@ -84,12 +84,6 @@ class Requests:
         self._number = 0
         self._turned_down = 0
 
-    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the policy that the first request with this key went to, or ""."""
-        first = self._requests.first_with(tenant, idempotency_key) or RequestId("")
-        known, lease = self._requests.known(first), self._state.lease(first)
-        return known.policy.uri if known else lease.policy.uri if lease else ""
-
     def asked(self, to: Address, ask: Ask) -> None:
         """Take a request: answer it, or have its policy asked."""
         if not ask.dry_run and self._asked_before(to, ask):

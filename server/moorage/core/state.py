@@ -4,12 +4,12 @@
 alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
-import heapq
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
 from moorage.core.accounts import Accounts, Past, capacity_of
+from moorage.core.deadlines import Deadlines
 from moorage.core.facts import (
     Carried,
     ClusterRemoved,
@@ -23,6 +23,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -61,8 +62,6 @@ RELEASED: Final = "released"
 """The reason of a lease that its owner ended: its workload may be kept."""
 REPLACED_MAX: Final = 32
 """Changed clusters whose rows are replaced one by one; of more, all columns are made again."""
-DEADLINES_SPARE: Final = 1_000
-"""Outdated deadlines that are kept, beyond one for every lease and waiter, before a sweep."""
 
 
 @dataclass(slots=True)
@@ -75,6 +74,7 @@ class State:
         ended: The last `ENDED_MAX` leases that ended, oldest first.
         waiting: Asks and leases in the queue, in the order in which they came into it.
         waiting_bytes: What they brought along, in bytes of JSON.
+        overtaken: How often a waiter was passed by a request that came after it.
         keys: Which request owns an idempotency key of a tenant.
         warm: The leases that no tenant owns and whose workloads are kept for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
@@ -95,6 +95,7 @@ class State:
     ended: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     waiting: dict[RequestId, Waiter] = field(default_factory=dict[RequestId, Waiter])
     waiting_bytes: int = 0
+    overtaken: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     keys: dict[tuple[Tenant, str], RequestId] = field(
         default_factory=dict[tuple[Tenant, str], RequestId]
     )
@@ -108,13 +109,15 @@ class State:
     growth: Growth = field(default_factory=Growth, compare=False)
     accounts: Accounts = field(default_factory=Accounts, compare=False)
     identities: Identities = field(default_factory=Identities, compare=False)
-    deadlines: list[tuple[float, RequestId]] = field(
-        default_factory=list[tuple[float, RequestId]], compare=False
-    )
+    deadlines: Deadlines = field(init=False, compare=False)
     _fleet: Fleet = field(default_factory=Fleet, compare=False)
     _fleet_behind: dict[ClusterId, None] = field(
         default_factory=dict[ClusterId, None], compare=False
     )
+
+    def __post_init__(self) -> None:
+        """Make what looks things up here."""
+        self.deadlines = Deadlines(self.deadline_of)
 
     @property
     def fleet(self) -> Fleet:
@@ -182,12 +185,8 @@ class State:
 
     def next_deadline(self) -> float | None:
         """Return when the next lease or waiter runs out, or ends its pause, or None."""
-        while self.deadlines:
-            at, request = self.deadlines[0]
-            if at == self.deadline_of(request):
-                return at
-            heapq.heappop(self.deadlines)  # Renewed, ended or dequeued meanwhile.
-        return None
+        first = self.deadlines.first()
+        return None if first is None else first[0]
 
     def deadline_of(self, request: RequestId) -> float | None:
         """Return when this lease, waiter or reservation is due, or None: nothing is."""
@@ -199,13 +198,7 @@ class State:
         return self.reserved.due(request) if waiter is None else waiter.due
 
     def _due(self, request: RequestId) -> None:
-        """Note a deadline. A lease renewed every second leaves many behind; they are swept."""
-        at = self.deadline_of(request)
-        assert at is not None
-        heapq.heappush(self.deadlines, (at, request))
-        if len(self.deadlines) > DEADLINES_SPARE + 2 * (len(self.leases) + len(self.waiting)):
-            live = {(at, name) for at, name in self.deadlines if at == self.deadline_of(name)}
-            self.deadlines = sorted(live)
+        self.deadlines.note(request, len(self.leases) + len(self.waiting))
 
     def _inventory_changed(self, cluster_id: ClusterId) -> None:
         self._fleet_behind[cluster_id] = None
@@ -271,12 +264,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
         case Reserved() | Unreserved():
             _reserve(state, fact)
-        case QuotaSet():
-            _set_quota(state, fact)
-        case HalfLifeSet(seconds, at):
-            state.accounts.set_half_life(seconds, at)
-        case UsageCarried(tenant, project, share, step):
-            state.accounts.carry((tenant, project), Past(share, step))
+        case QuotaSet() | HalfLifeSet() | UsageCarried():
+            _share_out(state, fact)
         case Queued(ask, at, deadline):
             assert ask.id not in state.leases
             _own_key(state, ask)
@@ -285,8 +274,10 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             assert state.waiting[request].lease is None, "a lease ends, it is not refused"
             ask = _waits_no_longer(state, request).ask
             _disown_key(state, ask.tenant, ask)
-        case Granted(lease):
-            _grant(state, lease)
+        case Granted():
+            _grant(state, fact.lease, fact.overtakes)
+        case Overtaken(request, times):
+            state.overtaken[request] = times
         case Renewed(request, expires_at):
             _renew(state, request, expires_at)
         case Started(request, _, endpoint):
@@ -329,7 +320,13 @@ def _reserve(state: State, fact: Reserved | Unreserved) -> None:
         state.gains += 1
 
 
-def _set_quota(state: State, fact: QuotaSet) -> None:
+def _share_out(state: State, fact: QuotaSet | HalfLifeSet | UsageCarried) -> None:
+    if isinstance(fact, HalfLifeSet):
+        state.accounts.set_half_life(fact.seconds, fact.at)
+        return
+    if isinstance(fact, UsageCarried):
+        state.accounts.carry((fact.tenant, fact.project), Past(fact.share, fact.step))
+        return
     state.accounts.set_quota((fact.tenant, fact.project), fact.quota)
     state.gains += 1  # A "no" of old does not stand.
     state.growth.note_everywhere()
@@ -346,6 +343,7 @@ def _wait(state: State, waiter: Waiter) -> None:
 def _waits_no_longer(state: State, request: RequestId) -> Waiter:
     waiter = state.waiting.pop(request)
     state.waiting_bytes -= waiter.ask.size
+    state.overtaken.pop(request, None)
     _leave_to_others(state)
     return waiter
 
@@ -356,13 +354,16 @@ def _leave_to_others(state: State) -> None:
         state._gives_way(state.leases[name])  # noqa: SLF001  # Called by apply().
 
 
-def _grant(state: State, lease: Lease) -> None:
+def _grant(state: State, lease: Lease, overtakes: RequestId | None) -> None:
     assert lease.id not in state.leases
     assert lease.fencing > state.fencing, "a fencing number is never given out twice"
     if lease.id in state.waiting:
         _waits_no_longer(state, lease.id)
     else:
         _own_key(state, lease)
+    if overtakes is not None:
+        assert overtakes in state.waiting
+        state.overtaken[overtakes] = state.overtaken.get(overtakes, 0) + 1
     state.fencing = lease.fencing
     state.leases[lease.id] = lease
     state._hold(lease, lease.granted_at)  # noqa: SLF001  # Called by apply().

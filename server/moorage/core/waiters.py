@@ -1,10 +1,26 @@
-"""One place in the queue. `core.state` keeps them, the queue puts them in order."""
+"""Who waits: one, those that are alike, and where each stands. `core.state` keeps the first."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from moorage.model import Ask, Lease
+from moorage.core.accounts import Amounts
+from moorage.core.facts import Refusal
+from moorage.model import Ask, ClusterId, Demand, Lease, Nodes, PolicyRef, RequestId, Tenant
 
-__all__ = ["Waiter"]
+__all__ = [
+    "UNJUDGED",
+    "LineKey",
+    "Seniority",
+    "Shape",
+    "Waiter",
+    "WaiterClass",
+    "WaiterLine",
+    "seniority",
+]
+
+UNJUDGED: Final = -1
+"""In the place of the count of changes at which a demand was found not to fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +51,98 @@ class Waiter:
         if self.lease is None or not self.pauses:
             return self.deadline
         return min(self.deadline, self.lease.retry_at)
+
+
+class WaiterClass(NamedTuple):
+    """What waiters share that decides about their turn.
+
+    Args:
+        tenant: Whose they are.
+        project: Which of the tenant's projects they count for.
+        needs: What each of them would add to what these hold.
+        policy: Who proposes for them.
+        demand: What each of them needs, if they say so; of alternatives, the loosest.
+        alternatives: All demands that would do for each of them, where there are several.
+        candidates: Where they may go; None for everywhere.
+        priority: Higher goes first.
+        reserves: Nodes are kept for the first of them while it heads the queue.
+        overdue: They were overtaken as often as a waiter may be: shares do not count for them.
+
+    """
+
+    tenant: Tenant
+    project: str
+    needs: Amounts
+    policy: PolicyRef
+    demand: Demand | None
+    candidates: tuple[ClusterId, ...] | None
+    priority: int
+    reserves: bool
+    alternatives: tuple[Demand, ...] = ()
+    overdue: bool = False
+
+    @property
+    def precedence(self) -> int:
+        """What goes before shares and age: priority, and then who is overdue."""
+        return 2 * self.priority + self.overdue
+
+    @property
+    def shape(self) -> "Shape":
+        """What decides whether they fit."""
+        return self.demand or Demand(), self.candidates, self.alternatives
+
+
+Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
+"""A demand, where it may be met, and what it is the loosest of."""
+
+
+class LineKey(NamedTuple):
+    """What waiters share that differ in age alone: also what their policy is told of each."""
+
+    waiters: WaiterClass
+    inputs: str
+    avoid: Nodes
+
+
+@dataclass(slots=True, eq=False)
+class WaiterLine:
+    """Waiters that differ only in age.
+
+    Attributes:
+        waiters: Oldest first.
+        since: Since when the first of them waits, in seconds since the epoch.
+        refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
+        declined: What their policy answered, where it wants nothing of what is free; they are
+            passed over until capacity grows where they fit.
+        withheld: Nodes that it was not offered, since they were kept for the head of the queue.
+        over_quota_at: `Accounts.falls` when what it proposed was beyond their quota; 0: it was not.
+
+    """
+
+    key: LineKey
+    number: int
+    waiters: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
+    since: float = math.inf
+    refused_at: int = UNJUDGED
+    declined: Refusal | None = None
+    withheld: Nodes = ()
+    over_quota_at: int = 0
+
+    @property
+    def of(self) -> WaiterClass:
+        """What they share with others that their policy is told something else about."""
+        return self.key.waiters
+
+
+class Seniority(NamedTuple):
+    """What orders the pages of the queue: no waiter's ever changes, as its position does."""
+
+    priority: int
+    """Negated."""
+    since: float
+    request: RequestId
+
+
+def seniority(waiter: Waiter) -> Seniority:
+    """Return a waiter's place in the pages of the queue."""
+    return Seniority(-waiter.ask.priority, waiter.at, waiter.ask.id)

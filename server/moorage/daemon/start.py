@@ -198,7 +198,7 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
     tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
-    allocator = Allocator(config.requeue_pause_seconds)
+    allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
     allocator.replay(recovery.facts, recovery.fencing)
     catalog = await services.open_catalog(config)
     stack.push_async_callback(catalog.close)

@@ -33,6 +33,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -266,6 +267,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 | Unreserved()
                 | HalfLifeSet()
                 | UsageCarried()
+                | Overtaken()
                 | Dequeued()
                 | Granted()
                 | Renewed()

@@ -26,6 +26,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -74,6 +75,7 @@ KINDS: Final = (
     FactKind("half_life_set", 1, HalfLifeSet),
     FactKind("usage_carried", 1, UsageCarried),
     FactKind("queued", 1, Queued),
+    FactKind("overtaken", 1, Overtaken),
     FactKind("dequeued", 1, Dequeued),
     FactKind("granted", 1, Granted),
     FactKind("renewed", 1, Renewed),
@@ -286,7 +288,7 @@ def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
             return fact.lease
         case Queued(ask=ask):
             return ask.id
-        case Dequeued(request=request):
+        case Dequeued(request=request) | Overtaken(request=request):
             return request
         case ClusterSet(cluster=cluster):
             return cluster.id

@@ -24,6 +24,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -244,6 +245,7 @@ def fencing_of(fact: Fact) -> int:
             | Unreserved()
             | HalfLifeSet()
             | UsageCarried()
+            | Overtaken()
             | Queued()
             | Dequeued()
             | Renewed()

@@ -157,10 +157,15 @@ class WaiterAnswer(Struct):
 
 
 class QueuedWaiter(WaiterAnswer, kw_only=True):
-    """A row of the queue. `expected_at`: its turn, if leases and reservations last to their end."""
+    """A row of the queue.
+
+    `expected_at`: its turn, if leases and reservations last to their end. `overtaken`: how often
+    a request that came later went before it.
+    """
 
     position: int
     expected_at: Seconds | None
+    overtaken: int
 
 
 class WaiterStatus(WaiterAnswer, kw_only=True):

@@ -22,6 +22,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -65,6 +66,7 @@ class Model:
     active: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
     waiting: dict[str, Queued] = field(default_factory=dict)
+    overtaken: Counter[str] = field(default_factory=Counter)
     requeued: dict[str, Lease] = field(default_factory=dict)
     paused: dict[str, float] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
@@ -239,8 +241,14 @@ class Model:
                 law(request in self.waiting, "only a waiter leaves the queue", fact)
                 law(request not in self.requeued, "a lease ends, it is not refused", fact)
                 del self.waiting[request]
-            case Granted(lease):
+                self.overtaken.pop(request, None)
+            case Granted(lease, overtaken):
                 self._granted(lease, asks, now)
+                self.overtaken.pop(lease.id, None)
+                if overtaken is not None:
+                    self.overtaken[overtaken] += 1
+            case Overtaken(request, times):
+                self.overtaken[request] = times
             case Renewed(lease_id, expires_at) if lease_id in self.requeued:
                 self.expires[lease_id] = expires_at
                 self.waiting[lease_id] = replace(self.waiting[lease_id], deadline=expires_at)
@@ -292,6 +300,7 @@ class Model:
                 law(at >= retry_at, "it pauses as long as it was told to", fact, retry_at)
             case Ended(lease_id) if lease_id in self.requeued:
                 del self.requeued[lease_id], self.waiting[lease_id]
+                self.overtaken.pop(lease_id, None)
                 self.paused.pop(lease_id, None)
                 self.ended.add(lease_id)
             case Ended(lease_id, at, reason):
@@ -488,6 +497,17 @@ class Model:
         if demand.nodes > 1 and demand.topology == "rack":
             return max(racks.values(), default=0) >= demand.nodes
         return found >= demand.nodes
+
+    def could_be(self, lease: Lease, demand: Demand, candidates: Any) -> bool:
+        """Whether a demand would fit on a node of a lease if that were empty."""
+        for share in lease.placement:
+            node, pair = self.node(share), (share.cluster_id, share.node_id)
+            if candidates is not None and share.cluster_id not in candidates:
+                continue
+            empty = Model(clusters=self.clusters, cordons=self.cordons)
+            if node is not None and empty._takes(pair, node, demand):  # Its own.
+                return True
+        return False
 
     def _takes(self, pair: tuple[str, str], node: Node, demand: Demand) -> bool:
         if not _labelled(pair, node, demand):

@@ -39,7 +39,7 @@ from moorage.core.facts import Ended, Fact, Granted, Paused, Preempted, Refusal,
 from moorage.core.invariants import check
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.refusals import PASSING
-from moorage.core.requests import FAULTS_MAX
+from moorage.core.requests import CONSULTS_MAX, FAULTS_MAX
 from moorage.core.state import State, apply
 from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
@@ -68,6 +68,8 @@ class Witness:
         self.released: dict[str, Lease] = {}
         self.stopped: set[tuple[str, int]] = set()
         self.reserved: tuple[Any, int, str] = ((), 0, "")
+        self.declined: set[str] = set()
+        self.consultations = Counter[str]()
         self.turns = 0
 
     # Steps ---------------------------------------------------------------------------------
@@ -86,6 +88,7 @@ class Witness:
             self.let_go.add((event.lease, event.fencing))
         queue = self.world.allocator.requests.queue
         self.reserved = ((), 0, "")
+        self.declined = self._declined()
         if queue.head is not None:
             first = next(iter(queue.head.waiters))
             self.reserved = (queue.reservation, queue.head.of.priority, first)
@@ -93,10 +96,12 @@ class Witness:
     def after(self, event: Event, turn: Turn) -> None:
         world, model = self.world, self.model
         waited, told_for = set(model.waiting), set[str]()
+        self.declined |= self._declined()
         for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
                 self._in_turn(fact.lease, event)
+                self._overtaking(fact, event)
             if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
                 self._freed(fact, event, turn.facts[number + 1 : number + 2])
             if isinstance(fact, Requeued):
@@ -119,6 +124,8 @@ class Witness:
             if isinstance(effect, Respond | Recall):
                 self._answer(effect, event)
                 self._gave_way(effect, waited)
+            if isinstance(effect, Consult):
+                self.consultations[effect.ask.id] += 1
             if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
                 self._consulted(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
@@ -146,6 +153,39 @@ class Witness:
         if self.turns % 16 == 0:
             check(state)
             self._bounded()
+
+    def _declined(self) -> set[str]:
+        """Who waits and is passed over, since its policy wants nothing of what is free."""
+        lines = self.world.allocator.requests.queue.lines()
+        return {name for line in lines if line.declined for name in line.waiters}
+
+    def _overtaking(self, fact: Granted, event: Event) -> None:
+        """Each time that a waiter is overtaken is counted, on the one that came first."""
+        model, lease = self.model, fact.lease
+        before = model.waiting.get(lease.id)
+        since = before.at if before is not None else lease.asked_at
+        behind = [
+            (waiter.at, name)
+            for name, waiter in model.waiting.items()
+            if name not in {lease.id, *model.paused, *self.declined}
+            if waiter.at < since and waiter.ask.priority >= lease.terms.priority
+            if model.overtaken[name] < self.world.overtaken_max
+        ]
+        if fact.overtakes is not None:
+            counted = [at for at, name in behind if name == fact.overtakes]
+            law(bool(counted), "only who is overtaken is counted", fact, behind)
+            behind = [(at, name) for at, name in behind if at < counted[0]]
+        # Whose policy has just declined lets others pass, though it may be asked again at once.
+        said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
+        for _, name in behind:
+            ask = model.waiting[name].ask
+            if name == said or ask.demand is None or ask.alternatives or self._beyond(ask):
+                continue
+            there = model.could_be(lease, ask.demand, ask.candidates)
+            law(not there, "each time that one is overtaken is counted", fact, name)
+
+    def _overdue(self, name: str) -> bool:
+        return self.model.overtaken[name] >= self.world.overtaken_max
 
     def _not_in_vain(self, told: list[Preempted]) -> None:
         """Who is told to leave makes room, and none is told who need not.
@@ -187,7 +227,9 @@ class Witness:
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
             return
         ask, model = message.ask, self.model
-        if self.world.honest and answer.code is Code.POLICY_DECLINED and ask.terms is not None:
+        # A policy that was asked so often is believed; a repeated request was not asked about.
+        asked = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
+        if self.world.honest and asked and answer.code is Code.POLICY_DECLINED:
             shut = self._shut(ask)
             need = ask.alternatives[-1] if ask.alternatives else ask.demand or wanted(ask)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
@@ -240,6 +282,7 @@ class Witness:
         """Whether all last so long, or until a reservation begins that they make room for."""
         model = self.model
         over = model.warm | model.ending.keys()
+        over |= {x.id for x in model.leases.values() if x.granted_at == self.world.now}  # After it.
         begins = {name: model.begins(lease) for name, lease in model.leases.items()}
         held = {*model.leases, *model.requeued} - over
         return all(model.expires[name] >= min(grace, begins.get(name, grace)) for name in held)
@@ -251,12 +294,17 @@ class Witness:
         ready = head in self.model.waiting and head not in self.model.paused
         # Whose policy has just declined lets others pass, though it may be asked again at once.
         declined = isinstance(event, Proposed | ConsultFailed) and event.request == head
-        if lease.terms.priority < priority and ready and not declined:  # Nothing kept if it pauses.
+        behind = lease.terms.priority < priority
+        if ready and self._overdue(head):
+            behind |= lease.terms.priority == priority and not self._overdue(lease.id)
+        if behind and ready and not declined:  # Nothing kept if it pauses.
             still = self.world.allocator.requests.queue.reservation  # It moves as capacity grows.
             touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept) & set(still)
             law(not touched, "the head's nodes are left alone", lease, kept)
         if not self.world.honest or ask.demand is None:
             return
+        if lease.inherited and EVICTED in self.model.ending.values():
+            return  # Who sleeps gets what is being evicted for it.
         asleep = Counter[Any]()
         places = {(share.cluster_id, share.node_id) for share in lease.placement}
         for name, waiter in self.model.waiting.items():
@@ -421,6 +469,7 @@ class Witness:
             law(not late, "every message is answered", late)
         if not self.world.honest or not allocator.requests.queue:
             return
+        self._overdue_first()
         for line in allocator.requests.queue.lines():
             shut = allocator.requests.queue.reserved_for(line)
             kept = shut
@@ -446,6 +495,21 @@ class Witness:
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
                 law(not could or coming, "no request sleeps beside what could give way", name, shut)
+
+    def _overdue_first(self) -> None:
+        """Nodes are kept for one who was overtaken too often, or for one of higher priority."""
+        first = self.world.allocator.requests.queue.first()
+        head = next(iter(first.waiters), "") if first is not None else ""
+        for name, waiter in self.model.waiting.items():
+            ask, known = waiter.ask, self.model
+            patient = name in known.requeued or (ask.terms is not None and ask.terms.wait_seconds)
+            if not self._overdue(name) or not patient or ask.demand is None:
+                continue
+            if name in known.paused or name in self._declined() or self._beyond(ask):
+                continue
+            law(head != "", "who was overtaken too often goes first", name)
+            higher = self.model.waiting[head].ask.priority > ask.priority
+            law(higher or self._overdue(head), "who was overtaken too often goes first", name, head)
 
     def _shut(self, ask: Ask) -> tuple[tuple[str, str], ...]:
         """The nodes that are kept for a waiter, or reserved, and so not for this request."""

@@ -54,6 +54,7 @@ from moorage.core.events import (
     WorkloadStopped,
 )
 from moorage.core.facts import Fact, Refusal
+from moorage.core.queue import OVERTAKEN_MAX
 from moorage.core.refusals import PASSING
 from moorage.core.turn import Turn
 from moorage.model import (
@@ -82,6 +83,8 @@ LABELLED = 1_000_000
 """From this seed on nodes have labels that demands ask for; the worlds before are without."""
 ELASTIC = 2_000_000
 """From this seed on requests have alternatives, and nodes no labels."""
+OVERTAKING = 5_000_000
+"""From this seed on waiters are overtaken a few times at most; there are no alternatives."""
 Phase = Literal["succeeded", "failed"]
 
 
@@ -113,7 +116,8 @@ class World:
         self.labelling = Random(f"labels {seed}")
         self.labelled = LABELLED <= seed < ELASTIC
         self.choosing = Random(f"alternatives {seed}")
-        self.elastic = seed >= ELASTIC
+        self.elastic = ELASTIC <= seed < OVERTAKING
+        self.overtaken_max = 3 if seed >= OVERTAKING else OVERTAKEN_MAX
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -165,7 +169,7 @@ class World:
         ] or drawn
 
     def _be_born(self) -> None:
-        self.allocator = Allocator(self.pause_seconds)
+        self.allocator = Allocator(self.pause_seconds, self.overtaken_max)
         self.turns: list[Turn] = []
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []

@@ -21,6 +21,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Overtaken,
     Paused,
     Preempted,
     Queued,
@@ -111,6 +112,7 @@ def answer(  # One case per fact.
                 | Unreserved()
                 | HalfLifeSet()
                 | UsageCarried()
+                | Overtaken()
                 | Renewed()
                 | Started()
                 | Paused()
