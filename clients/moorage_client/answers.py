@@ -70,6 +70,8 @@ class Lease:
             seconds since the epoch; 0 where it does not pause.
         workload: What runs on it; None where nothing was asked for.
         choice: Which of the alternatives that were asked for it is, from 0; None: there were none.
+        ttl_max_seconds: How long it lasts from this grant or renewal on, where that is shorter
+            than was asked for; else None.
 
     """
 
@@ -87,13 +89,20 @@ class Lease:
     retry_at: float = 0.0
     workload: Workload | None = None
     choice: int | None = None
+    ttl_max_seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasts from its grant or last renewal on."""
+        return self.ttl_seconds if self.ttl_max_seconds is None else self.ttl_max_seconds
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON values, without its token."""
         document = asdict(self)
         del document["token"]
-        if self.choice is None:
-            del document["choice"]
+        for newer in ("choice", "ttl_max_seconds"):
+            if document[newer] is None:
+                del document[newer]
         if self.workload is None:
             del document["workload"]
         elif self.workload.outcome is not None:
@@ -181,6 +190,7 @@ def read_lease(document: Any) -> Lease:
         retry_at=found.retry_at,
         workload=None if found.workload is None else _workload(found.workload),
         choice=found.choice,
+        ttl_max_seconds=found.ttl_max_seconds,
     )
 
 

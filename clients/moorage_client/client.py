@@ -284,7 +284,7 @@ class Client:
         Args:
             lease: Its id.
             token: Its token.
-            ttl_seconds: How long from now, and at later renewals; None keeps the lease's own.
+            ttl_seconds: How long from now; None: as long as it was asked for.
             timeout: Seconds until the reply must be here; default: the client's.
 
         Raises:

@@ -73,7 +73,7 @@ class HeldLease:
         self.warnings = warnings
         self._lease = lease
         self.replayed = replayed
-        self._deadline = time.monotonic() + lease.ttl_seconds
+        self._deadline = time.monotonic() + lease.seconds
         self._lost = threading.Event()
         self._reason = ""
 
@@ -128,8 +128,8 @@ class HeldLease:
 
     def renewed(self, lease: Lease, deadline: float) -> None:
         """Take note of a renewal. For the keeper."""
-        self._lease = dataclasses.replace(lease, token=self._lease.token)
         self._deadline = deadline
+        self._lease = dataclasses.replace(lease, token=self._lease.token)
 
     def lose(self, reason: str) -> LeaseLost:
         """Take note of the loss. For the keeper. The first reason stays."""
@@ -181,7 +181,9 @@ async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], 
             if lease.state in OVER:
                 held.lose(lease.reason or f"the server says that it is {lease.state}")
                 break
-            held.renewed(lease, sent + lease.ttl_seconds)
+            held.renewed(lease, sent + lease.seconds)
+            if lease.ttl_max_seconds is not None:
+                problem = "what it holds is reserved for others, or drained"
             pause = period
             continue
         pause = random.uniform(0.5, 1.0) * min(period / 4, RETRY_SECONDS_MAX)  # noqa: S311  # Jitter.

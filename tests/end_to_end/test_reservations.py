@@ -14,7 +14,7 @@ import pytest
 from served import Server, cluster
 
 from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
-from moorage_client import BlockingClient, NotFound, RequestRefused
+from moorage_client import BlockingClient, LeaseLost, NotFound, RequestRefused
 from moorage_policies import catalog
 
 TOKENS = {"MOORAGE_TOKENS": "ann:a1,bob:b1,ops:o1", "MOORAGE_OPERATORS": "ops"}
@@ -77,6 +77,27 @@ def test_others_are_out_in_time_and_only_its_tenant_gets_in(serve: Serve) -> Non
                 ann.ask(POLICY, **ONE, lease={"ttl_seconds": 1})
             assert caught.value.details["reserved_in_advance"] == 1
             assert bob.ask(POLICY, **ONE, lease={"ttl_seconds": 60}).lease is not None
+
+
+def test_a_holder_knows_that_its_renewal_was_shortened(serve: Serve) -> None:
+    def held_until_it_is_reserved(ann: BlockingClient, ops: BlockingClient) -> None:
+        with ann.lease(POLICY, **ONE, ttl_seconds=3) as held:
+            times = {"starts_at": held.expires_at + 1.5, "ends_at": held.expires_at + 60.0}
+            ops.call({"op": "reserve", **ONE, **times, "tenant": "bob"})
+            while held.expires_at < times["starts_at"]:
+                assert not held.wait_lost(0.05)
+            left = times["starts_at"] - time.time()
+            assert held.seconds_left <= left
+            assert held.wait_lost(60)
+
+    with serve() as server:
+        url = server.running.ws
+        with (
+            BlockingClient(url, "a1") as ann,
+            BlockingClient(url, "o1") as ops,
+            pytest.raises(LeaseLost, match="reserved for others"),
+        ):
+            held_until_it_is_reserved(ann, ops)
 
 
 @pytest.mark.heavy
