@@ -70,8 +70,8 @@ class Lease:
             seconds since the epoch; 0 where it does not pause.
         workload: What runs on it; None where nothing was asked for.
         choice: Which of the alternatives that were asked for it is, from 0; None: there were none.
-        ttl_max_seconds: How long it lasts from this grant or renewal on, where that is shorter
-            than was asked for; else None.
+        ttl_max_seconds: How long it lasts from the grant or renewal on, where that is less than was
+            asked for, since others reserved its nodes or they are drained then; else None.
 
     """
 
@@ -92,17 +92,17 @@ class Lease:
     ttl_max_seconds: float | None = None
 
     @property
-    def seconds(self) -> float:
-        """How long it lasts from its grant or last renewal on."""
+    def lasts_seconds(self) -> float:
+        """How long it lasts from the grant or renewal on that this tells of."""
         return self.ttl_seconds if self.ttl_max_seconds is None else self.ttl_max_seconds
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON values, without its token."""
         document = asdict(self)
         del document["token"]
-        for newer in ("choice", "ttl_max_seconds"):
-            if document[newer] is None:
-                del document[newer]
+        for name in ("choice", "ttl_max_seconds"):
+            if document[name] is None:
+                del document[name]
         if self.workload is None:
             del document["workload"]
         elif self.workload.outcome is not None:

@@ -42,7 +42,7 @@ class Request(TypedDict, total=False):
     dry_run: bool
 
 
-_NEWER: Final = ("project", "runtime_seconds_min", "notice_seconds")
+_NEWER: Final = ("project", "runtime_seconds_min", "notice_seconds", "ttl_seconds_min")
 """Terms of a lease that the first servers did not know."""
 
 

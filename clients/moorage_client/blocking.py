@@ -119,6 +119,7 @@ class BlockingClient:
         priority: int = 0,
         preemptible: bool = False,
         idempotency_key: str = "",
+        ttl_seconds_min: float = 0.0,
         on_progress: Callable[[Document], None] | None = None,
         timeout: float | None = None,
         **request: Unpack[Request],
@@ -130,7 +131,8 @@ class BlockingClient:
         block. Long work calls `held.check()` between its steps.
         """
         client = self._open()
-        terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
+        given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
+        terms = LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
         message = request_message(policy_rule_uri, terms, **request)
         return BlockingGuard(
             lambda: self._run(client.acquire(message, timeout, on_progress)),

@@ -189,6 +189,7 @@ class Client:
         priority: int = 0,
         preemptible: bool = False,
         idempotency_key: str = "",
+        ttl_seconds_min: float = 0.0,
         cancel_when_lost: bool = True,
         on_progress: Callable[[Document], None] | None = None,
         timeout: float | None = None,
@@ -209,6 +210,7 @@ class Client:
             priority: Higher goes first.
             preemptible: It may be ended early for a request of higher priority.
             idempotency_key: Take over the lease that this key was granted earlier, if any.
+            ttl_seconds_min: So short will do, too, where others reserved its nodes after that.
             cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
                 for blocks that call `held.check()` themselves.
             on_progress: As `ask`.
@@ -223,7 +225,8 @@ class Client:
             Timeout: As `ask`, or as `ConnectionFailed`.
 
         """
-        terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
+        given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
+        terms = LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
         message = request_message(policy_rule_uri, terms, **request)
         return LeaseGuard(
             lambda: self.acquire(message, timeout, on_progress),

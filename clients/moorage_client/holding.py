@@ -73,7 +73,7 @@ class HeldLease:
         self.warnings = warnings
         self._lease = lease
         self.replayed = replayed
-        self._deadline = time.monotonic() + lease.seconds
+        self._deadline = time.monotonic() + lease.lasts_seconds
         self._lost = threading.Event()
         self._reason = ""
 
@@ -128,8 +128,8 @@ class HeldLease:
 
     def renewed(self, lease: Lease, deadline: float) -> None:
         """Take note of a renewal. For the keeper."""
-        self._deadline = deadline
         self._lease = dataclasses.replace(lease, token=self._lease.token)
+        self._deadline = deadline
 
     def lose(self, reason: str) -> LeaseLost:
         """Take note of the loss. For the keeper. The first reason stays."""
@@ -155,7 +155,7 @@ async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], 
     """
     period = held.lease.ttl_seconds / RENEWALS_PER_TTL
     # How long ago a replayed lease was granted is unknown; the first renewal tells.
-    pause = 0.0 if held.replayed else period
+    pause = 0.0 if held.replayed else _until_next(held.lease, period)
     problem = "no renewal was sent in time"
     while True:
         await asyncio.sleep(max(0.0, min(pause, held.seconds_left)))
@@ -181,13 +181,18 @@ async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], 
             if lease.state in OVER:
                 held.lose(lease.reason or f"the server says that it is {lease.state}")
                 break
-            held.renewed(lease, sent + lease.seconds)
+            held.renewed(lease, sent + lease.lasts_seconds)
+            pause = _until_next(lease, period)
             if lease.ttl_max_seconds is not None:
                 problem = "what it holds is reserved for others, or drained"
-            pause = period
             continue
         pause = random.uniform(0.5, 1.0) * min(period / 4, RETRY_SECONDS_MAX)  # noqa: S311  # Jitter.
     on_lost()
+
+
+def _until_next(lease: Lease, period: float) -> float:
+    """Return when to renew next: what could not last for longer now may be able to later."""
+    return min(period, max(lease.lasts_seconds / RENEWALS_PER_TTL, 1.0))
 
 
 class Keeper:

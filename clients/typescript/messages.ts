@@ -500,6 +500,8 @@ export interface LeaseRequest {
   idempotency_key?: string;
   /** Whose quota it counts for, within the tenant. Expected: a string of 1 to 128 characters. */
   project?: string;
+  /** So short a lease will do where others reserved its nodes; 0: none will. Expected: a number of seconds between 0 and 604800. */
+  ttl_seconds_min?: number;
 }
 
 /**
@@ -984,6 +986,8 @@ export interface ReserveNodes {
   clusters?: (string | number)[] | null;
   /** It ends so long after its start where no lease uses it; 0: never. Expected: a number of seconds between 0 and 604800. */
   lapse_seconds?: number;
+  /** Say what would come of it, and change nothing. Expected: true or false. */
+  dry_run?: boolean;
 }
 
 /** The reply to `ReserveNodes`, where it succeeds. */

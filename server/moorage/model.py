@@ -221,13 +221,12 @@ class LeaseTerms:
         ttl_seconds: The lease ends this long after its grant or its last renewal.
         wait_seconds: How long the request may wait in the queue; 0 answers at once.
         priority: Higher goes first.
-        preemptible: The lease may be ended early for a request of higher priority; its workload
-            starts elsewhere where its `on_failure` says so.
+        preemptible: It may be ended early for others; `on_failure` says whether it starts again.
         runtime_seconds_min: But not before it has lasted so long.
         notice_seconds: And not before it has been told for so long.
-        idempotency_key: Repeating a request of the same tenant with this key returns the
-            lease of the first one instead of a second lease. Empty: none.
+        idempotency_key: The same request of a tenant with it gets the same lease; empty: none.
         project: Which project of its tenant it counts for; empty: none.
+        ttl_seconds_min: So short will do where others reserved its nodes; 0: nothing shorter.
 
     """
 
@@ -239,6 +238,7 @@ class LeaseTerms:
     runtime_seconds_min: float = 0.0
     notice_seconds: float = 0.0
     project: str = ""
+    ttl_seconds_min: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,43 @@ def test_a_lease_that_would_run_into_it_goes_elsewhere_or_is_told_how_long(hand:
     assert refusal.details["ttl_max_seconds"] == 10.0
 
 
+def test_a_shorter_lease_is_granted_where_the_request_agrees(hand: Hand) -> None:
+    reserve(hand, 50.0, 100.0, Demand(gpus=1, nodes=2))
+    shorter = {"ttl_seconds_min": 20.0}
+    turn = hand.grant(ask("brief", ONE, terms=shorter), place("n000", "0"))
+    (news,) = answers(turn)
+    assert (news.lease.expires_at, news.ttl_max_seconds) == (50.0, 50.0)
+    assert news.lease.terms.ttl_seconds == 60.0
+    hand.now = 30.0
+    assert consults(hand.ask(ask("just", ONE, terms=shorter))) == ["just"]
+    hand.now = 31.0
+    (refusal,) = answers(hand.ask(ask("late", ONE, terms=shorter)))
+    assert refusal.details["ttl_max_seconds"] == 19.0
+
+
+def test_a_whole_lease_elsewhere_goes_before_a_shorter_one(hand: Hand) -> None:
+    reserve(hand, 50.0, 100.0)
+    turn = hand.ask(ask("long", ONE, terms={"ttl_seconds_min": 20.0}))
+    assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
+    (news,) = answers(hand.propose(turn, place("n001", "0")))
+    assert (news.lease.expires_at, news.ttl_max_seconds) == (60.0, None)
+    (news,) = answers(
+        hand.grant(ask("brief", ONE, terms={"ttl_seconds_min": 20.0}), place("n000", "0"))
+    )
+    assert news.lease.expires_at == 50.0
+
+
+def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> None:
+    told = reserve(hand, 50.0, 100.0, dry_run=True)
+    assert told["nodes"] == [{"cluster_id": "c", "node_id": "n000"}]
+    assert not hand.allocator.state.reserved
+    hand.grant(ask("long", ONE), place("n000", "0"))
+    name = reserve(hand, 50.0, 100.0)["reservation"]
+    refusal = reserve(hand, 40.0, 90.0, dry_run=True)
+    assert refusal.details["leases"] == [{"lease": "long", "until": 60.0}]
+    assert refusal.details["reservations"] == [{"reservation": name, "until": 100.0}]
+
+
 def test_a_policy_that_proposes_it_all_the_same_gets_nothing(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     (refusal,) = answers(hand.propose(hand.ask(ask("long", ONE)), place("n000", "0")))

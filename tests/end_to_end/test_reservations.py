@@ -154,3 +154,24 @@ def test_the_command_line_reserves_lists_and_cancels(serve: Serve, tmp_path: Pat
         later = json.loads(run("add", "--from", "+2h", "--to", "+1d", "--json"))
         assert later["ends_at"] - later["starts_at"] == pytest.approx(22 * 3600)
         assert later["tenant"] == "ops"
+        dry = run("add", "--from", "+2d", "--to", "+3d", "--dry-run")
+        assert dry.startswith("not reserved  ops: east/east-0, ")
+        assert len(json.loads(run("list", "--json"))) == 1
+        assert later["reservation"] in run(
+            "add", "--from", "+3h", "--to", "+4h", "--dry-run", code=1
+        )
+
+
+def test_a_lease_is_shorter_by_agreement(serve: Serve) -> None:
+    with serve() as server:
+        url = server.running.ws
+        with BlockingClient(url, "a1") as ann, BlockingClient(url, "o1") as ops:
+            terms = {"ttl_seconds": 60, "ttl_seconds_min": 2}
+            begins = time.time() + 20
+            times = {"starts_at": begins, "ends_at": begins + 10}
+            ops.call({"op": "reserve", **ONE, **times, "tenant": "bob"})
+            shorter = ann.ask(POLICY, **ONE, lease=terms).lease
+            assert shorter is not None
+            assert 10 < shorter.lasts_seconds <= 20
+            with pytest.raises(RequestRefused, match="ttl_seconds_min"):
+                ann.ask(POLICY, **ONE, lease={"ttl_seconds": 2, "ttl_seconds_min": 3})

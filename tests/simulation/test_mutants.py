@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from simulated.laws import LawBroken
-from simulated.world import ELASTIC, LABELLED, OVERTAKING, World, run
+from simulated.world import AGREED, ELASTIC, LABELLED, OVERTAKING, World, run
 
 from moorage.core.turn import Turn
 
@@ -24,6 +24,7 @@ SOURCE = Path(__file__).parents[2] / "server" / "moorage"
 PARTS = ("__init__.py", "model.py", "core", "policy")
 SEEDS = "0:120"
 LABELLED_SEEDS = f"{LABELLED}:{LABELLED + 120}"
+AGREED_SEEDS = f"{AGREED}:{AGREED + 60}"
 OVERTAKING_SEEDS = f"{OVERTAKING}:{OVERTAKING + 60}"
 ENVIRONMENT = dict(os.environ)
 """As it was at first: pytest writes into it at each test, while others are being played."""
@@ -246,6 +247,22 @@ MUTANTS = [
         "gpus=min(",
         "no request sleeps that could be served",
         f"{ELASTIC + 170}:{ELASTIC + 200}",
+    ),
+    Mutant(
+        "grants the whole time although less was agreed on",
+        "core/leases.py",
+        "until = min(lease.expires_at, self._turn.state.reserved.begins(lease))",
+        "until = lease.expires_at",
+        "for as long as asked|no reservation is broken",
+        AGREED_SEEDS,
+    ),
+    Mutant(
+        "shortens a lease more than agreed",
+        "core/reservations.py",
+        "return state.reserved.withheld(ask.tenant, now + shortest)",
+        "return state.reserved.withheld(ask.tenant, now)",
+        "not for less than agreed",
+        AGREED_SEEDS,
     ),
     Mutant(
         "does not count who is overtaken by its equals",

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from simulated.witness import replayed, same_state
-from simulated.world import ELASTIC, LABELLED, OVERTAKING, Crashed, World, run
+from simulated.world import AGREED, ELASTIC, LABELLED, OVERTAKING, Crashed, World, run
 
 from moorage.core.events import Asked
 from moorage.core.facts import Ending, Granted
+from moorage.core.reservations import shortened
 from moorage.core.warm_reuse import EVICTED
 
 SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "200"))
@@ -49,6 +50,15 @@ def test_the_laws_hold_with_alternatives(first: int) -> None:
     for seed in range(first, first + CHUNK):
         choices |= {f.lease.choice for f in run(seed, EVENTS).ledger if isinstance(f, Granted)}
     assert choices >= {None, 0, 1}, "some are granted each"
+
+
+@pytest.mark.parametrize("first", range(AGREED, AGREED + SEEDS // 2, CHUNK))
+def test_the_laws_hold_with_shorter_leases(first: int) -> None:
+    shorter = 0
+    for seed in range(first, first + CHUNK):
+        leases = [f.lease for f in run(seed, EVENTS).ledger if isinstance(f, Granted)]
+        shorter += sum(shortened(lease) is not None for lease in leases)
+    assert shorter, "some are shortened"
 
 
 @pytest.mark.parametrize("first", range(OVERTAKING, OVERTAKING + SEEDS // 2, CHUNK))

@@ -95,6 +95,16 @@ _Notice = Annotated[
         rich_help_panel=_LEASE,
     ),
 ]
+_TtlMin = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=TTL_SECONDS_MAX,
+        metavar="SECONDS",
+        help="So short will do where others reserved it after that",
+        rich_help_panel=_LEASE,
+    ),
+]
 _Project = Annotated[str, typer.Option(help="Whose quota it counts for", rich_help_panel=_LEASE)]
 
 
@@ -189,6 +199,7 @@ def ask(
         bool, typer.Option("--lease", help="Hold it; else advice", rich_help_panel=_LEASE)
     ] = False,
     ttl: _HoldSeconds = None,
+    ttl_min: _TtlMin = 0.0,
     wait: _WaitSeconds = None,
     priority: Annotated[
         int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
@@ -208,8 +219,8 @@ def ask(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
-    gives_way = _gives_way(preemptible, runtime_min, notice)
-    terms = _terms(lease, ttl, wait, priority, gives_way, key, project, provision)
+    more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min)
+    terms = _terms(lease, ttl, wait, priority, more, key, project, provision)
     resources = {
         "gpus": gpus,
         "gpu_milli": gpu_milli,
@@ -321,6 +332,10 @@ def cancel(
         fields(ended)
 
 
+def _shorter(ttl_min: float) -> dict[str, Any]:
+    return {"ttl_seconds_min": ttl_min} if ttl_min else {}
+
+
 def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
     """Return the terms on which a lease gives way to others; none where it does not."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
@@ -336,7 +351,7 @@ def _terms(
     ttl: float | None,
     wait: float | None,
     priority: int | None,
-    gives_way: dict[str, Any],
+    more: dict[str, Any],
     key: str | None,
     project: str,
     provision: str | None,
@@ -344,7 +359,8 @@ def _terms(
     wanted = {
         "--wait": wait is not None,
         "--priority": priority is not None,
-        "--preemptible": bool(gives_way),
+        "--preemptible": "preemptible" in more,
+        "--ttl-min": "ttl_seconds_min" in more,
         "--key": key is not None,
         "--project": bool(project),
         "--provision": provision is not None,
@@ -360,7 +376,7 @@ def _terms(
         priority=priority or 0,
         idempotency_key=key or "",
         project=project,
-        **gives_way,
+        **more,
     )
 
 
@@ -390,6 +406,8 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
         say(f"{lease.id}  {where(lease.placement)}")
         if lease.choice:
             note(f"It is alternative {lease.choice} of those given with --or.")
+        if lease.ttl_max_seconds is not None:
+            note(f"It lasts {lease.ttl_max_seconds:.0f} s at most: its nodes are reserved then.")
         note(
             f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
             f"{lease.fencing}. Release it with: moorage release {lease.id}"

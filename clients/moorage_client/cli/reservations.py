@@ -92,6 +92,9 @@ def add(  # Each is an option of the command.
             help="It ends so long after its start where no lease uses it; 0: never",
         ),
     ] = 0.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which nodes it would be; reserve none")
+    ] = False,
 ) -> None:
     """Keep whole nodes for a tenant, from one time to another."""
     now = time.time()
@@ -107,11 +110,12 @@ def add(  # Each is an option of the command.
                 "tenant": tenant,
                 "clusters": cluster or None,
                 "lapse_seconds": lapse,
+                **({"dry_run": True} if dry_run else {}),
             },
-            idempotent=False,  # Said twice, it reserves twice.
+            idempotent=dry_run,  # Said twice, it reserves twice.
         )
     )
-    _show(session, row)
+    _show(session, row, dry_run=dry_run)
 
 
 def cancel(
@@ -123,12 +127,13 @@ def cancel(
     _show(session, row)
 
 
-def _show(session: CommandSession, row: Mapping[str, Any]) -> None:
+def _show(session: CommandSession, row: Mapping[str, Any], *, dry_run: bool = False) -> None:
     if session.json:
         print_json(row)
         return
     span = f"{local_time(row['starts_at'])} to {local_time(row['ends_at'])}"
-    say(f"{row['reservation']}  {row['tenant']}: {_nodes(row)}, {span}")
+    name = "not reserved" if dry_run else row["reservation"]
+    say(f"{name}  {row['tenant']}: {_nodes(row)}, {span}")
 
 
 def _nodes(row: Mapping[str, Any]) -> str:

@@ -225,6 +225,7 @@ class ReserveAsked:
         id: The reservation's id; the shell makes it.
         tenant: As in `NodeReservation`, as are those that follow.
         candidates: Clusters to choose from; None: all.
+        dry_run: Say which nodes it would be, and reserve none.
 
     """
 
@@ -236,6 +237,7 @@ class ReserveAsked:
     ends_at: float
     lapse_seconds: float = 0.0
     candidates: tuple[ClusterId, ...] | None = None
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

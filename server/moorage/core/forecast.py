@@ -139,7 +139,11 @@ def _lines(waiters: Iterable[Waiter], reserved: bool) -> _Lines:
             whose = (Tenant(""), 0.0, 0.0)
             terms, back = waiter.ask.terms, waiter.lease
             if reserved and terms is not None:
-                times = (terms.ttl_seconds, 0.0) if back is None else (0.0, back.expires_at)
+                times = (
+                    (terms.ttl_seconds_min or terms.ttl_seconds, 0.0)
+                    if back is None
+                    else (0.0, back.expires_at)
+                )
                 whose = (waiter.ask.tenant, *times)
             lines.setdefault((demand, where, *whose), deque()).append((number, waiter))
     return lines

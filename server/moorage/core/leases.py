@@ -130,6 +130,9 @@ class LeaseLifecycle:
                 choice=choice(ask),
                 inherited=inherited,
             )
+        if waiting is None and ask.terms.ttl_seconds_min and self._turn.state.reserved:
+            until = min(lease.expires_at, self._turn.state.reserved.begins(lease))
+            lease = replace(lease, expires_at=until)
         retained = ask if lease.may_start_again else None
         if lease.ask is not retained:
             lease = replace(lease, ask=retained)

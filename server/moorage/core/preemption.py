@@ -80,7 +80,9 @@ class Preemption:
         if ask.demand is None or not (given or waits):
             return None
         now = self._turn.now
-        allowed = self._feasibility.allowed(ask.candidates, withheld(self._state, ask, now))
+        allowed = self._feasibility.allowed(
+            ask.candidates, withheld(self._state, self._feasibility, ask, now)
+        )
         attempt = _Attempt(self._state.fleet, self._feasibility, allowed, ask.demand, now)
         chosen = attempt.choose(coming, given)
         if chosen is None:

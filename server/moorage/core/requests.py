@@ -28,7 +28,7 @@ from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
 from moorage.core.quotas import Quotas
-from moorage.core.reservations import explained, withheld
+from moorage.core.reservations import explained, shortened, withheld
 from moorage.core.reserved import touches
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import Stale, Unsound, verify
@@ -340,7 +340,7 @@ class Requests:
         if warm is not None:
             self._turn.emit(Look(lease))
         reasons = self._reasons(pending) if ask.explain else None
-        self._answer(pending, LeaseNews(lease, value, reasons))
+        self._answer(pending, LeaseNews(lease, value, reasons, ttl_max_seconds=shortened(lease)))
         if lease.provision is not None:
             self._turn.emit(Start(lease))
 
@@ -408,7 +408,7 @@ class Requests:
 
     def withheld(self, ask: Ask) -> Nodes:
         """Return the nodes that its lease may not hold, since it would run into a reservation."""
-        return withheld(self._state, ask, self._turn.now)
+        return withheld(self._state, self._feasibility, ask, self._turn.now)
 
     def _reserved(self, ask: Ask) -> Nodes:
         """Return the nodes that are not for a request: kept for a waiter, or reserved for later."""

@@ -7,6 +7,7 @@ the only caller.
 
 from bisect import bisect_left
 from dataclasses import asdict, replace
+from heapq import nsmallest
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +20,15 @@ from moorage.core.feasibility import Feasibility
 from moorage.core.reserved import NodeReservation, touches
 from moorage.core.state import State
 from moorage.core.turn import TurnWriter
-from moorage.model import Ask, Code, Nodes, RequestId
+from moorage.model import Ask, Code, Lease, Nodes, RequestId
+from moorage.policy import Fleet
 
 RESERVATIONS_MAX: Final = 1_000
 """Reservations at one time; one more is refused."""
 NODES_MAX: Final = 1_000
 """Nodes that are reserved at one time, counted once for each reservation; more are refused."""
+NAMED_MAX: Final = 20
+"""Leases, and reservations, in the way of another reservation that a "no" names."""
 
 
 class AdvanceReservations:
@@ -57,8 +61,9 @@ class AdvanceReservations:
             ends_at=event.ends_at,
             lapse_seconds=event.lapse_seconds,
         )
-        self._turn.record(Reserved(reservation))
-        self._turn.wakes = True  # What is kept for the head of the queue may be others' now.
+        if not event.dry_run:
+            self._turn.record(Reserved(reservation))
+            self._turn.wakes = True  # What is kept for the head of the queue may be others' now.
         self._turn.respond(event.to, Information(row(reservation)))
 
     def ended(self, event: UnreserveAsked) -> None:
@@ -103,15 +108,15 @@ class AdvanceReservations:
 
     def _choose(self, event: ReserveAsked, starts_at: float) -> Nodes | Refusal:
         """Return nodes that can take the demand when it begins, as small as will do."""
-        stays: set[tuple[str, str]] = set()
+        staying: list[Lease] = []
         fleet = self._state.fleet.imagined()
         for lease in self._state.leases.values():
-            leaves = lease.expires_at <= starts_at or lease.over or lease.state == "warm"
-            for share in lease.placement:
-                if leaves:
+            if lease.expires_at <= starts_at or lease.over or lease.state == "warm":
+                for share in lease.placement:
                     fleet.give(share)
-                elif lease.tenant != event.tenant:
-                    stays.add((share.cluster_id, share.node_id))
+            elif lease.tenant != event.tenant:
+                staying.append(lease)
+        stays = {(share.cluster_id, share.node_id) for x in staying for share in x.placement}
         demand, where = event.demand, event.candidates
         taken = self._state.reserved.during(starts_at, event.ends_at)
         allowed = fleet.feasible(demand) & self._feasibility.allowed(where, (*stays, *taken))
@@ -120,21 +125,57 @@ class AdvanceReservations:
             if refusal.code is Code.NEVER_FITS:
                 return refusal
             free = int(np.count_nonzero(allowed))
-            return refusals.not_free_then(demand.nodes, free, len(set(taken)), len(stays))
+            refusal = refusals.not_free_then(demand.nodes, free, len(set(taken)), len(stays))
+            named = self._in_the_way(event, starts_at, staying, fleet)
+            return replace(refusal, details={**refusal.details, **named})
         rows = np.flatnonzero(allowed)
         rows = rows[np.lexsort((fleet.cpu_total[rows], fleet.gpu_total[rows].sum(1)))]
         best = self._feasibility.together(rows.tolist(), demand)
         return tuple(fleet.node_ids[row] for row in best)
 
+    def _in_the_way(
+        self, event: ReserveAsked, starts_at: float, staying: list[Lease], fleet: Fleet
+    ) -> dict[str, Any]:
+        """Return what is on nodes that would do without it: leases and reservations, by name."""
+        for share in (share for lease in staying for share in lease.placement):
+            fleet.give(share)
+        able = fleet.feasible(event.demand) & self._feasibility.allowed(event.candidates, ())
+        places = {fleet.node_ids[row] for row in np.flatnonzero(able)}
+        leases = {each.id: each.expires_at for each in staying if touches(each.placement, places)}
+        others = {
+            each.id: each.ends_at
+            for each in self._state.reserved.by_id.values()
+            if each.starts_at < event.ends_at and starts_at < each.ends_at
+            if not places.isdisjoint(each.nodes)
+        }
+        return {"leases": _first(leases, "lease"), "reservations": _first(others, "reservation")}
 
-def withheld(state: State, ask: Ask, now: float) -> Nodes:
-    """Return the nodes that a request may not get, since its lease would run into a reservation."""
+
+def withheld(state: State, feasibility: Feasibility, ask: Ask, now: float) -> Nodes:
+    """Return the nodes that a request may not get, since its lease would run into a reservation.
+
+    Where it fits on no others, a shorter lease will do if the request says so.
+    """
     if not state.reserved or ask.terms is None:
         return ()
     waiter = state.waiting.get(ask.id)
     comes_back = waiter.lease if waiter is not None else None
-    until = now + ask.terms.ttl_seconds if comes_back is None else comes_back.expires_at
-    return state.reserved.withheld(ask.tenant, until)
+    if comes_back is not None:
+        return state.reserved.withheld(ask.tenant, comes_back.expires_at)
+    found = state.reserved.withheld(ask.tenant, now + ask.terms.ttl_seconds)
+    shortest, demand = ask.terms.ttl_seconds_min, ask.demand
+    if not found or not shortest:
+        return found
+    if demand is not None and feasibility.fits(demand, ask.candidates, found):
+        return found
+    return state.reserved.withheld(ask.tenant, now + shortest)
+
+
+def shortened(lease: Lease) -> float | None:
+    """Return how long a new lease lasts, in seconds, where that is less than was asked for."""
+    if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
+        return None
+    return lease.expires_at - lease.granted_at
 
 
 def explained(
@@ -152,7 +193,7 @@ def explained(
 
     """
     assert ask.demand is not None
-    own = withheld(state, ask, now)
+    own = withheld(state, feasibility, ask, now)
     if not own or refusal.code is not Code.NO_CAPACITY:
         return refusal
     kept = tuple(node for node in reserved if node not in own)
@@ -169,6 +210,12 @@ def explained(
     if not late or begins[late - 1] <= now:
         return refusals.reserved_for_others(refusal, len(own))
     return refusals.runs_into_reservation(refusal, len(own), begins[late - 1] - now)
+
+
+def _first(ends: dict[RequestId, float], kind: str) -> list[dict[str, Any]]:
+    """Return the first that end of what is in the way, and when, as JSON values."""
+    first = nsmallest(NAMED_MAX, ends.items(), key=lambda each: (each[1], each[0]))
+    return [{kind: name, "until": until} for name, until in first]
 
 
 def row(reservation: NodeReservation) -> dict[str, Any]:

@@ -181,6 +181,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             notice_seconds=wanted.notice_seconds,
             idempotency_key=wanted.idempotency_key,
             project=wanted.project,
+            ttl_seconds_min=wanted.ttl_seconds_min,
         )
 
     def provisioning(self) -> model.Provision | None:

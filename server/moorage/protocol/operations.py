@@ -95,6 +95,7 @@ class ReserveNodes(OpMessage, frozen=True, kw_only=True, tag="reserve"):
     tenant: f.OptionalName = ""
     clusters: f.Clusters = None
     lapse_seconds: f.KeepSeconds = 0.0
+    dry_run: f.Flag = False
 
     def candidates(self) -> tuple[model.ClusterId, ...] | None:
         """Return the clusters to choose from, or None for all."""

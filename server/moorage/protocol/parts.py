@@ -107,6 +107,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         notice_seconds: What passes between the news that it gives way, and its end.
         idempotency_key: The same request with the same key gets the same lease.
         project: Whose quota it counts for, within the tenant.
+        ttl_seconds_min: So short a lease will do where others reserved its nodes; 0: none will.
 
     """
 
@@ -118,6 +119,12 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     notice_seconds: f.WaitSeconds = 0.0
     idempotency_key: f.OptionalIdentifier = ""
     project: f.OptionalIdentifier = ""
+    ttl_seconds_min: f.WaitSeconds = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a shortest time that is longer than the whole."""
+        if self.ttl_seconds_min > self.ttl_seconds:
+            raise ValueError("`ttl_seconds_min` of at most `ttl_seconds`")
 
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

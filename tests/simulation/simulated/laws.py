@@ -150,7 +150,15 @@ class Model:
         """The nodes that others have reserved before a lease of this request would end."""
         if ask.terms is None:
             return set()
-        until = self.expires[ask.id] if ask.id in self.requeued else now + ask.terms.ttl_seconds
+        if ask.id in self.requeued:
+            return self._reserved_before(self.expires[ask.id], ask)
+        whole = self._reserved_before(now + ask.terms.ttl_seconds, ask)
+        shortest, demand = ask.terms.ttl_seconds_min, ask.demand
+        if not shortest or (demand is not None and self.fits(demand, ask.candidates, whole)):
+            return whole
+        return self._reserved_before(now + shortest, ask)
+
+    def _reserved_before(self, until: float, ask: Ask) -> set[tuple[str, str]]:
         theirs = (each for each in self.reserved.values() if each.tenant != ask.tenant)
         return {node for each in theirs if each.starts_at < until for node in each.nodes}
 
@@ -405,7 +413,12 @@ class Model:
             law(same, "a new place is no new time", lease, before)
         else:
             law(lease.attempt == 1, "starts are counted", lease)
-            law(lease.expires_at == now + lease.terms.ttl_seconds, "for as long as asked", lease)
+            until = now + lease.terms.ttl_seconds
+            if lease.terms.ttl_seconds_min:
+                until = min(until, self.begins(lease))
+                agreed = lease.expires_at >= now + lease.terms.ttl_seconds_min
+                law(agreed, "not for less than agreed", lease)
+            law(lease.expires_at == until, "for as long as asked", lease)
         if key[1] and before is None:
             law(key not in self.keys, "a key never yields two leases", key, lease.id)
             self.keys[key] = lease.id

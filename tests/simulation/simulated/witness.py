@@ -167,7 +167,7 @@ class Witness:
         behind = [
             (waiter.at, name)
             for name, waiter in model.waiting.items()
-            if name not in {lease.id, *model.paused, *self.declined}
+            if name not in {lease.id, *model.paused}
             if waiter.at < since and waiter.ask.priority >= lease.terms.priority
             if model.overtaken[name] < self.world.overtaken_max
         ]
@@ -179,7 +179,13 @@ class Witness:
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
         for _, name in behind:
             ask = model.waiting[name].ask
-            if name == said or ask.demand is None or ask.alternatives or self._beyond(ask):
+            if (
+                name == said
+                or name in self.declined
+                or ask.demand is None
+                or ask.alternatives
+                or self._beyond(ask)
+            ):
                 continue
             there = model.could_be(lease, ask.demand, ask.candidates)
             law(not there, "each time that one is overtaken is counted", fact, name)

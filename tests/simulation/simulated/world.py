@@ -83,6 +83,8 @@ LABELLED = 1_000_000
 """From this seed on nodes have labels that demands ask for; the worlds before are without."""
 ELASTIC = 2_000_000
 """From this seed on requests have alternatives, and nodes no labels."""
+AGREED = 3_000_000
+"""From this seed on shorter leases will do, too; all worlds reserve, none has alternatives."""
 OVERTAKING = 5_000_000
 """From this seed on waiters are overtaken a few times at most; there are no alternatives."""
 Phase = Literal["succeeded", "failed"]
@@ -116,7 +118,10 @@ class World:
         self.labelling = Random(f"labels {seed}")
         self.labelled = LABELLED <= seed < ELASTIC
         self.choosing = Random(f"alternatives {seed}")
-        self.elastic = ELASTIC <= seed < OVERTAKING
+        self.elastic = ELASTIC <= seed < AGREED
+        self.agreeing = Random(f"agreed {seed}")
+        self.agrees = AGREED <= seed < OVERTAKING
+        self.reserves |= self.agrees
         self.overtaken_max = 3 if seed >= OVERTAKING else OVERTAKEN_MAX
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
@@ -322,6 +327,9 @@ class World:
             ask = replace(ask, terms=replace(ask.terms, project=project))
         if ask.terms is not None:
             ask = replace(ask, terms=self._preemptible(ask.terms))
+        if self.agrees and ask.terms is not None and self.agreeing.random() < 0.6:
+            shortest = ask.terms.ttl_seconds * self.agreeing.choice([0.01, 0.3, 1.0])
+            ask = replace(ask, terms=replace(ask.terms, ttl_seconds_min=shortest))
         usual = self.usual.get(tenant)
         if usual is not None and ask.terms is not None and self.rng.random() < self.provisioned / 2:
             ask = replace(

@@ -252,10 +252,12 @@ class Operations:
                 message.ends_at,
                 message.lapse_seconds,
                 message.candidates(),
+                message.dry_run,
             )
             self._inbox.post(asked)
             about = {"what": "reserve", "tenant": tenant, "reservation": name}
-        _note(who, self._replies.remote(to), about)
+        if isinstance(message, wire.UnreserveNodes) or not message.dry_run:
+            _note(who, self._replies.remote(to), about)
 
     def _may(self, to: Address, who: Tenant, what: str) -> bool:
         """Tell whether a tenant is an operator; say that it is none where it is not."""
