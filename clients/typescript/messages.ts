@@ -1027,8 +1027,8 @@ export interface Resources {
   memory_mib?: number;
   /** A gang of so many nodes, granted whole or not at all. Expected: a whole number of nodes between 1 and 1024. */
   nodes?: number;
-  /** What the GPUs of a node, or for `rack` the nodes of a gang, have in common. Expected: "nvlink", "numa", "rack" or "". */
-  topology?: "" | "numa" | "nvlink" | "rack";
+  /** What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common. Expected: "nvlink", "numa", "rack", "zone" or "". */
+  topology?: "" | "numa" | "nvlink" | "rack" | "zone";
   /** What must hold of the labels of each node, all of it. Expected: a list of at most 64 objects with `key`, `operator` and `values`. */
   where?: LabelRequirement[];
 }

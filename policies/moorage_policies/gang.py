@@ -11,8 +11,8 @@ strategies are those of Ray's placement groups, with racks as what is shared or 
   everything.
 
 A node without a named rack is a rack of its own. `topology: "rack"` in `resources` leaves one
-rack to both: `spread` then takes the rack that offers the most nodes. A request for one node is
-placed as a gang of one: on the fullest node, or the emptiest.
+rack to both, and `zone` one zone: `spread` then takes the one that offers the most nodes. A
+request for one node is placed as a gang of one: on the fullest node, or the emptiest.
 
 Parameters:
     strategy: `pack` (the default) or `spread`.
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from moorage.policy import decline, propose, read_demand
+from moorage.policy import decline, gang_groups, propose, read_demand
 
 Place = tuple[int, int]
 """A rack: the number of its cluster, and its own; below 0 for a node without a rack."""
@@ -62,9 +62,13 @@ class AIOSv1PolicyRule:
         def everything(_: int) -> Place:
             return 0, 0
 
-        one_rack = demand.topology == "rack"
-        packed = (rack,) if one_rack else (rack, cluster, everything)
-        for place in (cluster, everything) if spread and not one_rack else packed:
+        together = gang_groups(fleet, demand)
+
+        def shared(row: int) -> Place:
+            return _place(fleet, row, together)
+
+        packed = (rack, cluster, everything)
+        for place in (shared,) if together is not None else packed[spread:]:
             groups = [g for g in _grouped(ranking, place).values() if len(g) >= demand.nodes]
             if groups:
                 return max(groups, key=len) if spread else min(groups, key=len)
@@ -83,8 +87,12 @@ class AIOSv1PolicyRule:
 
 
 def _rack(fleet: Any, row: int) -> Place:
-    rack = int(fleet.rack[row])
-    return int(fleet.cluster[row]), rack if rack >= 0 else -1 - row
+    return _place(fleet, row, fleet.rack)
+
+
+def _place(fleet: Any, row: int, groups: Any) -> Place:
+    group = int(groups[row])
+    return int(fleet.cluster[row]), group if group >= 0 else -1 - row
 
 
 def _grouped(rows: list[int], place: Callable[[int], Place]) -> dict[Place, list[int]]:

@@ -40,7 +40,7 @@ class AIOSv1PolicyRule:
         step = int(fullest.max(initial=0)) + 1
         scores = np.where(fleet.feasible(demand), fullest, -1)
         # A topology that was asked for is no longer a preference: `feasible` has seen to it.
-        levels = LEVELS if demand.gpus > 1 and demand.topology in {"", "rack"} else ()
+        levels = LEVELS if demand.gpus > 1 and demand.topology not in LEVELS else ()
         closer = [replace(demand, topology=level) for level in levels]
         for better, wanted in enumerate(reversed(closer), start=1):
             together = fleet.feasible(wanted)
@@ -54,8 +54,9 @@ class AIOSv1PolicyRule:
                     return list(columns)
             return []
 
-        one_rack = replace(demand, topology="rack")
-        rows = best_rows(fleet, one_rack, scores) or best_rows(fleet, demand, scores)
+        rows = best_rows(fleet, demand, scores)
+        if demand.topology != "zone":  # A rack may have nodes of no zone.
+            rows = best_rows(fleet, replace(demand, topology="rack"), scores) or rows
         return propose(fleet, demand, rows, close)
 
     def _one(self, fleet: Any, demand: Any, row: int) -> list[int]:

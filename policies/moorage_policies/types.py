@@ -21,7 +21,7 @@ class PolicyResources(TypedDict):
         cpu_milli: Thousandths of CPU cores on each node.
         memory_mib: Memory on each node, in MiB.
         nodes: Nodes; more than one is a gang.
-        topology: `nvlink`, `numa`, `rack`, or empty.
+        topology: `nvlink`, `numa`, `rack`, `zone`, or empty.
 
     """
 

@@ -7,7 +7,7 @@ Units, everywhere: GPU shares and CPU in thousandths (`milli`, 1000 is one devic
 memory in MiB, times in seconds since the epoch, durations in seconds.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, NewType
@@ -71,6 +71,7 @@ class Node:
             this one then counts for nothing. The core says so, no document does.
         unavailable: Why nothing can start there now, e.g. `cordoned`; empty: it can. Leases keep
             what they hold there, and nothing of it is free.
+        zone: What its rack is part of, and fails as a whole.
 
     """
 
@@ -83,27 +84,7 @@ class Node:
     identity: tuple[str, ...] = ()
     duplicate_of: str = ""
     unavailable: str = ""
-
-
-def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:
-    """Tell whether two identities are of one machine.
-
-    Where both know their GPUs, those decide. Else all that both know must agree: copies of one disk
-    have one machine id, and some Kubernetes distributions number providers' ids from nothing.
-    """
-    mine, theirs = _by_kind(one), _by_kind(other)
-    kinds = mine.keys() & theirs.keys()
-    if DEVICE in kinds:
-        return not mine[DEVICE].isdisjoint(theirs[DEVICE])
-    return bool(kinds) and not any(mine[kind].isdisjoint(theirs[kind]) for kind in kinds)
-
-
-def _by_kind(identity: Collection[str]) -> dict[str, set[str]]:
-    kinds: dict[str, set[str]] = {}
-    for key in identity:
-        kind, space, _ = key.partition(" ")
-        kinds.setdefault(kind + space, set()).add(key)
-    return kinds
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +119,7 @@ class Demand:
         memory_mib: Memory on each node.
         nodes: Number of different nodes (a gang), each holding all of the above.
         topology: `nvlink` and `numa`: the GPUs of a node share one link group or NUMA domain.
-            `rack`: the nodes of a gang share one rack.
+            `rack` and `zone`: the nodes of a gang share one, of one cluster.
         where: What the labels of each node must be, all of it.
 
     """
@@ -150,7 +131,7 @@ class Demand:
     cpu_milli: int = 0
     memory_mib: int = 0
     nodes: int = 1
-    topology: Literal["", "nvlink", "numa", "rack"] = ""
+    topology: Literal["", "nvlink", "numa", "rack", "zone"] = ""
     where: tuple[Requirement, ...] = ()
 
 

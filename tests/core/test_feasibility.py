@@ -1,5 +1,6 @@
 """The judge's cache says what a judge without memory says, whatever happened in between."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -149,6 +150,27 @@ def test_a_gang_of_one_rack_keeps_one_rack() -> None:
     assert feasibility.reservation(Demand(gpus=1, nodes=3, topology="rack"), None) == ()
 
 
+def test_a_gang_of_one_zone_is_told_the_largest() -> None:
+    gpus = (Gpu("0"),)
+    zones = ("z1", "z1", "z1", "z2", "")
+    places = [Node(NodeId(f"n{n}"), 8_000, 4_096, gpus, zone=zone) for n, zone in enumerate(zones)]
+    hand = Hand()
+    hand.see(Cluster(ClusterId("c"), tuple(places)))
+    judge = hand.allocator.feasibility
+    never = judge.refusal(Demand(gpus=1, nodes=4, topology="zone"), None)
+    assert never.code is Code.NEVER_FITS
+    assert "the largest zone that could hold it has 3 of 4 nodes" in never.reason
+    assert never.details["nodes_together"] == 3
+    hand.grant(ask("r", Demand(gpus=1)), place("n000", "0") | {"node_id": "n1"})
+    three = Demand(gpus=1, nodes=3, topology="zone")
+    assert judge.fits(replace(three, nodes=2), None)
+    assert not judge.fits(three, None)
+    later = judge.refusal(three, None)
+    assert later.code is Code.NO_CAPACITY
+    assert "the largest zone that could hold it has 2 of 3 nodes" in later.reason
+    assert judge.reservation(three, None) == (("c", "n0"), ("c", "n2"), ("c", "n1"))
+
+
 def test_the_cache_is_bounded() -> None:
     state = State()
     apply(state, ClusterSet(nodes(1, 1)))
@@ -166,6 +188,7 @@ def test_the_cache_is_bounded() -> None:
         (Demand(gpus=2), "gpus_busy"),
         (Demand(gpus=1, nodes=3), "nodes"),
         (Demand(gpus=1, nodes=2, topology="rack"), "nodes"),
+        (Demand(gpus=1, nodes=2, topology="zone"), "nodes"),
         (Demand(cpu_milli=64_000), "cpu_busy"),
     ],
 )

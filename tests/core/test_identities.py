@@ -9,8 +9,9 @@ from moorage.core.checkpoint import condense
 from moorage.core.effects import LeaseNews
 from moorage.core.events import ClusterGone, ReleaseAsked
 from moorage.core.facts import ClusterSet
+from moorage.core.identities import is_same_machine
 from moorage.core.invariants import check
-from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId, is_same_machine
+from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId
 
 ONE = Demand(gpus=1)
 

@@ -110,10 +110,11 @@ def test_gathering_makes_no_cpu():
 def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     racks = ("a", "a", "b")
-    nodes = [Node(NodeId(f"n{n}"), 1, 1, gpus, rack) for n, rack in enumerate(racks)]
+    nodes = [Node(NodeId(f"n{n}"), 1, 1, gpus, rack, zone=rack) for n, rack in enumerate(racks)]
     fleet = fleet_of(nodes)
     assert ShapeCounts(Demand(gpus=4, nodes=3), fleet).told()["fits"] == 2
     assert ShapeCounts(Demand(gpus=4, nodes=2, topology="rack"), fleet).told()["fits"] == 2
+    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).told()["fits"] == 2
 
 
 def test_the_most_asked_shapes_are_shown_and_the_usual_ones_behind():

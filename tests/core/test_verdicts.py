@@ -121,7 +121,7 @@ DEMANDS = st.builds(
     gpu_memory_mib=st.sampled_from([0, 10, 30]),
     cpu_milli=st.integers(0, 9).map(lambda n: n * 1_000),
     nodes=st.integers(1, 4),
-    topology=st.sampled_from(["", "nvlink", "numa", "rack"]),
+    topology=st.sampled_from(["", "nvlink", "numa", "rack", "zone"]),
 )
 GPUS = st.builds(
     lambda model, memory, link: (model, memory, link),

@@ -246,6 +246,7 @@ NODES = st.tuples(
     st.integers(0, 8),
     st.integers(0, 8),
     st.sampled_from(["", "r0", "r1"]),
+    st.sampled_from(["", "z0", "z1"]),
 )
 DEMANDS = st.builds(
     Demand,
@@ -255,19 +256,20 @@ DEMANDS = st.builds(
     cpu_milli=st.integers(0, 4).map(lambda cores: 1000 * cores),
     memory_mib=st.integers(0, 4).map(lambda gib: 1024 * gib),
     nodes=st.sampled_from([1, 1, 1, 2, 3]),
-    topology=st.sampled_from(["", "", "nvlink", "numa", "rack"]),
+    topology=st.sampled_from(["", "", "nvlink", "numa", "rack", "zone"]),
 )
 CANDIDATES = st.sampled_from([None, None, ["c0"], ["c0", "c1"]])
 
 
 def build(nodes):
     clusters = {"c0": [], "c1": []}
-    for number, (cluster, gpus, cores, gib, rack) in enumerate(nodes):
+    for number, (cluster, gpus, cores, gib, rack, zone) in enumerate(nodes):
         devices = tuple(
             Gpu(id=str(n), model=m, link_group=g, numa=numa, exclusive=exclusive)
             for n, (m, g, numa, exclusive) in enumerate(gpus)
         )
-        clusters[cluster].append(Node(f"n{number}", 1000 * cores, 1024 * gib, devices, rack))
+        node = Node(f"n{number}", 1000 * cores, 1024 * gib, devices, rack, zone=zone)
+        clusters[cluster].append(node)
     fleet = Fleet()
     fleet.install([Cluster(id=c, nodes=tuple(members)) for c, members in clusters.items()])
     return fleet
@@ -276,11 +278,12 @@ def build(nodes):
 def room_for(view, demand):
     """Say whether the demand fits, from `feasible` and the meaning of a gang alone."""
     rows = [row for row, fits in enumerate(view.feasible(demand)) if fits]
-    if demand.nodes > 1 and demand.topology == "rack":
-        racks = Counter(
-            (int(view.cluster[row]), int(view.rack[row])) for row in rows if view.rack[row] >= 0
+    if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
+        groups = getattr(view, demand.topology)
+        places = Counter(
+            (int(view.cluster[row]), int(groups[row])) for row in rows if groups[row] >= 0
         )
-        return max(racks.values(), default=0) >= demand.nodes
+        return max(places.values(), default=0) >= demand.nodes
     return len(rows) >= demand.nodes
 
 
@@ -293,7 +296,8 @@ def check(fleet, view, demand, value):
     for share in shares:
         row = fleet.row(share.cluster_id, share.node_id)
         columns = [fleet.gpu_ids[row].index(gpu) for gpu in share.gpus]
-        places.add((int(fleet.cluster[row]), int(fleet.rack[row])))
+        together = fleet.zone if demand.topology == "zone" else fleet.rack
+        places.add((int(fleet.cluster[row]), int(together[row])))
         assert feasible[row]
         assert len(set(columns)) == demand.gpus
         assert all(fitting[row, column] for column in columns)
@@ -302,8 +306,9 @@ def check(fleet, view, demand, value):
             (group,) = {int(groups[row, column]) for column in columns}
             assert group >= 0
         fleet.take(share)
-    if demand.topology == "rack" and demand.nodes > 1:
+    if demand.topology in {"rack", "zone"} and demand.nodes > 1:
         assert len(places) == 1
+        assert min(places)[1] >= 0
     return shares
 
 

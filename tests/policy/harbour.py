@@ -38,6 +38,7 @@ def inventories(draw: st.DrawFn) -> list[Cluster]:
                     memory_mib=draw(st.sampled_from([0, 1_024, 9_000])),
                     gpus=draw(gpus()),
                     rack=draw(st.sampled_from(["", "r1", "r2"])),
+                    zone=draw(st.sampled_from(["", "z1", "z2"])),
                 )
                 for place in range(draw(st.integers(0, 3)))
             ),
@@ -55,7 +56,7 @@ demands = st.builds(
     cpu_milli=st.sampled_from([0, 1_000, 10**30]),
     memory_mib=st.sampled_from([0, 1_024]),
     nodes=st.integers(1, 3),
-    topology=st.sampled_from(["", "nvlink", "numa", "rack"]),
+    topology=st.sampled_from(["", "nvlink", "numa", "rack", "zone"]),
 )
 
 

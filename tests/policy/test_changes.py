@@ -104,13 +104,14 @@ def test_scores_that_are_none_are_refused_with_the_node():
 @settings(max_examples=150)
 @given(
     st.integers(0, 8), st.sampled_from([250, 700, 1000]), st.integers(1, 4),
-    st.sampled_from(["", "nvlink", "numa", "rack"]), st.booleans(),
+    st.sampled_from(["", "nvlink", "numa", "rack", "zone"]), st.booleans(),
     st.sampled_from(["pack", "spread"]), st.integers(0, 2**32),
 )  # fmt: skip
 def test_whatever_the_score_the_answer_is_sound(gpus, milli, nodes, topology, close, gang, seed):
     draw, fleet = np.random.default_rng(seed), site()
     free = draw.choice([0, 300, 1000], fleet.gpu_free.shape, p=[0.3, 0.2, 0.5])
     fleet.gpu_free[:] = np.minimum(free, fleet.gpu_total)
+    fleet.zone[:] = draw.choice([-1, 0, 0, 1], len(fleet)) + 2 * fleet.cluster * (fleet.zone >= 0)
     demand = Demand(gpus=gpus, gpu_milli=milli, nodes=nodes, topology=topology, cpu_milli=100)
     value = place(
         data(fleet, demand), lambda view, _: draw.normal(size=len(view)), close=close, gang=gang

@@ -13,7 +13,16 @@ from moorage.policy import Fleet, FleetView, Misfit
 from moorage.policy.fleet import ELIGIBLE_MAX
 from moorage.policy.inventory import CHANGES_MAX
 
-COLUMNS = ("cpu_total", "cpu_free", "memory_total", "memory_free", "closed", "rack", "cluster")
+COLUMNS = (
+    "cpu_total",
+    "cpu_free",
+    "memory_total",
+    "memory_free",
+    "closed",
+    "rack",
+    "zone",
+    "cluster",
+)
 GPU_COLUMNS = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
 ALL_COLUMNS = (*COLUMNS, *GPU_COLUMNS, "gpu_exclusive")
 

@@ -11,7 +11,7 @@ from moorage.model import Cluster, ClusterId, Gpu, Node, NodeId
 from moorage.policy import Fleet
 from moorage.policy.inventory import CHANGES_MAX, SPLICES_MAX
 
-COLUMNS = ("cpu_total", "cpu_free", "memory_total", "memory_free", "rack", "cluster")
+COLUMNS = ("cpu_total", "cpu_free", "memory_total", "memory_free", "rack", "zone", "cluster")
 GPU_COLUMNS = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
 NAMES = ("cluster_ids", "node_ids", "gpu_ids", "models")
 

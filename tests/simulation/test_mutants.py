@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from simulated.laws import LawBroken
-from simulated.world import AGREED, ELASTIC, LABELLED, OVERTAKING, World, run
+from simulated.world import AGREED, APART, ELASTIC, LABELLED, OVERTAKING, World, run
 
 from moorage.core.turn import Turn
 
@@ -533,15 +533,23 @@ MUTANTS = [
     Mutant(
         "ignores racks",
         "core/verification.py",
-        "if len(racks) > 1 or -1 in racks:",
+        "if len(places) > 1 or -1 in places:",
         "if False:",
         "one rack",
     ),
     Mutant(
+        "ignores zones",
+        "policy/inventory.py",
+        "demand.topology in _TOGETHER",
+        'demand.topology == "rack"',
+        "one zone",
+        f"{APART}:{APART + 40}",
+    ),
+    Mutant(
         "takes racks of the same name for one",
         "policy/inventory.py",
-        "np.where(part.rack >= 0, part.rack + before, -1)",
-        "part.rack",
+        "np.where(theirs >= 0, theirs + before, -1)",
+        "theirs",
         "one rack",
     ),
     Mutant(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from simulated.witness import replayed, same_state
-from simulated.world import AGREED, ELASTIC, LABELLED, OVERTAKING, Crashed, World, run
+from simulated.world import AGREED, APART, ELASTIC, LABELLED, OVERTAKING, Crashed, World, run
 
 from moorage.core.events import Asked
 from moorage.core.facts import Ending, Granted
@@ -59,6 +59,17 @@ def test_the_laws_hold_with_shorter_leases(first: int) -> None:
         leases = [f.lease for f in run(seed, EVENTS).ledger if isinstance(f, Granted)]
         shorter += sum(shortened(lease) is not None for lease in leases)
     assert shorter, "some are shortened"
+
+
+@pytest.mark.parametrize("first", range(APART, APART + SEEDS // 2, CHUNK))
+def test_the_laws_hold_with_zones(first: int) -> None:
+    gangs = 0
+    for seed in range(first, first + CHUNK):
+        world = run(seed, EVENTS)
+        asks = [event.ask for _, event in world.trace if isinstance(event, Asked)]
+        zoned = {ask.id for ask in asks if ask.demand and ask.demand.topology == "zone"}
+        gangs += sum(isinstance(f, Granted) and f.lease.id in zoned for f in world.ledger)
+    assert gangs, "some gangs share a zone"
 
 
 @pytest.mark.parametrize("first", range(OVERTAKING, OVERTAKING + SEEDS // 2, CHUNK))

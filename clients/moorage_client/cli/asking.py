@@ -30,7 +30,7 @@ _PolicyArgument = Annotated[
     ),
 ]
 _Topology = Annotated[
-    str | None, typer.Option(help="nvlink, numa or rack", rich_help_panel=_RESOURCES)
+    str | None, typer.Option(help="nvlink, numa, rack or zone", rich_help_panel=_RESOURCES)
 ]
 _Where = Annotated[
     list[str] | None,

@@ -36,6 +36,7 @@ SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
 
 RACK_LABEL: Final = "rack"
+ZONE_LABEL: Final = "ray.io/availability-zone"
 NAME_LABEL: Final = "ray.io/node-name"
 
 _MODEL: Final = re.compile(r"accelerator_type:(.+)")
@@ -137,6 +138,7 @@ def _node(
         memory_mib=int(amount("memory") / MIB),
         devices=_devices(int(amount("GPU")), resources, measured.get(name) or {}),
         rack=labels.get(RACK_LABEL, ""),
+        zone=labels.get(ZONE_LABEL, ""),
         labels=labels,
         provider_id=f"ray:{name}",  # Ray gives an id to one node only, ever.
     )

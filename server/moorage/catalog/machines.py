@@ -9,7 +9,8 @@ from typing import Any, Final
 from moorage.catalog.documents.clusters import CheckedCluster, cluster_model, read_cluster_document
 from moorage.catalog.documents.encoding import decode
 from moorage.catalog.embedded.store import Database
-from moorage.model import Cluster, ClusterId, Code, Node, is_same_machine
+from moorage.core.identities import is_same_machine
+from moorage.model import Cluster, ClusterId, Code, Node
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["Machines"]

@@ -16,7 +16,7 @@ from moorage.core.facts import Refusal
 from moorage.core.state import State
 from moorage.core.verdicts import NodeKinds, change_in_words, node_verdicts
 from moorage.model import Ask, ClusterId, Demand, Nodes
-from moorage.policy import NEVER, Fleet, Misfit
+from moorage.policy import NEVER, Fleet, Misfit, gang_groups
 
 CLASSES_MAX: Final = 4_096
 """Classes of demand remembered; beyond it the cache starts afresh."""
@@ -122,7 +122,13 @@ class Feasibility:
         tally = self._tally(demand, candidates)
         nodes, counts = _counts(tally)
         details: dict[str, Any] = {"nodes": nodes, "misfits": counts}
-        why = _sentence(counts, nodes, demand)
+        able = tally.reasons == Misfit.FITS
+        capable = able | ((tally.reasons > NEVER) & (tally.reasons != _ELSEWHERE))
+        never = not self.enough_nodes(capable, demand)
+        together = self.most_together(capable if never else able, demand)
+        if gang_groups(self._state.fleet, demand) is not None:
+            details["nodes_together"] = together
+        why = _sentence(counts, nodes, demand, together)
         if counts.get(Misfit.GPU_MODEL.name.lower()) == nodes and (
             models := self._models(demand, tally.reasons != _ELSEWHERE)
         ):
@@ -130,9 +136,7 @@ class Feasibility:
             details["models"] = models
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
-        capable = (tally.reasons == Misfit.FITS) | (tally.reasons > NEVER)
-        capable &= tally.reasons != _ELSEWHERE
-        if not self.enough_nodes(capable, demand):
+        if never:
             details["binding"] = _binding(counts, never=True)
             if tally.never is None:
                 tally.never = self._changes(demand, tally.reasons != _ELSEWHERE)
@@ -211,7 +215,7 @@ class Feasibility:
 
         Those that could take it when empty; of these such as fit now, then such as have the most
         free: later asks may use all others, so a large waiter is not starved by small ones for
-        ever. For a gang that wants one rack, all from one rack.
+        ever. For a gang that wants one rack or zone, all from one.
         """
         fleet = fleet or self._state.fleet
         misfits = fleet.misfits(demand)
@@ -227,9 +231,10 @@ class Feasibility:
         return tuple(fleet.node_ids[row] for row in self.together(best, demand))
 
     def together(self, rows: list[int], demand: Demand) -> list[int]:
-        """Return the first of some rows that are enough for a gang, of one rack if it wants one."""
-        if demand.nodes > 1 and demand.topology == "rack":
-            return _first_rack(rows, self._state.fleet.rack[rows].tolist(), demand.nodes)
+        """Return the first of some rows that make a gang: of one rack or zone if asked."""
+        together = gang_groups(self._state.fleet, demand)
+        if together is not None:
+            return _first_group(rows, together[rows].tolist(), demand.nodes)
         return rows[: demand.nodes]
 
     def allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
@@ -249,10 +254,15 @@ class Feasibility:
 
     def enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
         """Return whether nodes that fit one by one, bool `[nodes]`, are enough for a gang."""
-        if demand.nodes > 1 and demand.topology == "rack":
-            racks = self._state.fleet.rack[nodes]
-            return bool((np.bincount(racks[racks >= 0], minlength=1) >= demand.nodes).any())
-        return int(np.count_nonzero(nodes)) >= demand.nodes
+        return self.most_together(nodes, demand) >= demand.nodes
+
+    def most_together(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> int:
+        """Return how many of some nodes, bool `[nodes]`, one gang may have: of one rack or zone."""
+        together = gang_groups(self._state.fleet, demand)
+        if together is None:
+            return int(np.count_nonzero(nodes))
+        here = together[nodes]
+        return int(np.bincount(here[here >= 0], minlength=1).max())
 
 
 def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
@@ -263,23 +273,25 @@ def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
     return nodes, {name: count for name, count in by_name.items() if count}
 
 
-def _first_rack(rows: list[int], racks: list[int], nodes: int) -> list[int]:
-    """Return the rows of the first rack that is complete, going down the ranking; [] if none."""
+def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
+    """Return the rows of the first group that is complete, going down the ranking; [] if none."""
     groups: dict[int, list[int]] = {}
-    for row, rack in zip(rows, racks, strict=True):
-        group = groups.setdefault(rack, [])
+    for row, number in zip(rows, of, strict=True):
+        group = groups.setdefault(number, [])
         group.append(row)
-        if rack >= 0 and len(group) == nodes:
+        if number >= 0 and len(group) == nodes:
             return group
     return []
 
 
-def _sentence(counts: dict[str, int], nodes: int, demand: Demand) -> str:
+def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int) -> str:
     if not nodes:
         return "no candidate cluster has a node."
     parts = [f"{count} {_TEXT[Misfit[name.upper()]]}" for name, count in counts.items()]
-    rack = " of one rack" if demand.topology == "rack" else ""
-    gang = f", and {demand.nodes} nodes{rack} are needed at once" if demand.nodes > 1 else ""
+    gang = f", and {demand.nodes} nodes are needed at once" if demand.nodes > 1 else ""
+    if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
+        place = demand.topology
+        gang = f"; the largest {place} that could hold it has {together} of {demand.nodes} nodes"
     return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
 
 

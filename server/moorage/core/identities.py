@@ -8,7 +8,7 @@ here before a cluster becomes a fact; `State` has it follow the facts.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from moorage.model import Cluster, ClusterId, Node, is_same_machine
+from moorage.model import DEVICE, Cluster, ClusterId, Node
 
 Place = tuple[str, str]
 """A node by name: cluster and node."""
@@ -103,3 +103,24 @@ class Identities:
             if self._holders.get(key) == place:
                 del self._holders[key]
         self.freed += 1
+
+
+def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:
+    """Tell whether two identities are of one machine.
+
+    Where both know their GPUs, those decide. Else all that both know must agree: copies of one disk
+    have one machine id, and some Kubernetes distributions number providers' ids from nothing.
+    """
+    mine, theirs = _by_kind(one), _by_kind(other)
+    kinds = mine.keys() & theirs.keys()
+    if DEVICE in kinds:
+        return not mine[DEVICE].isdisjoint(theirs[DEVICE])
+    return bool(kinds) and not any(mine[kind].isdisjoint(theirs[kind]) for kind in kinds)
+
+
+def _by_kind(identity: Collection[str]) -> dict[str, set[str]]:
+    kinds: dict[str, set[str]] = {}
+    for key in identity:
+        kind, space, _ = key.partition(" ")
+        kinds.setdefault(kind + space, set()).add(key)
+    return kinds

@@ -21,7 +21,7 @@ from moorage.core.open_requests import OpenRequests
 from moorage.core.reservations import withheld
 from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Nodes, Quota
-from moorage.policy import Fleet
+from moorage.policy import Fleet, gang_groups
 
 NODES_MAX: Final = 256
 """Nodes that are looked at for one request: those where the fewest leases may give way."""
@@ -267,13 +267,13 @@ class _Attempt:
         return fits
 
     def _pick(self, options: list[_Option]) -> list[_Option] | None:
-        """Return the nodes of a gang: where the fewest leave, of one rack if that is wanted."""
+        """Return the nodes of a gang: where the fewest leave, of one rack or zone if asked."""
         many, groups = self._demand.nodes, defaultdict[int, list[_Option]](list)
-        racked = many > 1 and self._demand.topology == "rack"
+        together = gang_groups(self._fleet, self._demand)
         for option in sorted(options, key=lambda each: each[:3]):
-            rack = int(self._fleet.rack[option.row]) if racked else 0
-            if rack >= 0 and len(groups[rack]) < many:
-                groups[rack].append(option)
+            place = 0 if together is None else int(together[option.row])
+            if place >= 0 and len(groups[place]) < many:
+                groups[place].append(option)
         whole = [group for group in groups.values() if len(group) == many]
         cost = lambda group: (  # noqa: E731  # It is used on the next line, and nowhere else.
             sum(each.victims for each in group),

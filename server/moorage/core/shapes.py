@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from moorage.model import GPU_MILLI, Demand, Tenant
-from moorage.policy import Fleet
+from moorage.policy import Fleet, gang_groups
 from moorage.policy.fleet import rounds
 from moorage.policy.inventory import Ints
 
@@ -152,12 +152,13 @@ class ShapeCounts:
         return np.maximum(gathered, now)
 
     def _gangs(self, copies: Ints) -> int:
-        """Return how many gangs fit, each on different nodes, in one rack where that is asked."""
+        """Return how many gangs fit, each on different nodes, in one rack or zone if asked."""
         demand = self._demand
         if demand.nodes == 1:
             return int(copies.sum())
-        if demand.topology != "rack":
+        together = gang_groups(self._fleet, demand)
+        if together is None:
             return int(rounds(copies[None], demand.nodes)[0])
-        racks: Sequence[int] = np.unique(self._fleet.rack[self._fleet.rack >= 0]).tolist()
-        inside = (copies[self._fleet.rack == rack] for rack in racks)
+        places: Sequence[int] = np.unique(together[together >= 0]).tolist()
+        inside = (copies[together == place] for place in places)
         return sum(int(rounds(each[None], demand.nodes)[0]) for each in inside)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from moorage.core import refusals
 from moorage.core.facts import Refusal
 from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Share
-from moorage.policy import Fleet, ProposedShare
+from moorage.policy import Fleet, ProposedShare, gang_groups
 
 _NOTHING: Final = Demand()
 
@@ -66,10 +66,12 @@ def verify(
         if not isinstance(verdict, Share):
             return verdict
         shares.append(verdict)
-    if ask.demand is not None and ask.demand.topology == "rack" and len(shares) > 1:
-        racks = {_rack(fleet, share) for share in shares}
-        if len(racks) > 1 or -1 in racks:
-            return _unsound("node_id", "nodes of one rack", "the nodes are in different racks")
+    together = gang_groups(fleet, ask.demand or _NOTHING)
+    if together is not None:
+        places = {_group(fleet, share, together) for share in shares}
+        if len(places) > 1 or -1 in places:
+            expected = f"nodes of one {ask.demand.topology}"  # type: ignore[union-attr]  # It is of a gang.
+            return _unsound("node_id", expected, "the nodes are in different ones")
     return tuple(shares)
 
 
@@ -208,9 +210,9 @@ def _one_group(fleet: Fleet, row: int, columns: list[int], need: Demand) -> bool
     return len(found) == 1 and -1 not in found
 
 
-def _rack(fleet: Fleet, share: Share) -> int:
+def _group(fleet: Fleet, share: Share, groups: npt.NDArray[np.int64]) -> int:
     row = fleet.row(share.cluster_id, share.node_id)
-    return -1 if row is None else int(fleet.rack[row])
+    return -1 if row is None else int(groups[row])
 
 
 def _counted(number: int, what: str) -> str:

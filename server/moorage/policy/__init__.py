@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from moorage.policy.changes import close_gpus, decline_because, fitting_scores, place, spread_rows
 from moorage.policy.choice import best_rows, decline, propose, read_demand, tightest_gpus
 from moorage.policy.fleet import NEVER, Fleet, Misfit
+from moorage.policy.inventory import gang_groups
 from moorage.policy.labels import NodeLabels, capacity_type
 from moorage.policy.proposal import ProposalError, ProposedShare, parse_proposal
 from moorage.policy.scarcity import KindCopies, ScarcityPrices, fleet_shares
@@ -42,6 +43,7 @@ __all__ = [
     "decline_because",
     "fitting_scores",
     "fleet_shares",
+    "gang_groups",
     "mix",
     "node_sorts",
     "parse_proposal",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from moorage.model import Demand
 from moorage.policy.choice import best_rows, decline, propose, read_demand
+from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
 
 Score = Callable[[FleetView, Demand], npt.ArrayLike]
@@ -100,7 +101,7 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
         demand: How many devices, and how much of each.
 
     """
-    if demand.gpus > 1 and demand.topology in {"", "rack"}:
+    if demand.gpus > 1 and demand.topology not in _CLOSE:
         for level in _CLOSE:
             if columns := fleet.pick_gpus(row, replace(demand, topology=level)):
                 return columns
@@ -112,7 +113,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> l
 
     The best node of each rack comes first, in the order of their scores, then the second of each.
     A node without a named rack counts as a rack of its own. A gang that must share a rack
-    shares one.
+    or zone is `best_rows`.
 
     Args:
         fleet: The view the scores were made from.
@@ -123,7 +124,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> l
         `demand.nodes` different rows, or [] where there are too few.
 
     """
-    if demand.nodes == 1 or demand.topology == "rack":
+    if demand.nodes == 1 or gang_groups(fleet, demand) is not None:
         return best_rows(fleet, demand, scores)
     fitting = np.flatnonzero(scores >= 0)
     ranking: list[int] = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()

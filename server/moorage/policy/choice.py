@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
+from moorage.policy.inventory import gang_groups
 from moorage.policy.proposal import GPUS_MAX, SHARES_MAX
 from moorage.policy.view import FleetView
 
@@ -53,7 +54,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
         and isinstance(models, list | tuple)
         and all(isinstance(model, str) for model in models)
         and isinstance(topology, str)
-        and topology in {"", "nvlink", "numa", "rack"}
+        and topology in {"", "nvlink", "numa", "rack", "zone"}
     )
     if not sane:
         return None
@@ -65,7 +66,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
 def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
     """Return the rows to use: the highest score first, equal scores by the lowest row.
 
-    A gang takes the best nodes of one rack if it asked for one, else of one cluster if one
+    A gang takes the best nodes of one rack or zone if it asked for one, else of one cluster if one
     cluster has room for it, else of all: going down the ranking, the first group to be complete
     wins.
 
@@ -83,17 +84,17 @@ def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> lis
         return [row] if len(scores) and scores[row] >= 0 else []
     fitting = np.flatnonzero(scores >= 0)
     ranking = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()
-    one_rack = demand.topology == "rack"
+    together = gang_groups(fleet, demand)
     groups: dict[tuple[int, int], list[int]] = {}
     for row in ranking:
-        rack = int(fleet.rack[row]) if one_rack else 0
-        if rack < 0:
+        place = 0 if together is None else int(together[row])
+        if place < 0:
             continue  # A node without a named rack shares it with no other.
-        group = groups.setdefault((int(fleet.cluster[row]), rack), [])
+        group = groups.setdefault((int(fleet.cluster[row]), place), [])
         group.append(row)
         if len(group) == demand.nodes:
             return group
-    return [] if one_rack or len(ranking) < demand.nodes else ranking[: demand.nodes]
+    return [] if together is not None or len(ranking) < demand.nodes else ranking[: demand.nodes]
 
 
 def propose(

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from moorage.model import GPU_MILLI, Cluster, Gpu, Node
+from moorage.model import GPU_MILLI, Cluster, Demand, Gpu, Node
 
 CHANGES_MAX: Final = 65_536
 """Changes remembered for `changed_since`; a reader further behind is told to look at all."""
@@ -27,7 +27,9 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _AMOUNTS: Final = ("cpu_total", "cpu_free", "memory_total", "memory_free", "closed")
-_NODE_COLUMNS: Final = (*_AMOUNTS, "rack", "cluster")
+_TOGETHER: Final = ("rack", "zone")
+"""What the nodes of a gang may have in common."""
+_NODE_COLUMNS: Final = (*_AMOUNTS, *_TOGETHER, "cluster")
 _GPU_COLUMNS: Final = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
 _NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
 """What a GPU column has where a node has no device; 0 in the others."""
@@ -51,7 +53,7 @@ class NodeInventory:
         gpu_memory: int64 `[nodes, devices]`, MiB.
         gpu_link, gpu_numa: int64 `[nodes, devices]`, group numbers within the node, -1: none.
         gpu_exclusive: bool `[nodes, devices]`: only to be taken whole.
-        rack, cluster: int64 `[nodes]`, group numbers; rack -1: unknown.
+        rack, zone, cluster: int64 `[nodes]`, group numbers; rack and zone -1: unknown.
         closed: int64 `[nodes]`, 1 where nothing can start now: its free CPU is -1, which is too
             little for all demands, and neither memory nor a device is free.
 
@@ -100,10 +102,8 @@ class NodeInventory:
         ids = [tuple(gpu.id for gpu in gpus) for gpus in kinds]
         self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(ids[kind] for kind in kind_of)
         self.models: tuple[str, ...] = tuple(sorted({g.model for gpus in kinds for g in gpus}))
-        # A rack's name is its cluster's own: two clusters may each have a "rack-1".
-        named = sorted({(number, node.rack) for number, _, node in pairs if node.rack})
-        racks = {rack: code for code, rack in enumerate(named)}
-        self.rack: Ints = np.array([racks.get((c, n.rack), -1) for c, _, n in pairs], np.int64)
+        self.rack: Ints = _numbered([(number, node.rack) for number, _, node in pairs])
+        self.zone: Ints = _numbered([(number, node.zone) for number, _, node in pairs])
         self.cluster: Ints = np.array([number for number, _, _ in pairs], np.int64)
         self.cpu_total: Ints = np.array([node.cpu_milli for _, _, node in pairs], np.int64)
         self.memory_total: Ints = np.array([node.memory_mib for _, _, node in pairs], np.int64)
@@ -176,7 +176,9 @@ class NodeInventory:
         for name in (*_NODE_COLUMNS, *_GPU_COLUMNS, "gpu_exclusive"):
             setattr(part, name, getattr(self, name)[start:end].copy())
         part.cluster[:] = 0
-        part.rack[part.rack >= 0] -= self.rack[:start].max(initial=-1) + 1
+        for name in _TOGETHER:
+            column = getattr(part, name)
+            column[column >= 0] -= getattr(self, name)[:start].max(initial=-1) + 1
         part.cluster_ids, part.models = (cluster_id,), self.models
         part.node_ids, part.gpu_ids = self.node_ids[start:end], self.gpu_ids[start:end]
         part.labels = self.labels[start:end]
@@ -217,11 +219,13 @@ class NodeInventory:
         self._note_splice(cluster_id, start, end, moved)
 
     def _merge_nodes(self, part: Self, start: int, end: int, number: int) -> None:
-        before = int(self.rack[:start].max(initial=-1)) + 1
-        held = int(self.rack[start:end].max(initial=before - 1)) + 1 - before
-        racks = np.where(part.rack >= 0, part.rack + before, -1)
-        self.rack[end:][self.rack[end:] >= 0] += int(part.rack.max(initial=-1)) + 1 - held
-        self.rack = _spliced(self.rack, racks, start, end)
+        for name in _TOGETHER:
+            ours, theirs = getattr(self, name), getattr(part, name)
+            before = int(ours[:start].max(initial=-1)) + 1
+            held = int(ours[start:end].max(initial=before - 1)) + 1 - before
+            groups = np.where(theirs >= 0, theirs + before, -1)
+            ours[end:][ours[end:] >= 0] += int(theirs.max(initial=-1)) + 1 - held
+            setattr(self, name, _spliced(ours, groups, start, end))
         self.cluster = _spliced(self.cluster, np.full(len(part), number, np.int64), start, end)
         for name in _AMOUNTS:
             setattr(self, name, _spliced(getattr(self, name), getattr(part, name), start, end))
@@ -363,6 +367,27 @@ class NodeInventory:
         rows = dict.fromkeys(self._changes[version - self._changes_base :])
         rows.pop(-1, None)
         return list(rows)
+
+
+def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
+    """Return what the nodes of a gang must have in common.
+
+    Args:
+        fleet: A fleet, or a view of one.
+        demand: What is asked for.
+
+    Returns:
+        A group number for each node, int64 `[nodes]`; -1: it is in none. None: nothing.
+
+    """
+    asked = demand.nodes > 1 and demand.topology in _TOGETHER
+    return getattr(fleet, demand.topology) if asked else None
+
+
+def _numbered(names: Sequence[tuple[int, str]]) -> Ints:
+    """Return a number for each name; a name is its cluster's own: two may have a "rack-1"."""
+    numbers = {name: at for at, name in enumerate(sorted({each for each in names if each[1]}))}
+    return np.array([numbers.get(name, -1) for name in names], np.int64)
 
 
 def _counted(node: Node) -> Node:

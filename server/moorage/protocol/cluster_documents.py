@@ -54,6 +54,7 @@ def node_document(
     devices: Sequence[Document] = (),
     swap_mib: int = 0,
     rack: str = "",
+    zone: str = "",
     labels: Mapping[str, str] | None = None,
     machine_id: str = "",
     provider_id: str = "",
@@ -73,6 +74,7 @@ def node_document(
     node |= {"machineId": machine_id} if machine_id else {}
     node |= {"providerId": provider_id} if provider_id else {}
     node |= {"rack": rack} if rack else {}
+    node |= {"zone": zone} if zone else {}
     return node | ({"labels": dict(labels)} if labels else {})
 
 

@@ -203,8 +203,8 @@ Attempts = Annotated[
 AttemptNumber = Annotated[int, Meta(ge=0, description="a whole number, 0 or more")]
 Encoding = Annotated[Literal["text", "base64"], Meta(description='"text" or "base64"')]
 Topology = Annotated[
-    Literal["", "nvlink", "numa", "rack"],
-    Meta(description='"nvlink", "numa", "rack" or ""'),
+    Literal["", "nvlink", "numa", "rack", "zone"],
+    Meta(description='"nvlink", "numa", "rack", "zone" or ""'),
 ]
 TtlSeconds = Annotated[
     float,

@@ -45,7 +45,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
         cpu_milli: CPU of each node.
         memory_mib: Memory of each node.
         nodes: A gang of so many nodes, granted whole or not at all.
-        topology: What the GPUs of a node, or for `rack` the nodes of a gang, have in common.
+        topology: What the GPUs of a node, or for `rack` and `zone` those of a gang, have in common.
         where: What must hold of the labels of each node, all of it.
 
     """

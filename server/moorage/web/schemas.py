@@ -73,6 +73,7 @@ class NodeDocument(WebType):
     vcpus: CoresDocument | None = None
     memory: Amount = None
     rack: str | None = None
+    zone: str | None = None
     labels: dict[str, str | float | bool] | None = None
     machine_id: str | None = None
     provider_id: str | None = None

@@ -82,6 +82,17 @@ def labelled(rng: Random, one: Cluster) -> Cluster:
     return replace(one, nodes=tuple(replace(each, labels=rng.choice(LABELS)) for each in one.nodes))
 
 
+def zoned(rng: Random, one: Cluster) -> Cluster:
+    """The same cluster with zones of its nodes."""
+    zones = ["", "zone-0", "zone-0", "zone-1"]
+    return replace(one, nodes=tuple(replace(each, zone=rng.choice(zones)) for each in one.nodes))
+
+
+def in_zones(rng: Random, one: Demand) -> Demand:
+    """The same demand; a gang may ask for one zone in place of what it asks for."""
+    return replace(one, topology="zone") if one.nodes > 1 and rng.random() < 0.5 else one
+
+
 def demand(rng: Random) -> Demand:
     gpus = rng.choice([0, 1, 1, 1, 2, 2, 4])
     share = gpus > 0 and rng.random() < 0.4

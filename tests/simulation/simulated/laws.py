@@ -478,9 +478,10 @@ class Model:
                 law(_labelled(pair, node, demand), "a grant is where its labels say", demand, node)
         if demand is not None:
             law(len(shares) == demand.nodes, "a gang is whole", demand, lease)
-            if demand.topology == "rack" and len(shares) > 1:
-                racks = {(s.cluster_id, self.node(s).rack) for s in shares}  # type: ignore[union-attr]  # Plain values in tests.
-                law(len(racks) == 1 and all(name for _, name in racks), "one rack", racks)
+            if demand.topology in {"rack", "zone"} and len(shares) > 1:
+                places = {(s.cluster_id, getattr(self.node(s), demand.topology)) for s in shares}
+                together = len(places) == 1 and all(name for _, name in places)
+                law(together, f"one {demand.topology}", places)
 
     def fits_without(
         self, names: Iterable[str], demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]]
@@ -496,7 +497,8 @@ class Model:
 
     def fits(self, demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]] = ()) -> bool:
         """Whether a demand fits now: nodes tried one by one, groups counted by hand."""
-        closed, racks, found = set(shut), Counter[tuple[str, str]](), 0
+        closed, places, found = set(shut), Counter[tuple[str, str]](), 0
+        together = demand.nodes > 1 and demand.topology in {"rack", "zone"}
         for cluster in self.clusters.values():
             if candidates is not None and cluster.id not in candidates:
                 continue
@@ -505,10 +507,10 @@ class Model:
                 if pair in closed or self.shut(*pair) or not self._takes(pair, node, demand):
                     continue
                 found += 1
-                if node.rack:
-                    racks[cluster.id, node.rack] += 1
-        if demand.nodes > 1 and demand.topology == "rack":
-            return max(racks.values(), default=0) >= demand.nodes
+                if together and (name := getattr(node, demand.topology)):
+                    places[cluster.id, name] += 1
+        if together:
+            return max(places.values(), default=0) >= demand.nodes
         return found >= demand.nodes
 
     def could_be(self, lease: Lease, demand: Demand, candidates: Any) -> bool:

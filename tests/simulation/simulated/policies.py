@@ -51,9 +51,10 @@ def blind(rng: Random, fleet: Fleet, consult: Consult) -> Any:
     """Proposes nodes that could ever take it, free or not, reserved or not."""
     demand = consult.ask.demand or Demand(gpus=1, gpu_milli=500)
     able = np.flatnonzero(fleet.gpu_total.sum(1) >= 1000 * demand.gpus).tolist()
-    if demand.topology == "rack" and rng.random() < 0.5:
-        rack = rng.choice(fleet.rack.tolist() or [0])
-        able = [row for row in able if fleet.rack[row] == rack]
+    if demand.topology in {"rack", "zone"} and rng.random() < 0.5:
+        groups = getattr(fleet, demand.topology)
+        place = rng.choice(groups.tolist() or [0])
+        able = [row for row in able if groups[row] == place]
     if len(able) < demand.nodes:
         return decline(demand)
     shares = []

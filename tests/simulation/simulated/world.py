@@ -85,6 +85,8 @@ ELASTIC = 2_000_000
 """From this seed on requests have alternatives, and nodes no labels."""
 AGREED = 3_000_000
 """From this seed on shorter leases will do, too; all worlds reserve, none has alternatives."""
+APART = 4_000_000
+"""From this seed on nodes have zones, which gangs ask for, and requests have alternatives."""
 OVERTAKING = 5_000_000
 """From this seed on waiters are overtaken a few times at most; there are no alternatives."""
 Phase = Literal["succeeded", "failed"]
@@ -118,10 +120,12 @@ class World:
         self.labelling = Random(f"labels {seed}")
         self.labelled = LABELLED <= seed < ELASTIC
         self.choosing = Random(f"alternatives {seed}")
-        self.elastic = ELASTIC <= seed < AGREED
+        self.elastic = ELASTIC <= seed < AGREED or APART <= seed < OVERTAKING
         self.agreeing = Random(f"agreed {seed}")
-        self.agrees = AGREED <= seed < OVERTAKING
+        self.agrees = AGREED <= seed < APART
         self.reserves |= self.agrees
+        self.parting = Random(f"apart {seed}")
+        self.parts = APART <= seed < OVERTAKING
         self.overtaken_max = 3 if seed >= OVERTAKING else OVERTAKEN_MAX
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
@@ -156,16 +160,22 @@ class World:
         self._be_born()
 
     def _labelled(self, cluster: Cluster) -> Cluster:
+        if self.parts:
+            return fleets.zoned(self.parting, cluster)
         return fleets.labelled(self.labelling, cluster) if self.labelled else cluster
 
     def _demands(self, count: int) -> list[Demand]:
         """Mostly such as fit the fleet when it is empty, or all answers would be `never_fits`."""
         empty = Model(clusters={cluster.id: cluster for cluster in self.inventory})
         drawn = [fleets.demand(self.rng) for _ in range(60)]
+        if self.parts:
+            drawn = [fleets.in_zones(self.parting, each) for each in drawn]
         able = [demand for demand in drawn if empty.fits(demand, None)]
         few = [demand for demand in able if demand.gpus]
         special = [d for d in able if d.topology or d.nodes > 1] if self.rng.random() < 0.5 else []
-        special.sort(key=lambda demand: demand.topology != "rack")  # The rarest first.
+        special.sort(
+            key=lambda demand: demand.topology not in {"rack", "zone"}
+        )  # The rarest first.
         return [
             *few[:count],
             *able[:1],

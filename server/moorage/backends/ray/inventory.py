@@ -23,6 +23,7 @@ __all__ = ["UNREACHABLE", "bundles", "document"]
 UNREACHABLE: Final = "unreachable"
 """Value of `status` of a cluster that does not answer: it is no candidate."""
 RACK_LABEL: Final = "rack"
+ZONE_LABEL: Final = "ray.io/availability-zone"
 NAME_LABEL: Final = "ray.io/node-name"
 _MODEL: Final = re.compile(r"accelerator_type:(.+)")
 _WHOLE: Final = 0.9999
@@ -105,6 +106,7 @@ def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
         memory_mib=int(offered("memory") / MIB),
         devices=_devices(resources, offered("GPU"), own, others),
         rack=labels.get(RACK_LABEL, ""),
+        zone=labels.get(ZONE_LABEL, ""),
         labels=labels,
     )
 

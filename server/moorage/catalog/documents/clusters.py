@@ -3,9 +3,9 @@
 The embedded catalog calls `read_cluster_document` for every document that it stores. The format is
 that of docs/reference/allocation-server.md, "Cluster documents", with a few optional fields
 that placement can use and the documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node
-`rack`, `labels`), or that say which machine a node is, whatever it is called (GPU `uuid`, and
-`parentUuid` of a MIG instance; node `machineId`, `providerId`). `unavailable` of a node, or of the
-whole cluster, says in words why nothing can start there now: leases stand, and none is added.
+`rack`, `zone`, `labels`), or that say which machine a node is, whatever it is called (GPU `uuid`,
+and `parentUuid` of a MIG instance; node `machineId`, `providerId`). `unavailable` of a node, or of
+the whole cluster, says in words why nothing can start there now: leases stand, and none is added.
 """
 
 import math
@@ -26,6 +26,8 @@ __all__ = ["CheckedCluster", "cluster_model", "is_live", "read_cluster_document"
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
 """Values of `status`, in any case, that make a cluster a candidate; so does none at all."""
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+"""Names the zone of a node that has no `zone`."""
 AMOUNT_MAX: Final = 10**11
 """Any count, MiB or milli: the fleet's columns add them up in 64 bits."""
 NAME_CHARS_MAX: Final = 253
@@ -126,16 +128,18 @@ def _node(entry: Any, why_not: str) -> Node:
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
     gpus, uuids = _told_apart(_object(entry, "gpus"))
     names = [f"{what} {name}" for what, key in _NAMES.items() if (name := _text(entry, key))]
-    labels = _object(entry, "labels")
+    given = _object(entry, "labels")
+    labels = {key: _label(value, f"labels.{key}") for key, value in given.items()}
     return Node(
         id=NodeId(_name(entry.get("id"), "id")),
         cpu_milli=round(cores * 1000),
         memory_mib=int(_amount(entry, "memory", "memory")),
         gpus=_gpus(gpus),
         rack=_text(entry, "rack"),
-        labels={key: _label(value, f"labels.{key}") for key, value in labels.items()},
+        labels=labels,
         identity=(*names, *uuids),
         unavailable=why_not or _text(entry, "unavailable"),
+        zone=_text(entry, "zone") or labels.get(ZONE_LABEL, ""),
     )
 
 
