@@ -103,6 +103,17 @@ def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> N
     assert refusal.details["reservations"] == [{"reservation": name, "until": 100.0}]
 
 
+def test_what_is_kept_for_the_head_is_no_place_for_a_whole_lease(hand: Hand) -> None:
+    hand.see(nodes(3, 1))
+    reserve(hand, 50.0, 100.0)  # Node n000.
+    hand.grant(ask("there", ONE), place("n002", "0"))
+    hand.ask(ask("head", Demand(gpus=1, nodes=2), wait=100.0))
+    assert set(hand.allocator.requests.queue.reservation) == {("c", "n001"), ("c", "n002")}
+    agrees = {"ttl_seconds_min": 20.0}
+    (news,) = answers(hand.grant(ask("shorter", ONE, terms=agrees), place("n000", "0")))
+    assert (news.lease.expires_at, news.ttl_max_seconds) == (50.0, 50.0)
+
+
 def test_a_policy_that_proposes_it_all_the_same_gets_nothing(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     (refusal,) = answers(hand.propose(hand.ask(ask("long", ONE)), place("n000", "0")))

@@ -265,6 +265,31 @@ MUTANTS = [
         AGREED_SEEDS,
     ),
     Mutant(
+        "shortens a lease where a whole one fits",
+        "core/reservations.py",
+        "    if demand is not None and feasibility.fits(demand, ask.candidates, (*found, *kept)):\n"
+        "        return found\n",
+        "",
+        "no lease is shortened where a whole one fits",
+        AGREED_SEEDS,
+    ),
+    Mutant(
+        "shortens no lease",
+        "core/reservations.py",
+        "return state.reserved.withheld(ask.tenant, now + shortest)",
+        "return found",
+        "no request sleeps that could be served",
+        AGREED_SEEDS,
+    ),
+    Mutant(
+        "does not say that a lease is shorter",
+        "core/requests.py",
+        ", ttl_max_seconds=shortened(lease))",
+        ")",
+        "who gets a shorter lease is told",
+        AGREED_SEEDS,
+    ),
+    Mutant(
         "does not count who is overtaken by its equals",
         "core/ranking.py",
         '(classes["priority"] >= priority)\n',

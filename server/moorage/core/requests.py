@@ -408,7 +408,8 @@ class Requests:
 
     def withheld(self, ask: Ask) -> Nodes:
         """Return the nodes that its lease may not hold, since it would run into a reservation."""
-        return withheld(self._state, self._feasibility, ask, self._turn.now)
+        kept = self._queue.reserved_before(ask)
+        return withheld(self._state, self._feasibility, ask, self._turn.now, kept)
 
     def _reserved(self, ask: Ask) -> Nodes:
         """Return the nodes that are not for a request: kept for a waiter, or reserved for later."""

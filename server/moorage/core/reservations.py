@@ -151,10 +151,13 @@ class AdvanceReservations:
         return {"leases": _first(leases, "lease"), "reservations": _first(others, "reservation")}
 
 
-def withheld(state: State, feasibility: Feasibility, ask: Ask, now: float) -> Nodes:
+def withheld(
+    state: State, feasibility: Feasibility, ask: Ask, now: float, kept: Nodes = ()
+) -> Nodes:
     """Return the nodes that a request may not get, since its lease would run into a reservation.
 
-    Where it fits on no others, a shorter lease will do if the request says so.
+    Where it fits on no others, less those `kept` for who goes before it, a shorter lease will do
+    if the request says so.
     """
     if not state.reserved or ask.terms is None:
         return ()
@@ -166,7 +169,7 @@ def withheld(state: State, feasibility: Feasibility, ask: Ask, now: float) -> No
     shortest, demand = ask.terms.ttl_seconds_min, ask.demand
     if not found or not shortest:
         return found
-    if demand is not None and feasibility.fits(demand, ask.candidates, found):
+    if demand is not None and feasibility.fits(demand, ask.candidates, (*found, *kept)):
         return found
     return state.reserved.withheld(ask.tenant, now + shortest)
 
@@ -193,7 +196,8 @@ def explained(
 
     """
     assert ask.demand is not None
-    own = withheld(state, feasibility, ask, now)
+    shut = set(reserved)
+    own = tuple(node for node in withheld(state, feasibility, ask, now) if node in shut)
     if not own or refusal.code is not Code.NO_CAPACITY:
         return refusal
     kept = tuple(node for node in reserved if node not in own)

@@ -146,19 +146,22 @@ class Model:
         theirs = (each for each in self.reserved.values() if each.tenant != lease.tenant)
         return min((each.starts_at for each in theirs if places & set(each.nodes)), default=inf)
 
-    def withheld(self, ask: Ask, now: float) -> set[tuple[str, str]]:
+    def withheld(
+        self, ask: Ask, now: float, kept: Iterable[tuple[str, str]] = ()
+    ) -> set[tuple[str, str]]:
         """The nodes that others have reserved before a lease of this request would end."""
         if ask.terms is None:
             return set()
         if ask.id in self.requeued:
-            return self._reserved_before(self.expires[ask.id], ask)
-        whole = self._reserved_before(now + ask.terms.ttl_seconds, ask)
-        shortest, demand = ask.terms.ttl_seconds_min, ask.demand
-        if not shortest or (demand is not None and self.fits(demand, ask.candidates, whole)):
+            return self.reserved_before(self.expires[ask.id], ask)
+        whole = self.reserved_before(now + ask.terms.ttl_seconds, ask)
+        shortest, demand, shut = ask.terms.ttl_seconds_min, ask.demand, {*whole, *kept}
+        if not shortest or (demand is not None and self.fits(demand, ask.candidates, shut)):
             return whole
-        return self._reserved_before(now + shortest, ask)
+        return self.reserved_before(now + shortest, ask)
 
-    def _reserved_before(self, until: float, ask: Ask) -> set[tuple[str, str]]:
+    def reserved_before(self, until: float, ask: Ask) -> set[tuple[str, str]]:
+        """The nodes that others have reserved from a time before this on."""
         theirs = (each for each in self.reserved.values() if each.tenant != ask.tenant)
         return {node for each in theirs if each.starts_at < until for node in each.nodes}
 

@@ -128,6 +128,7 @@ class Witness:
                 self.consultations[effect.ask.id] += 1
             if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
                 self._consulted(effect)
+                self._whole_first(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
                 kept = effect.request not in model.waiting
                 law(kept, "a waiter keeps its place, whichever leaves", event, effect)
@@ -284,6 +285,19 @@ class Witness:
         elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
         law(not elsewhere, "a failed node is tried last", consult)
 
+    def _whole_first(self, consult: Consult) -> None:
+        """A policy is offered places for a shorter lease where there is none for a whole one."""
+        ask, terms = consult.ask, consult.ask.terms
+        if terms is None or not terms.ttl_seconds_min or ask.demand is None:
+            return
+        if ask.id in self.model.requeued:
+            return  # It ends when it would have ended.
+        whole = self.model.reserved_before(self.world.now + terms.ttl_seconds, ask)
+        if not whole <= set(consult.reserved):
+            shut = (*consult.reserved, *whole)
+            elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
+            law(not elsewhere, "no lease is shortened where a whole one fits", consult)
+
     def _graced(self, grace: float) -> bool:
         """Whether all last so long, or until a reservation begins that they make room for."""
         model = self.model
@@ -368,6 +382,10 @@ class Witness:
         if isinstance(answer, LeaseNews):
             lease, key = answer.lease, ask.terms.idempotency_key if ask.terms else ""
             law(lease.tenant == ask.tenant, "tenants keep to themselves", ask, lease)
+            if lease.id == ask.id and lease.granted_at == self.world.now and lease.attempt == 1:
+                shorter = lease.expires_at < lease.granted_at + lease.terms.ttl_seconds
+                told = answer.ttl_max_seconds is not None
+                law(told == shorter, "who gets a shorter lease is told", answer)
             if lease.id != ask.id:
                 law(lease.terms.idempotency_key == key != "", "a key gives its lease", ask, lease)
                 law(lease.policy.uri == ask.policy.uri, "of the same request", ask, lease)
@@ -481,7 +499,7 @@ class Witness:
             kept = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 waiter = model.waiting[name].ask
-                own = model.withheld(waiter, self.world.now)
+                own = model.withheld(waiter, self.world.now, kept)
                 if own and waiter.demand is None and len(line.waiters) > 1:
                     continue  # Its policy spoke for one of them, whose lease may last longer.
                 shut = (*kept, *own)
@@ -520,7 +538,7 @@ class Witness:
     def _shut(self, ask: Ask) -> tuple[tuple[str, str], ...]:
         """The nodes that are kept for a waiter, or reserved, and so not for this request."""
         kept = self.world.allocator.requests.queue.reserved_before(ask)
-        return *kept, *self.model.withheld(ask, self.world.now)
+        return *kept, *self.model.withheld(ask, self.world.now, kept)
 
     def _beyond(self, ask: Ask) -> bool:
         """Whether a quota does not allow an ask what it needs."""
