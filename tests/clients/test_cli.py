@@ -43,7 +43,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
         *(f"--parameters=@{tmp_path}/parameters.json", '--settings={"a": 1}'),
         *('--filter={"b": 2}', '--search={"c": 3}', '--provision={"backend": "local"}'),
         *("--ttl=60", "--wait=1", "--priority=5", "--preemptible", "--key=k"),
-        *("--runtime-min=7", "--notice=8"),
+        *("--runtime-min=7", "--notice=8", "--ttl-min=30"),
     )
     assert done.returncode == 0
     [heard] = harbour.heard
@@ -65,6 +65,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
     }
     assert heard["lease"] == {
         "ttl_seconds": 60,
+        "ttl_seconds_min": 30,
         "wait_seconds": 1,
         "priority": 5,
         "preemptible": True,
