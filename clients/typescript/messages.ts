@@ -725,7 +725,7 @@ export interface QueuePage {
 /**
  * A row of the queue.
  *
- * `expected_at`: its turn, if leases and reservations last to their end. `overtaken`: how often
+ * `expected_at`: its turn, if leases last as long as like ones did. `overtaken`: how often
  * a request that came later went before it.
  */
 export interface QueuedWaiter {

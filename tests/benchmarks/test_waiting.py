@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moorage.benchmarks.waiting import ORDERS, Job, nodes_for, play, read_jobs, table, waiting
+from moorage.benchmarks.expectations import calibrate
+from moorage.benchmarks.waiting import ORDERS, WAYS, play, table, waiting
+from moorage.benchmarks.waiting_jobs import Job, nodes_for, read_jobs
 from moorage.lab.errors import CommandError
 
 PHILLY = Path(__file__).parents[3] / "shared" / "data" / "philly" / "jobs.csv"
@@ -21,7 +23,7 @@ JOBS = [
 
 
 def waits(order, *, backfill, jobs=JOBS):
-    played = play(jobs, 1, "best_fit", order, backfill=backfill)
+    played = play(jobs, 1, "best_fit", order, "backfill" if backfill else "strictly")
     return [played.waits[number] for number in range(len(jobs))]
 
 
@@ -50,13 +52,29 @@ def test_fair_share_serves_who_holds_less():
 def test_a_job_of_more_than_a_node_takes_whole_nodes():
     jobs = [Job(0, 10, 16, "a")]
     assert nodes_for(jobs, 1_000.0) == 2
-    assert play(jobs, 2, "best_fit", "first_come", backfill=True).waits == {0: 0}
+    assert play(jobs, 2, "best_fit", "first_come", "backfill").waits == {0: 0}
 
 
 def test_a_load_makes_the_fleet():
     jobs = [Job(float(second), 80.0, 8, "a") for second in range(101)]
     assert nodes_for(jobs, 1.0) == 81
     assert nodes_for(jobs, 0.5) == 162
+
+
+def test_small_jobs_give_way_after_an_hour_and_lose_their_work():
+    jobs = [Job(0, 10_000, 4, "a"), Job(10, 100, 8, "a")]
+    played = play(jobs, 1, "best_fit", "largest", "preemption")
+    assert played.waits == {0: 3700, 1: 3590}
+    assert played.lost_gpu_hours == 4.0
+
+
+def test_what_like_jobs_did_is_a_better_guess_than_their_deadlines():
+    """One job at a time, of ten minutes; users ask for an hour. Each finds eight before it."""
+    jobs = [Job(max(n / 10, 600 * (n - 8)), 600, 8, "a") for n in range(60)]
+    found = calibrate(jobs, 1, "best_fit")
+    assert found["compared"] > 20
+    errors = found["error_median_seconds"]
+    assert errors["history"] < 0.2 * errors["deadlines"]
 
 
 @pytest.fixture
@@ -74,11 +92,13 @@ def test_the_command_prints_a_row_for_each_order(trace, tmp_path):
     output = subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout
     figures = json.loads(output)["waiting"]
     assert [(row["order"], row["backfill"]) for row in figures["table"]] == [
-        (order, backfill) for order in ORDERS for backfill in (True, False)
+        (order, way != "strictly") for order in ORDERS for way in WAYS[order]
     ]
     assert (figures["jobs"], figures["nodes"]) == (4, 1)
     assert picture.read_text().startswith("<?xml")
-    assert table(figures).row_count == 6
+    assert figures["expected"].keys() >= {"waiting", "compared", "error_p90_seconds"}
+    orders, errors = table(figures).renderables
+    assert (orders.row_count, errors.row_count) == (7, 3)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +128,12 @@ def test_three_months_of_a_real_cluster():
     jobs = read_jobs(PHILLY)
     nodes = nodes_for(jobs, 0.9)
     first, strict, largest = (
-        play(jobs, nodes, "best_fit", order, backfill=backfill)
-        for order, backfill in [("first_come", True), ("first_come", False), ("largest", True)]
+        play(jobs, nodes, "best_fit", order, way)
+        for order, way in [
+            ("first_come", "backfill"),
+            ("first_come", "strictly"),
+            ("largest", "backfill"),
+        ]
     )
     assert len(first.waits) == len(strict.waits) == len(largest.waits) == 26_044
     assert sum(first.waits.values()) < 0.6 * sum(strict.waits.values())

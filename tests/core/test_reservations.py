@@ -166,7 +166,7 @@ def test_unused_it_lapses_and_used_it_stays(hand: Hand) -> None:
     assert len(hand.allocator.state.reserved.by_id) == 2
     at(hand, 100.0)
     assert not hand.allocator.state.reserved
-    assert hand.allocator.state.next_deadline() == 120.0  # Of "before": nothing of them is left.
+    assert hand.allocator.next_deadline() == 120.0  # Of "before": nothing of them is left.
 
 
 def test_an_operator_ends_it_and_who_waits_is_served(hand: Hand) -> None:

@@ -122,8 +122,10 @@ def test_what_a_client_left_behind_waits_until_its_time_is_up(server):
         assert json.loads(socket.recv(10))["data"]["position"] == 1
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1)))
-        assert json.loads(socket.recv(10))["data"]["position"] == 2
-        assert json.loads(socket.recv(30))["data"]["position"] == 1
+        positions = [json.loads(socket.recv(10))["data"]["position"]]
+        while positions[-1] == 2:  # Told again as the expected time moves.
+            positions.append(json.loads(socket.recv(30))["data"]["position"])
+        assert (positions[0], positions[-1]) == (2, 1)
     release(server, held)
 
 

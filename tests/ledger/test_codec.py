@@ -18,6 +18,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Fact,
@@ -132,6 +133,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     QuotaSet: st.builds(QuotaSet, at=times, quota=st.none() | st.builds(Quota, weight=times)),
     HalfLifeSet: st.builds(HalfLifeSet, seconds=times, at=times),
     UsageCarried: st.builds(UsageCarried, share=times),
+    DurationsCarried: st.builds(DurationsCarried),
     Queued: st.builds(Queued, ask=asks, at=times, deadline=times),
     Overtaken: st.builds(Overtaken),
     Dequeued: st.builds(Dequeued, at=times, refusal=refusals),
@@ -212,9 +214,10 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         UsageCarried(Tenant("t-1"), "", 0.5, 7),
     ]
     assert {subject_of(fact) for fact in about_tenant} == {"t-1"}
-    assert subject_of(Counted(7)) == subject_of(HalfLifeSet(60.0, 1.0)) == ""
+    about_none = (Counted(7), HalfLifeSet(60.0, 1.0), DurationsCarried("", "", -1, ((3, 1),)))
+    assert {subject_of(fact) for fact in about_none} == {""}
     known = len(about_request) + len(about_cluster) + len(about_tenant)
-    assert known + 2 == len(KINDS)
+    assert known + len(about_none) == len(KINDS)
 
 
 nested: list[Any] = []

@@ -143,7 +143,7 @@ MUTANTS = [
     Mutant(
         "reserves what others hold then",
         "core/reservations.py",
-        "stays.add((share.cluster_id, share.node_id))",
+        "staying.append(lease)",
         "pass",
         "no reservation is broken",
     ),
@@ -234,7 +234,7 @@ MUTANTS = [
     ),
     Mutant(
         "takes the loosest demands of two for the same",
-        "core/ranking.py",
+        "core/waiters.py",
         "return self.demand or Demand(), self.candidates, self.alternatives",
         "return self.demand or Demand(), self.candidates, ()",
         "no request sleeps that could be served",
@@ -400,8 +400,8 @@ MUTANTS = [
     Mutant(
         "never expires",
         "core/allocator.py",
-        "while (at := self.state.next_deadline()) is not None and at <= self._turn.now:",
-        "while (at := self.state.next_deadline()) is not None and at < 0:",
+        "is not None and due[0] <= self._turn.now:",
+        "is not None and due[0] < 0:",
         "nothing outlives its deadline",
     ),
     Mutant(
@@ -487,8 +487,8 @@ MUTANTS = [
     Mutant(
         "wakes the lowest priority first",
         "core/ranking.py",
-        'return -self._classes["priority"][rows]',
-        'return self._classes["priority"][rows]',
+        'return -self._classes["precedence"][rows]',
+        'return self._classes["precedence"][rows]',
         "priority goes first|the world comes to rest",
     ),
     Mutant(

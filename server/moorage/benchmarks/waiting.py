@@ -9,64 +9,63 @@ The orders are:
 - largest: those that ask for more GPUs have the higher priority.
 - fair_share: first those whose virtual cluster holds the fewest GPUs; each is a tenant.
 
+The priorities are played with preemption, too: a job that has run for an hour gives way to one that
+asks for more GPUs. It has lost its work then, and asks again for all of its time.
+
 Trace: Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters for DNN Training Workloads",
 USENIX ATC 2019 (Microsoft Philly).
 """
 
-import csv
 import heapq
 import time
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib import import_module
-from math import ceil
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
+from rich.console import Group
 from rich.table import Table
 
 from moorage.benchmarks.churn import HeldMilli
+from moorage.benchmarks.expectations import METHODS, calibrate
+from moorage.benchmarks.waiting_jobs import (
+    GPUS_EACH,
+    SIZES,
+    WAIT_SECONDS,
+    Job,
+    fleet_of,
+    needs,
+    nodes_for,
+    policy_of,
+    read_jobs,
+)
 from moorage.core.effects import Address, LeaseNews
 from moorage.core.events import Asked, Event, Tick
 from moorage.core.facts import Ended, Granted
 from moorage.lab import plots
 from moorage.lab.errors import CommandError
-from moorage.lab.packing import Consulting, Site
-from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
-from moorage.policy import Rule
+from moorage.lab.packing import Consulting
+from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage_policies import catalog
 
-GPUS_EACH: Final = 8
-"""GPUs of a node; a job of more takes several whole ones."""
 LOAD: Final = 0.9
 """GPU seconds that the jobs ask for, as a part of what the fleet has while they come."""
 RULE: Final = "best_fit"
 ORDERS: Final = ("first_come", "largest", "fair_share")
-WAIT_SECONDS: Final = 1e9
+Way = Literal["backfill", "strictly", "preemption"]
+"""With backfill, without, or with backfill and preemption."""
+WAYS: Final[Mapping[str, tuple[Way, ...]]] = {
+    "first_come": ("backfill", "strictly"),
+    "largest": ("backfill", "strictly", "preemption"),
+    "fair_share": ("backfill", "strictly"),
+}
+RUNTIME_SECONDS_MIN: Final = 3_600.0
+"""What a job runs before it has to give way."""
 DAY_SECONDS: Final = 86_400.0
 WAITS: Final = ("wait_mean_seconds", "wait_p90_seconds")
-SIZES: Final = (1, 2, 4, 8)
-"""Jobs are grouped by GPUs: from each of these up to the next."""
-
-
-class Job(NamedTuple):
-    """One job of the trace.
-
-    Args:
-        at: When it was submitted, in seconds since the first one.
-        seconds: How long it ran.
-        gpus: How many it had.
-        cluster: Its virtual cluster.
-
-    """
-
-    at: float
-    seconds: float
-    gpus: int
-    cluster: str
 
 
 @dataclass
@@ -77,6 +76,7 @@ class Played:
         waits: Seconds from submission to lease, by the job's number.
         utilisation_percent: GPU seconds held while jobs came, in percent of what there was.
         contended: GPU seconds that each virtual cluster held while all of them waited.
+        lost_gpu_hours: What jobs had done that had to give way.
         seconds: How long the run took.
 
     """
@@ -84,6 +84,7 @@ class Played:
     waits: dict[int, float] = field(default_factory=dict[int, float])
     utilisation_percent: float = 0.0
     contended: dict[str, float] = field(default_factory=dict[str, float])
+    lost_gpu_hours: float = 0.0
     seconds: float = 0.0
 
 
@@ -119,52 +120,18 @@ def waiting(
     jobs = read_jobs(pods)
     nodes = nodes_for(jobs, load)
     rows = []
-    for order in ORDERS:
-        for backfill in (True, False):
-            progress(f"{order}{'' if backfill else ', strictly'}")
-            played = play(jobs, nodes, rule, order, backfill=backfill)
-            rows.append({"order": order, "backfill": backfill, **_row(jobs, played)})
+    for order, way in [(name, way) for name in ORDERS for way in WAYS[name]]:
+        progress(f"{order}, {way}")
+        played = play(jobs, nodes, rule, order, way)
+        named = {"order": order, "backfill": way != "strictly", "preemption": way == "preemption"}
+        rows.append(named | _row(jobs, played))
     _draw(draw, rows)
-    return {"jobs": len(jobs), "nodes": nodes, "load": load, "rule": rule, "table": rows}
+    progress("expected times")
+    figures = {"jobs": len(jobs), "nodes": nodes, "load": load, "rule": rule, "table": rows}
+    return figures | {"expected": calibrate(jobs, nodes, rule)}
 
 
-def read_jobs(path: Path) -> list[Job]:
-    """Return the jobs of a trace in the order of their submission.
-
-    Raises:
-        CommandError: A row cannot be read, or there is none.
-
-    """
-    found: list[Job] = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), 2):
-                try:
-                    at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
-                    seconds, gpus = float(row["duration"]), int(row["num_gpus"])
-                except (KeyError, TypeError, ValueError) as error:
-                    expected = "timestamp,duration,num_gpus,cluster"
-                    raise CommandError(
-                        f"{path}, line {number}: {error}; expected {expected}"
-                    ) from error
-                found.append(Job(at, max(seconds, 1.0), gpus, row.get("cluster") or ""))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path} cannot be read: {error}") from error
-    if not any(job.gpus > 0 for job in found):
-        raise CommandError(f"{path} asks for no GPUs")
-    found.sort()
-    return [job._replace(at=job.at - found[0].at) for job in found if job.gpus > 0]
-
-
-def nodes_for(jobs: Sequence[Job], load: float) -> int:
-    """Return how many nodes make this load of the jobs, enough for the largest of them."""
-    wanted = sum(job.gpus * job.seconds for job in jobs)
-    span = max(jobs[-1].at, 1.0)
-    largest = max(_demand(job.gpus).nodes for job in jobs)
-    return max(largest, round(wanted / span / load / GPUS_EACH))
-
-
-def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, *, backfill: bool) -> Played:
+def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way = "backfill") -> Played:
     """Let the jobs come, wait and end in one order.
 
     Args:
@@ -172,35 +139,36 @@ def play(jobs: Sequence[Job], nodes: int, rule: str, order: str, *, backfill: bo
         nodes: How many the fleet has.
         rule: The shipped policy that places them.
         order: One of `ORDERS`.
-        backfill: Whether later jobs may go first where that delays none ahead of them.
+        way: Whether later jobs may go first where that delays none ahead of them, and whether
+            jobs give way to those of higher priority.
 
     Raises:
         ValueError: A job was refused.
 
     """
-    running, started = _Running(jobs, nodes, rule, order, backfill=backfill), time.perf_counter()
+    running, started = _Running(jobs, nodes, rule, order, way), time.perf_counter()
     for number, job in enumerate(jobs):
         running.until(job.at)
         running.come(number)
     held = running.held.percent(jobs[-1].at)
     running.until(float("inf"))
-    return Played(running.waits, held, running.contended, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Played(running.waits, held, running.contended, running.lost / 3600, seconds)
 
 
 class _Running:
     """One run under way."""
 
-    def __init__(
-        self, jobs: Sequence[Job], nodes: int, rule: str, order: str, *, backfill: bool
-    ) -> None:
-        rows = [{"id": f"n{n:05}", "gpus": {"count": GPUS_EACH}} for n in range(nodes)]
-        site = Site({"id": "fleet", "nodes": {"count": nodes, "nodeData": rows}})
-        module = import_module(f"moorage_policies.{rule}")
-        played: Rule = module.AIOSv1PolicyRule(rule, {}, {})
+    def __init__(self, jobs: Sequence[Job], nodes: int, rule: str, order: str, way: Way) -> None:
+        site = fleet_of(nodes)
         self._jobs, self._order = jobs, order
         self._allocator = site.allocator
-        self._consulting = Consulting(played, site)
-        self._line: _Line | None = None if backfill else _Line(self)
+        self._consulting = Consulting(policy_of(rule), site)
+        self._line: _Line | None = _Line(self) if way == "strictly" else None
+        self._preempts = way == "preemption"
+        self._asked = Counter[int]()
+        self._again: list[int] = []
+        self.lost = 0.0
         self.waits: dict[int, float] = {}
         self.contended = dict.fromkeys(sorted({job.cluster for job in jobs}), 0.0)
         self._has = dict.fromkeys(self.contended, 0)
@@ -226,6 +194,7 @@ class _Running:
     def put(self, number: int, now: float) -> None:
         """Ask for the job's lease."""
         job, key = self._jobs[number], SessionId("trace")
+        self._asked[number] += 1
         self._step(Asked(Address(key, number), self._ask(number, job)), now)
 
     def holds(self, tenant: str) -> int:
@@ -245,14 +214,16 @@ class _Running:
 
     def _ask(self, number: int, job: Job) -> Ask:
         return Ask(
-            id=RequestId(str(number)),
+            id=RequestId(f"{number}.{self._asked[number]}"),
             tenant=Tenant(self.tenant(number)),
             policy=PolicyRef("waiting:1.0-trial", "0" * 64),
-            demand=_demand(job.gpus),
+            demand=needs(job.gpus),
             terms=LeaseTerms(
                 ttl_seconds=job.seconds,
                 wait_seconds=WAIT_SECONDS,
                 priority=self._priority(job),
+                preemptible=self._preempts,
+                runtime_seconds_min=RUNTIME_SECONDS_MIN,
             ),
             inputs={},
             seed=number,
@@ -260,10 +231,10 @@ class _Running:
 
     def fits(self, number: int) -> bool:
         """Return whether a job fits now."""
-        return self._allocator.feasibility.fits(_demand(self._jobs[number].gpus), None, ())
+        return self._allocator.feasibility.fits(needs(self._jobs[number].gpus), None, ())
 
     def _note(self, request: RequestId, sign: int) -> None:
-        job = self._jobs[int(request)]
+        job = self._jobs[_number(request)]
         self._has[job.cluster] += sign * job.gpus
         self._wants[job.cluster] -= sign > 0
 
@@ -282,14 +253,29 @@ class _Running:
                 self._note(fact.lease.id, 1)
             elif isinstance(fact, Ended):
                 self._note(fact.lease, -1)
+                if fact.reason.startswith("preempted"):
+                    self._lose(_number(fact.lease), now)
         answers = self._consulting.answers
         while answers:
             number, answer = answers.popitem()
             if not isinstance(answer, LeaseNews):
                 raise ValueError(f"job {number}: {answer.code}: {answer.reason}")  # noqa: TRY004  # As in `churn`.
             self.waits[number] = now - self._jobs[number].at
+        while self._again:
+            self.put(self._again.pop(), now)
         if self._line is not None:
             self._line.advance(now)
+
+    def _lose(self, number: int, now: float) -> None:
+        """Have a job that gave way ask again."""
+        job = self._jobs[number]
+        self._wants[job.cluster] += 1
+        self.lost += job.gpus * (now - job.at - self.waits[number])
+        self._again.append(number)
+
+
+def _number(request: RequestId) -> int:
+    return int(request.partition(".")[0])
 
 
 class _Line:
@@ -325,11 +311,6 @@ class _Line:
         self._advances = False
 
 
-def _demand(gpus: int) -> Demand:
-    nodes = ceil(gpus / GPUS_EACH)
-    return Demand(gpus=ceil(gpus / nodes), nodes=nodes)
-
-
 def _row(jobs: Sequence[Job], played: Played) -> dict[str, Any]:
     waits = np.array([played.waits[number] for number in range(len(jobs))])
     sizes = np.array([SIZES[bisect(SIZES, job.gpus) - 1] for job in jobs])
@@ -341,30 +322,55 @@ def _row(jobs: Sequence[Job], played: Played) -> dict[str, Any]:
         "utilisation_percent": played.utilisation_percent,
         "contended_gpu_hours": {k: v / 3600 for k, v in held.items()},
         "fairness": min(held.values()) / max(*held.values(), 1.0),
+        "lost_gpu_hours": played.lost_gpu_hours,
         "seconds": played.seconds,
     }
 
 
-def table(figures: Mapping[str, Any]) -> Table:
-    """Return the figures as a table: waits in days, mean / 90th percentile."""
+def table(figures: Mapping[str, Any]) -> Group:
+    """Return the figures as tables: waits in days, mean / 90th percentile; errors of estimates."""
     rows = figures["table"]
     sizes = list(rows[0]["wait_mean_seconds"])
     made = Table(
         title=f"{figures['jobs']} jobs on {figures['nodes']} nodes of {GPUS_EACH} GPUs, load "
         f"{figures['load']:g}, {figures['rule']}; {sum(row['seconds'] for row in rows):.0f} s",
         caption="waits in days, mean / p90, by GPUs; fairness: while all virtual clusters wait,"
-        " the GPU time of the one that has least by that of the one that has most",
+        " the GPU time of the one that has least by that of the one that has most; lost: GPU days"
+        " of jobs that gave way",
     )
-    for heading in ("order", "backfill", *sizes, "in use %", "fairness"):
+    for heading in ("order", "backfill", *sizes, "in use %", "fairness", "lost"):
         made.add_column(heading, overflow="fold")
     for row in rows:
         waits = [
             " / ".join(f"{row[key][size] / DAY_SECONDS:.1f}" for key in WAITS) for size in sizes
         ]
-        backfill = "yes" if row["backfill"] else "no"
+        backfill = "and preemption" if row["preemption"] else "yes" if row["backfill"] else "no"
         used, fair = f"{row['utilisation_percent']:.1f}", f"{row['fairness']:.2f}"
-        made.add_row(row["order"], backfill, *waits, used, fair)
+        lost = f"{row['lost_gpu_hours'] / 24:.0f}"
+        made.add_row(row["order"], backfill, *waits, used, fair, lost)
+    return Group(made, _expectations(figures["expected"]))
+
+
+def _expectations(found: Mapping[str, Any]) -> Table:
+    made = Table(
+        title=f"What {found['waiting']} jobs that had to wait are told at their submission; errors"
+        f" of the {found['compared']} that all ways estimate, whose median wait is"
+        f" {found['wait_median_seconds'] / 3600:.1f} h",
+        caption="history: `expected_at`, which learns how long like leases last; deadlines: without"
+        " that; recent: the median wait of the last jobs of like size",
+    )
+    for heading in ("by", "estimated %", "median error, h", "p90 error, h"):
+        made.add_column(heading)
+    for each in METHODS:
+        median, p90 = (found[f"error_{kind}_seconds"][each] / 3600 for kind in ("median", "p90"))
+        made.add_row(each, f"{100 * found['estimated'][each]:.0f}", f"{median:.2f}", f"{p90:.2f}")
     return made
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    if row["preemption"]:
+        return f"{row['order']}, preemption"
+    return f"{row['order']}{'' if row['backfill'] else ', strict'}"
 
 
 def _draw(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -372,7 +378,7 @@ def _draw(paths: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -> None:
     if not paths:
         return
     figure, (above, below) = plots.panels()
-    names = [f"{row['order']}{'' if row['backfill'] else ', strict'}" for row in rows]
+    names = [_name(row) for row in rows]
     sizes = list(rows[0]["wait_mean_seconds"])
     wide = 0.8 / len(rows)
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):

@@ -117,7 +117,8 @@ class Allocator:
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is due, in seconds since the epoch, or None."""
-        return self.state.next_deadline()
+        first = self.state.deadlines.first()
+        return None if first is None else first[0]
 
     def step(self, event: Event, now: float) -> Turn:
         """Take one event.
@@ -218,7 +219,8 @@ class Allocator:
 
     def _inquired(self, inquiry: Inquired) -> None:
         known = self._turn.decisions
-        answer = explain.answer(inquiry, self.state, self.requests.queue, known, self.feasibility)
+        queue, now = self.requests.queue, self._turn.now
+        answer = explain.answer(inquiry, self.state, queue, known, self.feasibility, now)
         if answer is None:
             self._turn.emit(Recall(inquiry.to, inquiry.tenant, inquiry.subject, inquiry.sees_all))
         else:

@@ -6,6 +6,7 @@ from moorage.core.facts import (
     Carried,
     ClusterSet,
     Counted,
+    DurationsCarried,
     Fact,
     HalfLifeSet,
     Overtaken,
@@ -27,11 +28,7 @@ def condense(state: State) -> Iterator[Fact]:
     yield from state.cordons.values()
     for reservation in state.reserved.by_id.values():
         yield Reserved(reservation)
-    accounts = state.accounts
-    if accounts.half_life:
-        yield HalfLifeSet(accounts.half_life, accounts.as_of())
-    for (tenant, project), quota in accounts.quotas.items():
-        yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))
+    yield from _shares(state)
     for lease in (*state.ended.values(), *state.leases.values()):
         yield Carried(lease)
     for waiter in state.waiting.values():
@@ -41,6 +38,17 @@ def condense(state: State) -> Iterator[Fact]:
             yield Carried(waiter.lease)
     for request, times in state.overtaken.items():
         yield Overtaken(request, times)
-    for (tenant, project), past in accounts.past():
+    for (tenant, project), past in state.accounts.past():
         yield UsageCarried(tenant, project, *past)
+    for likeness, counts in state.durations.counts():
+        yield DurationsCarried(*likeness, counts)
     yield Counted(state.fencing)
+
+
+def _shares(state: State) -> Iterator[Fact]:
+    """Yield what accounts may hold, which comes before what they do."""
+    accounts = state.accounts
+    if accounts.half_life:
+        yield HalfLifeSet(accounts.half_life, accounts.as_of())
+    for (tenant, project), quota in accounts.quotas.items():
+        yield QuotaSet(tenant, project, quota, 0.0, Tenant(""))

@@ -83,6 +83,7 @@ def answer(  # noqa: C901  # One case per question.
     queue: WaitingQueue,
     decisions: Mapping[str, dict[str, Any]],
     feasibility: Feasibility,
+    now: float,
 ) -> Response | None:
     """Answer a question.
 
@@ -92,6 +93,7 @@ def answer(  # noqa: C901  # One case per question.
         queue: The order of the waiters.
         decisions: Recent decision records, by request.
         feasibility: Knows what each node lacks.
+        now: In seconds since the epoch.
 
     Returns:
         The answer; None where only the ledger's history can give it.
@@ -115,7 +117,7 @@ def answer(  # noqa: C901  # One case per question.
             shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
             return page(inquiry, "leases", shown, lambda row: row["fencing"])
         case "queue":
-            return _queue(inquiry, state, queue)
+            return _queue(inquiry, state, queue, feasibility, now)
         case "quotas":
             listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
             rows = [quotas.row(state.accounts, account) for account in listed]
@@ -147,7 +149,9 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
     return None if state is None or state in STATES else refusals.no_state(state, STATES)
 
 
-def _queue(inquiry: Inquired, state: State, queue: WaitingQueue) -> Response:
+def _queue(
+    inquiry: Inquired, state: State, queue: WaitingQueue, feasibility: Feasibility, now: float
+) -> Response:
     """Return a page of who waits: what moves, their positions, is told of the page alone."""
     where = inquiry.filters.get("cluster")
     shown = (
@@ -157,7 +161,8 @@ def _queue(inquiry: Inquired, state: State, queue: WaitingQueue) -> Response:
     )
     told = page(inquiry, "waiting", shown, _seniority)
     if isinstance(told, Information) and (rows := told.data["waiting"]):
-        turns = forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX))
+        first = queue.in_turn(forecast.WAITERS_MAX)
+        turns = forecast.expected(state, feasibility, first, now)
         positions = queue.positions(row["request"] for row in rows)
         for row in rows:
             row["position"] = positions[row["request"]]

@@ -154,6 +154,22 @@ class UsageCarried:
 
 
 @dataclass(frozen=True, slots=True)
+class DurationsCarried:
+    """How long like leases lasted, as a checkpoint found it. Only checkpoints hold this fact.
+
+    Args:
+        tenant: Empty: of any. As are `policy`, and `gpu_milli` where it is -1.
+        counts: Steps (see `core.durations`), and how many lasted so long.
+
+    """
+
+    tenant: str
+    policy: str
+    gpu_milli: int
+    counts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Queued:
     """An ask waits, at most until `deadline`."""
 
@@ -323,6 +339,7 @@ Fact = (
     | QuotaSet
     | HalfLifeSet
     | UsageCarried
+    | DurationsCarried
     | Queued
     | Overtaken
     | Dequeued

@@ -1,8 +1,9 @@
-"""When will a waiter have its turn? An estimate from the deadlines of leases; `explain` tells it.
+"""When will a waiter have its turn? An estimate from what like leases did; `explain` tells it.
 
-Leases and reservations are taken to end at their deadlines, the waiters to come one after another,
-each at the first moment at which the places that it needs are free and not reserved for others. A
-lease that is released early makes it sooner, one that is renewed makes it later.
+Leases are taken to last as long as like ones that lasted as long already (`core.durations`), and
+to their deadlines where too few are known; reservations to their end. The waiters are taken to
+come one after another, each at the first moment at which the places that it needs are free and not
+kept for others, and to last as long as like leases did, too.
 """
 
 import heapq
@@ -10,21 +11,21 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from moorage.core.feasibility import Feasibility
-from moorage.core.reserved import NodeReservation
 from moorage.core.state import State
 from moorage.core.waiters import Waiter
-from moorage.model import ClusterId, Demand, Lease, Nodes, RequestId, Share, Tenant
-from moorage.policy import Fleet
+from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId, Share, Tenant
 
 WAITERS_MAX: Final = 1_000
 """Waiters that are estimated; of those behind them nothing is known."""
+LEASES_MAX: Final = 4_000
+"""Leases whose ends are estimated, those with the earliest deadlines: of more, the rest stay."""
 LOOKS_MAX: Final = 500
-"""Leases that end, and looks at what they leave; behind them nothing is known."""
+"""Ends, and looks at what they leave; behind them nothing is known."""
 ROWS_A_LOOK: Final = 100
 """What has more nodes than this counts as several looks."""
 CANDIDATES_MAX: Final = 64
@@ -33,50 +34,205 @@ CANDIDATES_MAX: Final = 64
 AWAITED_MAX: Final = 20
 """Leases that a "no" names."""
 
-_Class = tuple[Demand, tuple[ClusterId, ...] | None, Tenant, float, float]
-"""Demand, candidates; where nodes are reserved the tenant, its TTL, or when its lease ends, too."""
+
+class _Class(NamedTuple):
+    """What estimated waiters share; of the last three, what matters where nodes are reserved."""
+
+    demand: Demand
+    where: tuple[ClusterId, ...] | None
+    lasts: float
+    tenant: Tenant = Tenant("")
+    ttl: float = 0.0
+    ends_at: float = 0.0
+
+
+class _End(NamedTuple):
+    """Something ends, and leaves its places."""
+
+    at: float
+    name: str
+    leaves: Placement | Nodes
+
+
 _Lines = dict[_Class, deque[tuple[int, Waiter]]]
 
 
-def expected(state: State, waiters: Iterable[Waiter]) -> dict[RequestId, float]:
+def expected(
+    state: State, feasibility: Feasibility, waiters: Iterable[Waiter], now: float
+) -> dict[RequestId, float]:
     """Return when waiters have their turn, in seconds since the epoch, as far as it is known.
 
     Args:
         state: As it is now.
+        feasibility: Knows what fits.
         waiters: Of all tenants, in the order in which they are served.
+        now: In seconds since the epoch.
 
     Returns:
-        No entry for who waits for several nodes, pauses, says not what it needs, is behind the
-        bounds, or has its turn after its deadline or after all ends that are known.
+        No entry for who pauses, says not what it needs, is behind the bounds, or has its turn after
+        its deadline or after all ends that are known.
 
     """
-    lines, on = _lines(waiters, bool(state.reserved)), state.reserved.by_node()
+    lines = _lines(state, waiters)
     if not lines:
         return {}
-    fleet, found, looks = state.fleet.imagined(), dict[RequestId, float](), 0
-    order = [(line[0][0], each) for each, line in lines.items()]
-    leases = (lease for lease in state.leases.values() if lease.state != "ending")
-    ending: list[Lease | NodeReservation] = heapq.nsmallest(LOOKS_MAX, leases, key=_when)
-    ending += state.reserved.by_id.values()
-    for end in sorted(ending, key=_when):
-        moment, rows = _when(end)[0], _left(fleet, end)
-        at = 0
-        while at < len(order):
-            looks += 1 + len(rows) // ROWS_A_LOOK
-            if looks > LOOKS_MAX:
-                return found
-            first = order[at][1]
-            free = [row for row in rows if _is_open(on.get(fleet.node_ids[row]), first, moment)]
-            if not _put(fleet, first, free):
-                at += 1
+    course = _Course(state, feasibility, lines)
+    ends = _ends(state, now)
+    while ends and course.looks < LOOKS_MAX and lines:
+        end = heapq.heappop(ends)
+        for each in course.passes(end):
+            heapq.heappush(ends, each)
+    return course.found
+
+
+class _Course:
+    """What is taken to happen: places come free, and waiters get them in their order.
+
+    Args:
+        state: As it is now.
+        feasibility: Knows what fits.
+        lines: Who waits.
+
+    """
+
+    def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
+        self._fleet = state.fleet.imagined()
+        self._feasibility = feasibility
+        self._reservations = state.reserved.by_node()
+        self._lines = lines
+        self._order = [(line[0][0], each) for each, line in lines.items()]
+        self._reserved: set[int] = set()
+        self.found: dict[RequestId, float] = {}
+        self.looks = 0
+
+    def passes(self, end: _End) -> list[_End]:
+        """Have something end, and waiters get what it leaves; return when these end."""
+        rows, coming = self._left(end), list[_End]()
+        rows += [row for row in self._reserved if row not in rows]  # They may be for others now.
+        kept = self._reserved = set[int]()
+        at, is_head = 0, True
+        while at < len(self._order):
+            self.looks += 1 + len(rows) // ROWS_A_LOOK
+            if self.looks > LOOKS_MAX:
+                break
+            first = self._order[at][1]
+            if self._lines[first][0][1].deadline < end.at:  # It has given up by then.
+                self._leaves(at)
                 continue
-            waiter = lines[first].popleft()[1]
-            del order[at]
-            if lines[first]:  # Whose next one comes after all that were passed.
-                insort(order, (lines[first][0][0], first), key=itemgetter(0))
-            if moment <= waiter.deadline:
-                found[waiter.ask.id] = moment
+            placement = self._placed(first, [row for row in rows if row not in kept], end.at)
+            if not placement:
+                if is_head:
+                    kept = self._reserved = self._kept(first, end.at)
+                is_head, at = False, at + 1
+                continue
+            request = self._leaves(at)
+            self.found[request] = end.at
+            coming.append(_End(end.at + first.lasts, request, placement))
+        return coming
+
+    def _leaves(self, at: int) -> RequestId:
+        """Take the first of a line out of it, whose next one comes after all that were passed."""
+        _, needs = self._order.pop(at)
+        line = self._lines[needs]
+        _, waiter = line.popleft()
+        if line:
+            insort(self._order, (line[0][0], needs), key=itemgetter(0))
+        else:
+            del self._lines[needs]
+        return waiter.ask.id
+
+    def _left(self, end: _End) -> list[int]:
+        """Give back what ends; return the rows of its nodes."""
+        rows = []
+        for each in end.leaves:
+            if isinstance(each, Share):
+                self._fleet.give(each)
+                rows.append(self._fleet.row(each.cluster_id, each.node_id))
+            else:
+                rows.append(self._fleet.row(*each))
+        return [row for row in rows if row is not None]
+
+    def _kept(self, first: _Class, moment: float) -> set[int]:
+        """Return the rows that are kept for the head of the queue."""
+        rows = {node: self._fleet.row(*node) for node in self._reservations}
+        shut = [
+            node
+            for node, row in rows.items()
+            if row is not None and not self._is_open(row, first, moment)
+        ]
+        nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
+        return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
+
+    def _placed(self, needs: _Class, rows: list[int], moment: float) -> Placement:
+        """Take what is needed on some rows, if it fits: on those that came free, or for a gang."""
+        fleet, demand = self._fleet, needs.demand
+        if demand.nodes > 1 and rows:
+            self.looks += len(fleet) // ROWS_A_LOOK
+            fits = fleet.feasible(demand) & self._feasibility.allowed(needs.where, ())
+            able = [
+                row for row in np.flatnonzero(fits).tolist() if self._is_open(row, needs, moment)
+            ]
+            mask = np.zeros(len(fleet), np.bool_)
+            mask[able] = True
+            if not self._feasibility.enough_nodes(mask, demand):
+                return ()
+            chosen = self._feasibility.together(able, demand)
+        else:
+            ids = fleet.node_ids
+            able = [
+                row
+                for row in rows
+                if (needs.where is None or ids[row][0] in needs.where)
+                and self._is_open(row, needs, moment)
+            ]
+            fits = fleet.feasible(demand, np.array(able, np.int64))
+            chosen = [able[int(fits.argmax())]] if fits.any() else []
+        shares = tuple(fleet.share(row, demand, fleet.pick_gpus(row, demand)) for row in chosen)
+        for share in shares:
+            fleet.take(share)
+        return shares
+
+    def _is_open(self, row: int, needs: _Class, moment: float) -> bool:
+        """Return whether a lease that begins then runs into no reservation of a node."""
+        until = max(moment + needs.ttl, needs.ends_at)
+        return all(
+            each.tenant == needs.tenant or each.starts_at >= until or each.ends_at <= moment
+            for each in self._reservations.get(self._fleet.node_ids[row], ())
+        )
+
+
+def _ends(state: State, now: float) -> list[_End]:
+    """Return when what holds or keeps something is taken to end: a heap."""
+    found = [_End(each.ends_at, each.id, each.nodes) for each in state.reserved.by_id.values()]
+    leases = (lease for lease in state.leases.values() if lease.state != "ending")
+    for lease in heapq.nsmallest(LEASES_MAX, leases, key=_end):
+        lasts = None if lease.over else state.durations.of_lease(lease, now - lease.granted_at)
+        until = lease.expires_at if lasts is None else lease.granted_at + lasts
+        until = max(now, min(until, state.leaves_by(lease)))
+        found.append(_End(until, lease.id, lease.placement))
+    heapq.heapify(found)
     return found
+
+
+def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
+    """Return those that can be estimated with their numbers, by what they need."""
+    lines: _Lines = {}
+    lasting: dict[tuple[Tenant, str, Demand], float | None] = {}
+    for number, waiter in enumerate(waiters):
+        ask, terms, back = waiter.ask, waiter.ask.terms, waiter.lease
+        if ask.demand is None or waiter.pauses or len(ask.candidates or ()) > CANDIDATES_MAX:
+            continue
+        assert terms is not None
+        like = (ask.tenant, ask.policy.uri, ask.demand)
+        if like not in lasting:
+            lasting[like] = state.durations.of_request(ask)
+        needs = _Class(ask.demand, ask.candidates, lasting[like] or terms.ttl_seconds)
+        if state.reserved:
+            ttl = (terms.ttl_seconds_min or terms.ttl_seconds) if back is None else 0.0
+            ends_at = 0.0 if back is None else back.expires_at
+            needs = needs._replace(tenant=ask.tenant, ttl=ttl, ends_at=ends_at)
+        lines.setdefault(needs, deque()).append((number, waiter))
+    return lines
 
 
 def awaited(
@@ -110,62 +266,3 @@ def awaited(
 def _end(lease: Lease) -> tuple[bool, float, str]:
     """Return what orders leases by their end; those that are ending do so first."""
     return lease.state != "ending", lease.expires_at, lease.id
-
-
-def _when(each: Lease | NodeReservation) -> tuple[float, str]:
-    return (each.expires_at if isinstance(each, Lease) else each.ends_at), each.id
-
-
-def _left(fleet: Fleet, end: Lease | NodeReservation) -> list[int]:
-    """Give back what a lease or a reservation leaves; return the rows of its nodes."""
-    if isinstance(end, Lease):
-        for share in end.placement:
-            fleet.give(share)
-        places: Nodes = tuple((share.cluster_id, share.node_id) for share in end.placement)
-    else:
-        places = end.nodes
-    rows = (fleet.row(*place) for place in places)
-    return [row for row in rows if row is not None]
-
-
-def _lines(waiters: Iterable[Waiter], reserved: bool) -> _Lines:
-    """Return those that can be estimated with their numbers, by what they need."""
-    lines: _Lines = {}
-    for number, waiter in enumerate(waiters):
-        demand, where = waiter.ask.demand, waiter.ask.candidates
-        if demand is None or demand.nodes > 1 or waiter.pauses:
-            continue
-        if len(where or ()) <= CANDIDATES_MAX:
-            whose = (Tenant(""), 0.0, 0.0)
-            terms, back = waiter.ask.terms, waiter.lease
-            if reserved and terms is not None:
-                times = (
-                    (terms.ttl_seconds_min or terms.ttl_seconds, 0.0)
-                    if back is None
-                    else (0.0, back.expires_at)
-                )
-                whose = (waiter.ask.tenant, *times)
-            lines.setdefault((demand, where, *whose), deque()).append((number, waiter))
-    return lines
-
-
-def _is_open(reservations: list[NodeReservation] | None, needs: _Class, moment: float) -> bool:
-    """Return whether a lease that begins at a moment runs into none of a node's reservations."""
-    *_, tenant, ttl, ends = needs
-    until = max(moment + ttl, ends)
-    return all(
-        each.tenant == tenant or each.starts_at >= until or each.ends_at <= moment
-        for each in reservations or ()
-    )
-
-
-def _put(fleet: Fleet, needs: _Class, rows: list[int]) -> bool:
-    """Take what is needed on one of the rows; return whether it fits on any."""
-    demand, where = needs[:2]
-    able = [row for row in rows if where is None or fleet.node_ids[row][0] in where]
-    fits = fleet.feasible(demand, np.array(able, np.int64))
-    if not fits.any():
-        return False
-    row = able[int(fits.argmax())]
-    fleet.take(fleet.share(row, demand, fleet.pick_gpus(row, demand)))
-    return True

@@ -10,6 +10,7 @@ from typing import Any, Final, assert_never
 
 from moorage.core.accounts import Accounts, Past, capacity_of
 from moorage.core.deadlines import Deadlines
+from moorage.core.durations import Durations
 from moorage.core.facts import (
     Carried,
     ClusterRemoved,
@@ -17,6 +18,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Fact,
@@ -83,6 +85,7 @@ class State:
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         reserved: Which nodes are reserved, for whom and when.
         identities: Which node is which machine.
+        durations: How long leases like others lasted.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
         growth: Where it did, since the queue last took note.
@@ -108,6 +111,7 @@ class State:
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
     accounts: Accounts = field(default_factory=Accounts, compare=False)
+    durations: Durations = field(default_factory=Durations)
     identities: Identities = field(default_factory=Identities, compare=False)
     deadlines: Deadlines = field(init=False, compare=False)
     _fleet: Fleet = field(default_factory=Fleet, compare=False)
@@ -182,11 +186,6 @@ class State:
             for lease in self.leases.values()
             for share in lease.placement
         }
-
-    def next_deadline(self) -> float | None:
-        """Return when the next lease or waiter runs out, or ends its pause, or None."""
-        first = self.deadlines.first()
-        return None if first is None else first[0]
 
     def deadline_of(self, request: RequestId) -> float | None:
         """Return when this lease, waiter or reservation is due, or None: nothing is."""
@@ -266,6 +265,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             _reserve(state, fact)
         case QuotaSet() | HalfLifeSet() | UsageCarried():
             _share_out(state, fact)
+        case DurationsCarried(tenant, policy, gpus, counts):
+            state.durations.carry((tenant, policy, gpus), counts)
         case Queued(ask, at, deadline):
             assert ask.id not in state.leases
             _own_key(state, ask)
@@ -444,8 +445,9 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
     given_up = request in state.resetting  # It was to be kept, and now it shall end after all.
     assert lease.state != "ending" or given_up
-    if state.leases[request].state == "warm":
+    if lease.state == "warm":
         state.accounts.add(lease, 1, at)
+    state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)
     state.warm.pop(request, None)
     state.resetting.pop(request, None)
@@ -475,6 +477,7 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
         state.warm.pop(request, None)
         state.resetting.pop(request, None)
         state._free(lease, at)  # noqa: SLF001  # Called by apply().
+        state.durations.add(lease, at)
     lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None, retry_at=0.0)
     lease = lease if lease.notice is None else replace(lease, notice=None)
     state.ended[request] = lease

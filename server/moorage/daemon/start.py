@@ -6,6 +6,7 @@ when its start fails.
 
 import asyncio
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -221,14 +222,16 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     tokens = Tokens(config.tokens, config.operators)
     logins = ConsoleLogins(tokens.tenant, config.console_login_seconds) if config.console else None
     gateway = Gateway(settings, tokens.tenant, logins)
-    state = stores.allocator.state
+    state, feasibility = stores.allocator.state, stores.allocator.feasibility
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
     queue = stores.allocator.requests.queue
     progress = RequestProgress(
         gateway.push,
         queue.positions,
-        lambda: forecast.expected(state, queue.in_turn(forecast.WAITERS_MAX)),
+        lambda: forecast.expected(
+            state, feasibility, queue.in_turn(forecast.WAITERS_MAX), time.time()
+        ),
     )
     watchers = Watchers(gateway.push, state.lease, map_news, shape_news, progress)
     measures = Measures()

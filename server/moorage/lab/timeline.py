@@ -28,6 +28,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Finished,
@@ -267,6 +268,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 | Unreserved()
                 | HalfLifeSet()
                 | UsageCarried()
+                | DurationsCarried()
                 | Overtaken()
                 | Dequeued()
                 | Granted()

@@ -20,6 +20,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Fact,
@@ -74,6 +75,7 @@ KINDS: Final = (
     FactKind("quota_set", 1, QuotaSet),
     FactKind("half_life_set", 1, HalfLifeSet),
     FactKind("usage_carried", 1, UsageCarried),
+    FactKind("durations_carried", 1, DurationsCarried),
     FactKind("queued", 1, Queued),
     FactKind("overtaken", 1, Overtaken),
     FactKind("dequeued", 1, Dequeued),
@@ -302,7 +304,7 @@ def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
             return request
         case QuotaSet() | UsageCarried():
             return fact.tenant
-        case Counted() | HalfLifeSet():
+        case Counted() | HalfLifeSet() | DurationsCarried():
             return ""
         case _:
             assert_never(fact)

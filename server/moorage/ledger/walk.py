@@ -18,6 +18,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Fact,
@@ -245,6 +246,7 @@ def fencing_of(fact: Fact) -> int:
             | Unreserved()
             | HalfLifeSet()
             | UsageCarried()
+            | DurationsCarried()
             | Overtaken()
             | Queued()
             | Dequeued()

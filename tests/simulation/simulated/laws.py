@@ -16,6 +16,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Fact,
@@ -236,7 +237,7 @@ class Model:
                 del self.quotas[tenant, project]
             case QuotaSet(tenant, project, quota):
                 self.quotas[tenant, project] = quota
-            case HalfLifeSet():
+            case HalfLifeSet() | DurationsCarried():
                 pass
             case Queued(ask, at, deadline):
                 law(ask.id not in self.waiting, "no request stands in the queue twice", fact)

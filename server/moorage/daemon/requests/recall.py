@@ -16,6 +16,7 @@ from moorage.core.facts import (
     Cordoned,
     Counted,
     Dequeued,
+    DurationsCarried,
     Ended,
     Ending,
     Finished,
@@ -112,6 +113,7 @@ def answer(  # One case per fact.
                 | Unreserved()
                 | HalfLifeSet()
                 | UsageCarried()
+                | DurationsCarried()
                 | Overtaken()
                 | Renewed()
                 | Started()
