@@ -42,7 +42,13 @@ class Request(TypedDict, total=False):
     dry_run: bool
 
 
-_NEWER: Final = ("project", "runtime_seconds_min", "notice_seconds", "ttl_seconds_min")
+_NEWER: Final = (
+    "project",
+    "runtime_seconds_min",
+    "notice_seconds",
+    "ttl_seconds_min",
+    "anti_affinity",
+)
 """Terms of a lease that the first servers did not know."""
 
 

@@ -60,6 +60,14 @@ export interface AllocationRequestReply {
   policy_rule_uri?: string;
 }
 
+/** `anti_affinity` of a lease: what it shares with no other lease of its tenant and group. */
+export interface AntiAffinityRequest {
+  /** Any name; it is the tenant's own. Expected: a string of 1 to 128 characters. */
+  group: string;
+  /** What is not shared, as `topologyKey` of Kubernetes says it. Expected: "node", "rack" or "zone". */
+  topology?: "node" | "rack" | "zone";
+}
+
 /** A lease whose end a request waits for, with its deadline; `lease` where you may see it. */
 export interface AwaitedLease {
   cluster_id: string;
@@ -502,6 +510,8 @@ export interface LeaseRequest {
   project?: string;
   /** So short a lease will do where others reserved its nodes; 0: none will. Expected: a number of seconds between 0 and 604800. */
   ttl_seconds_min?: number;
+  /** It is not placed near other leases of its group. */
+  anti_affinity?: AntiAffinityRequest | null;
 }
 
 /**

@@ -195,6 +195,14 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
+class AntiAffinity:
+    """What a lease shares with no other of its tenant and group: `topologyKey` of Kubernetes."""
+
+    group: str
+    topology: Literal["node", "rack", "zone"] = "node"
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseTerms:
     """The `lease` of a request: how long it holds, and how long it may wait for it.
 
@@ -208,6 +216,7 @@ class LeaseTerms:
         idempotency_key: The same request of a tenant with it gets the same lease; empty: none.
         project: Which project of its tenant it counts for; empty: none.
         ttl_seconds_min: So short will do where others reserved its nodes; 0: nothing shorter.
+        anti_affinity: It keeps apart from others of its group; None: from none.
 
     """
 
@@ -220,6 +229,7 @@ class LeaseTerms:
     notice_seconds: float = 0.0
     project: str = ""
     ttl_seconds_min: float = 0.0
+    anti_affinity: AntiAffinity | None = None
 
 
 @dataclass(frozen=True, slots=True)

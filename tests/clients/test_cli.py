@@ -43,7 +43,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
         *(f"--parameters=@{tmp_path}/parameters.json", '--settings={"a": 1}'),
         *('--filter={"b": 2}', '--search={"c": 3}', '--provision={"backend": "local"}'),
         *("--ttl=60", "--wait=1", "--priority=5", "--preemptible", "--key=k"),
-        *("--runtime-min=7", "--notice=8", "--ttl-min=30"),
+        *("--runtime-min=7", "--notice=8", "--ttl-min=30", "--apart=web=rack"),
     )
     assert done.returncode == 0
     [heard] = harbour.heard
@@ -72,6 +72,7 @@ def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
         "runtime_seconds_min": 7,
         "notice_seconds": 8,
         "idempotency_key": "k",
+        "anti_affinity": {"group": "web", "topology": "rack"},
     }
     assert heard["clusters"] == ["c0", "c1"]
     assert heard["parameters"] == {"spread": True}

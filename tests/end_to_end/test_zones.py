@@ -1,7 +1,13 @@
-"""Zones of nodes, from a cluster's document to a gang: socket, policy in its cell, refusals."""
+"""Zones, gangs in one and leases that keep apart: document, socket, policy, refusals."""
+
+import json
 
 import pytest
-from served import FIRST_FIT, cluster
+from served import FIRST_FIT, ask_message, cluster, until
+from websockets.sync.client import connect
+
+from moorage.model import AntiAffinity, LeaseTerms
+from moorage_client import BlockingClient, NoCapacity
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +40,37 @@ def test_a_gang_shares_a_zone_or_is_told_why_not(server, zoned):
     assert "the largest zone that could hold it has 2 of 3 nodes" in never["reason"]
     for lease in gangs:
         server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+
+
+def test_leases_of_a_group_keep_apart(server, zoned):
+    one = {"resources": {"gpus": 1, "models": ["L40"]}}
+    apart = {"ttl_seconds": 60, "anti_affinity": {"group": "web", "topology": "zone"}}
+    with BlockingClient(server.running.ws) as client:
+        first, second = (client.ask(FIRST_FIT, **one, lease=apart).lease for _ in range(2))
+        assert {first.placement[0].node_id, second.placement[0].node_id} == {
+            "zoned-gangs-0",
+            "zoned-gangs-1",
+        }
+        with pytest.raises(NoCapacity, match="too near to leases of your group “web”") as told:
+            client.ask(FIRST_FIT, **one, lease=apart)
+        assert told.value.details["anti_affinity"]["nodes"] == 4
+        assert set(told.value.details["anti_affinity"]["leases"]) == {first.id, second.id}
+        other = AntiAffinity("db", "zone")
+        elsewhere = client.ask(FIRST_FIT, **one, lease=LeaseTerms(60.0, anti_affinity=other)).lease
+        assert elsewhere.placement[0].node_id == "zoned-gangs-2"
+        client.release(elsewhere.id, elsewhere.token)
+        waiting = ask_message(FIRST_FIT, **one, lease={**apart, "wait_seconds": 60}, id=1)
+        with connect(server.running.ws) as socket:
+            socket.send(json.dumps(waiting))
+            until(lambda: server.say({"op": "queue"}))
+            client.release(first.id, first.token)
+            lease = json.loads(socket.recv(timeout=20))["lease"]
+        assert lease["placement"][0]["node_id"] in {"zoned-gangs-0", "zoned-gangs-2"}
+        client.release(second.id, second.token)
+        server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+
+
+def test_a_topology_that_is_none_is_refused(server, zoned):
+    wrong = {"ttl_seconds": 60, "anti_affinity": {"group": "web", "topology": "planet"}}
+    error = server.ask(FIRST_FIT, resources={"gpus": 1}, lease=wrong)["error"]
+    assert error["field"] == "lease.anti_affinity.topology"

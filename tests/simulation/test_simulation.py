@@ -62,14 +62,17 @@ def test_the_laws_hold_with_shorter_leases(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(APART, APART + SEEDS // 2, CHUNK))
-def test_the_laws_hold_with_zones(first: int) -> None:
-    gangs = 0
+def test_the_laws_hold_with_zones_and_anti_affinity(first: int) -> None:
+    gangs = apart = 0
     for seed in range(first, first + CHUNK):
         world = run(seed, EVENTS)
         asks = [event.ask for _, event in world.trace if isinstance(event, Asked)]
         zoned = {ask.id for ask in asks if ask.demand and ask.demand.topology == "zone"}
-        gangs += sum(isinstance(f, Granted) and f.lease.id in zoned for f in world.ledger)
+        leases = [f.lease for f in world.ledger if isinstance(f, Granted)]
+        gangs += sum(lease.id in zoned for lease in leases)
+        apart += sum(lease.terms.anti_affinity is not None for lease in leases)
     assert gangs, "some gangs share a zone"
+    assert apart, "some leases keep apart"
 
 
 @pytest.mark.parametrize("first", range(OVERTAKING, OVERTAKING + SEEDS // 2, CHUNK))

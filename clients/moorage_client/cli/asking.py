@@ -95,6 +95,14 @@ _Notice = Annotated[
         rich_help_panel=_LEASE,
     ),
 ]
+_Apart = Annotated[
+    str,
+    typer.Option(
+        metavar="GROUP[=TOPOLOGY]",
+        help="Share no node, rack or zone with your other leases of this group",
+        rich_help_panel=_LEASE,
+    ),
+]
 _TtlMin = Annotated[
     float,
     typer.Option(
@@ -200,6 +208,7 @@ def ask(
     ] = False,
     ttl: _HoldSeconds = None,
     ttl_min: _TtlMin = 0.0,
+    apart: _Apart = "",
     wait: _WaitSeconds = None,
     priority: Annotated[
         int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
@@ -219,7 +228,7 @@ def ask(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
-    more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min)
+    more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min) | _apart(apart)
     terms = _terms(lease, ttl, wait, priority, more, key, project, provision)
     resources = {
         "gpus": gpus,
@@ -332,6 +341,14 @@ def cancel(
         fields(ended)
 
 
+def _apart(apart: str) -> dict[str, Any]:
+    group, _, topology = apart.partition("=")
+    topology = topology or "node"
+    if topology not in {"node", "rack", "zone"}:
+        raise typer.BadParameter("--apart: expected GROUP, GROUP=rack or GROUP=zone")
+    return {"anti_affinity": {"group": group, "topology": topology}} if group else {}
+
+
 def _shorter(ttl_min: float) -> dict[str, Any]:
     return {"ttl_seconds_min": ttl_min} if ttl_min else {}
 
@@ -361,6 +378,7 @@ def _terms(
         "--priority": priority is not None,
         "--preemptible": "preemptible" in more,
         "--ttl-min": "ttl_seconds_min" in more,
+        "--apart": "anti_affinity" in more,
         "--key": key is not None,
         "--project": bool(project),
         "--provision": provision is not None,

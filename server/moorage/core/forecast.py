@@ -69,8 +69,8 @@ def expected(
         now: In seconds since the epoch.
 
     Returns:
-        No entry for who pauses, says not what it needs, is behind the bounds, or has its turn after
-        its deadline or after all ends that are known.
+        No entry for who keeps apart, pauses, says not what it needs, is behind the bounds, or has
+        its turn after its deadline or after all ends that are known.
 
     """
     lines = _lines(state, waiters)
@@ -223,6 +223,8 @@ def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
         if ask.demand is None or waiter.pauses or len(ask.candidates or ()) > CANDIDATES_MAX:
             continue
         assert terms is not None
+        if terms.anti_affinity is not None:
+            continue
         like = (ask.tenant, ask.policy.uri, ask.demand)
         if like not in lasting:
             lasting[like] = state.durations.of_request(ask)

@@ -7,7 +7,7 @@ from typing import Any
 
 from moorage.core import alternatives, refusals
 from moorage.core.facts import Refusal
-from moorage.model import Ask, Demand, Lease, Placement, RequestId
+from moorage.model import AntiAffinity, Ask, Demand, Lease, Placement, RequestId
 
 
 def mismatch(
@@ -34,12 +34,16 @@ def mismatch(
 
 def _gist(ask: Ask) -> tuple[Any, ...]:
     """Return what two requests with one idempotency key must have in common."""
-    return ask.policy.uri, ask.alternatives or ask.demand, ask.provision
+    return ask.policy.uri, ask.alternatives or ask.demand, ask.provision, _apart(ask)
+
+
+def _apart(of: Ask | Lease) -> AntiAffinity | None:
+    return of.terms.anti_affinity if of.terms is not None else None
 
 
 def _could_have_got(ask: Ask, lease: Lease) -> bool:
     """Return whether `lease` is what an ask like `ask` was granted."""
-    if lease.policy.uri != ask.policy.uri:
+    if lease.policy.uri != ask.policy.uri or _apart(lease) != _apart(ask):
         return False
     if ask.provision is not None and ask.provision != lease.provision:
         return False

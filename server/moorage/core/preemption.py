@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.core.accounts import demanded, placed
+from moorage.core.anti_affinity import withheld
 from moorage.core.facts import Preempted, Spared
 from moorage.core.feasibility import Feasibility
 from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
-from moorage.core.reservations import withheld
 from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups

@@ -166,7 +166,8 @@ class WaitingQueue:
         )
         # What only the policy reads may change its mind: such asks are not identical.
         inputs = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
-        return LineKey(waiters, inputs, ask.avoid)
+        apart = terms.anti_affinity if terms is not None else None
+        return LineKey(waiters, inputs, ask.avoid, apart)
 
     def _aged(self, line: WaiterLine) -> None:
         """Put a line where the age of its first waiter says."""
@@ -182,7 +183,7 @@ class WaitingQueue:
     def _enter(self, line: WaiterLine) -> None:
         its = self._classes[line.of]
         insort(its.ready, (line.since, line.number, line))
-        self._ready_from(its, 0)
+        self._ready_from(its, its.visited)
         if line.of.reserves and (self._first is None or self._rank(line) < self._rank(self._first)):
             self._first_as_of = UNJUDGED
 
@@ -196,7 +197,8 @@ class WaitingQueue:
         at = bisect_left(its.ready, (line.since, line.number))
         if at < len(its.ready) and its.ready[at][2] is line:
             del its.ready[at]
-            self._ready_from(its, 0)
+            its.visited -= at < its.visited  # A wake may be under way, and have declined it.
+            self._ready_from(its, its.visited)
         if line is self._first:
             self._first_as_of = UNJUDGED
 

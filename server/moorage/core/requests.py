@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from moorage.core import alternatives, explain, refusals
+from moorage.core import alternatives, anti_affinity, explain, refusals
 from moorage.core.effects import (
     Address,
     Advice,
@@ -28,7 +28,7 @@ from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
 from moorage.core.quotas import Quotas
-from moorage.core.reservations import explained, shortened, withheld
+from moorage.core.reservations import explained, shortened
 from moorage.core.reserved import touches
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import Stale, Unsound, verify
@@ -407,22 +407,23 @@ class Requests:
         return capacity or self._feasibility.reservation(ask.demand, ask.candidates, None, own)
 
     def withheld(self, ask: Ask) -> Nodes:
-        """Return the nodes that its lease may not hold, since it would run into a reservation."""
-        kept = self._queue.reserved_before(ask)
-        return withheld(self._state, self._feasibility, ask, self._turn.now, kept)
+        """Return the nodes that are reserved before its lease ends, or too near to its group."""
+        kept, now = self._queue.reserved_before(ask), self._turn.now
+        return anti_affinity.withheld(self._state, self._feasibility, ask, now, kept)
 
     def _reserved(self, ask: Ask) -> Nodes:
         """Return the nodes that are not for a request: kept for a waiter, or reserved for later."""
         return (*self._queue.reserved_before(ask), *self.withheld(ask))
 
     def _no_room(self, ask: Ask, reserved: Nodes) -> Refusal:
-        """Return why a request does not fit, with what reservations have to do with it."""
+        """Return why a request does not fit, with what reservations and its group have to do."""
         assert ask.demand is not None
         own = self.withheld(ask)
         kept = tuple(node for node in reserved if node not in own)
         refusal = self._feasibility.refusal(ask.demand, ask.candidates, kept)
         now = self._turn.now
-        return explained(refusal, self._state, self._feasibility, ask, reserved, now)
+        refusal = explained(refusal, self._state, self._feasibility, ask, reserved, now)
+        return anti_affinity.explained(refusal, self._state, ask)
 
     def _is_patient(self, ask: Ask) -> bool:
         comes_back = self._state.waiting[ask.id].lease is not None

@@ -43,6 +43,7 @@ from moorage.core.facts import (
 )
 from moorage.core.growth import Growth
 from moorage.core.identities import Identities, Place
+from moorage.core.lease_groups import LeaseGroups, left_by
 from moorage.core.reserved import ReservedNodes
 from moorage.core.waiters import Waiter
 from moorage.model import (
@@ -81,6 +82,7 @@ class State:
         warm: The leases that no tenant owns and whose workloads are kept for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
         preemptible: The leases that may give way to requests of higher priority.
+        groups: The leases that keep apart from each other.
         fencing: The last fencing number given out.
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         reserved: Which nodes are reserved, for whom and when.
@@ -107,6 +109,7 @@ class State:
     warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     preemptible: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
+    groups: LeaseGroups = field(default_factory=LeaseGroups, compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
@@ -115,9 +118,7 @@ class State:
     identities: Identities = field(default_factory=Identities, compare=False)
     deadlines: Deadlines = field(init=False, compare=False)
     _fleet: Fleet = field(default_factory=Fleet, compare=False)
-    _fleet_behind: dict[ClusterId, None] = field(
-        default_factory=dict[ClusterId, None], compare=False
-    )
+    _fleet_behind: dict[ClusterId, None] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """Make what looks things up here."""
@@ -211,6 +212,7 @@ class State:
         self.accounts.capacity_changed(gpus, cpu, memory)
 
     def _hold(self, lease: Lease, at: float | None) -> None:
+        self.groups.add(lease)
         if lease.terms.preemptible:
             self.preemptible[lease.id] = None
         if lease.state != "warm":
@@ -225,6 +227,7 @@ class State:
 
     def _free(self, lease: Lease, at: float) -> None:
         self.preemptible.pop(lease.id, None)
+        self.groups.remove(lease)
         if lease.state != "warm":
             self.accounts.add(lease, -1, at)
         for share in lease.placement:
@@ -237,7 +240,7 @@ class State:
     def _gives_way(self, lease: Lease) -> None:
         """Note that what a lease holds is free now, or may be."""
         self.gains += 1
-        self.growth.note((share.cluster_id, share.node_id) for share in lease.placement)
+        self.growth.note(left_by(lease))
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.

@@ -70,8 +70,9 @@ def verify(
     if together is not None:
         places = {_group(fleet, share, together) for share in shares}
         if len(places) > 1 or -1 in places:
-            expected = f"nodes of one {ask.demand.topology}"  # type: ignore[union-attr]  # It is of a gang.
-            return _unsound("node_id", expected, "the nodes are in different ones")
+            level = ask.demand.topology  # type: ignore[union-attr]  # It is of a gang.
+            expected = f"nodes of one {level}"
+            return _unsound("node_id", expected, f"the nodes are in different {level}s")
     return tuple(shares)
 
 

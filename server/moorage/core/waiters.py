@@ -6,7 +6,17 @@ from typing import Final, NamedTuple
 
 from moorage.core.accounts import Amounts
 from moorage.core.facts import Refusal
-from moorage.model import Ask, ClusterId, Demand, Lease, Nodes, PolicyRef, RequestId, Tenant
+from moorage.model import (
+    AntiAffinity,
+    Ask,
+    ClusterId,
+    Demand,
+    Lease,
+    Nodes,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
 
 __all__ = [
     "UNJUDGED",
@@ -102,6 +112,7 @@ class LineKey(NamedTuple):
     waiters: WaiterClass
     inputs: str
     avoid: Nodes
+    anti_affinity: AntiAffinity | None
 
 
 @dataclass(slots=True, eq=False)

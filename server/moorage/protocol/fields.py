@@ -206,6 +206,9 @@ Topology = Annotated[
     Literal["", "nvlink", "numa", "rack", "zone"],
     Meta(description='"nvlink", "numa", "rack", "zone" or ""'),
 ]
+ApartTopology = Annotated[
+    Literal["node", "rack", "zone"], Meta(description='"node", "rack" or "zone"')
+]
 TtlSeconds = Annotated[
     float,
     Meta(

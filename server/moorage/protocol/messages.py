@@ -172,7 +172,9 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         wanted = self.lease
         if wanted is None:
             return None
+        apart = wanted.anti_affinity
         return model.LeaseTerms(
+            anti_affinity=None if apart is None else apart.terms(),
             ttl_seconds=wanted.ttl_seconds,
             wait_seconds=wanted.wait_seconds,
             priority=wanted.priority,

@@ -95,6 +95,23 @@ Alternatives = Annotated[
 ]
 
 
+class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`anti_affinity` of a lease: what it shares with no other lease of its tenant and group.
+
+    Attributes:
+        group: Any name; it is the tenant's own.
+        topology: What is not shared, as `topologyKey` of Kubernetes says it.
+
+    """
+
+    group: f.Identifier
+    topology: f.ApartTopology = "node"
+
+    def terms(self) -> model.AntiAffinity:
+        """Return it as the core knows it."""
+        return model.AntiAffinity(self.group, self.topology)
+
+
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`.
 
@@ -107,6 +124,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         notice_seconds: What passes between the news that it gives way, and its end.
         idempotency_key: The same request with the same key gets the same lease.
         project: Whose quota it counts for, within the tenant.
+        anti_affinity: It is not placed near other leases of its group.
         ttl_seconds_min: So short a lease will do where others reserved its nodes; 0: none will.
 
     """
@@ -120,6 +138,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     idempotency_key: f.OptionalIdentifier = ""
     project: f.OptionalIdentifier = ""
     ttl_seconds_min: f.WaitSeconds = 0.0
+    anti_affinity: AntiAffinityRequest | None = None
 
     def __post_init__(self) -> None:
         """Refuse a shortest time that is longer than the whole."""

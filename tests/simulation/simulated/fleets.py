@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from moorage.model import (
+    AntiAffinity,
     Ask,
     Cluster,
     ClusterId,
@@ -86,6 +87,10 @@ def zoned(rng: Random, one: Cluster) -> Cluster:
     """The same cluster with zones of its nodes."""
     zones = ["", "zone-0", "zone-0", "zone-1"]
     return replace(one, nodes=tuple(replace(each, zone=rng.choice(zones)) for each in one.nodes))
+
+
+def anti_affinity(rng: Random) -> AntiAffinity:
+    return AntiAffinity(rng.choice("aab"), rng.choice(["node", "node", "rack", "zone"]))
 
 
 def in_zones(rng: Random, one: Demand) -> Demand:

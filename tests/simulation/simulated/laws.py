@@ -150,9 +150,39 @@ class Model:
     def withheld(
         self, ask: Ask, now: float, kept: Iterable[tuple[str, str]] = ()
     ) -> set[tuple[str, str]]:
-        """The nodes that others have reserved before a lease of this request would end."""
+        """The nodes that a request may not get: reserved for others, or near its group."""
         if ask.terms is None:
             return set()
+        group = {
+            (cluster.id, node.id)
+            for cluster in self.clusters.values()
+            for node in cluster.nodes
+            if self.near(ask, cluster.id, node)
+        }
+        return group | self._reserved(ask, now, {*kept, *group})
+
+    def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
+        """The other leases of a group that a node is too near to."""
+        found = []
+        one = ask.terms.anti_affinity if ask.terms is not None else None
+        for name, lease in self.leases.items():
+            other = lease.terms.anti_affinity
+            if None in {one, other} or name in self.warm or name == ask.id:
+                continue
+            if (ask.tenant, one.group) != (lease.tenant, other.group):
+                continue
+            for share in lease.placement:
+                there = self.node(share)
+                near = (share.cluster_id, share.node_id) == (cluster, node.id)
+                for level in {one.topology, other.topology} - {"node"} if there else ():
+                    same = getattr(there, level) == getattr(node, level) != ""
+                    near |= same and share.cluster_id == cluster
+                found += [name] if near else []
+        return found
+
+    def _reserved(self, ask: Ask, now: float, kept: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        """The nodes that others have reserved before a lease of this request would end."""
+        assert ask.terms is not None
         if ask.id in self.requeued:
             return self.reserved_before(self.expires[ask.id], ask)
         whole = self.reserved_before(now + ask.terms.ttl_seconds, ask)
@@ -471,6 +501,8 @@ class Model:
                 share,
             )
             law(not node.unavailable, "nothing is granted where nothing can start", share)
+            near = self.near(lease, share.cluster_id, node)
+            law(not near, "leases of a group keep apart", lease, near)
             gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
             law(len(gpus) == len(share.gpus), "each device exists, once", share)
             law(1 <= share.gpu_milli <= 1000, "a share is a share", share)

@@ -86,7 +86,7 @@ ELASTIC = 2_000_000
 AGREED = 3_000_000
 """From this seed on shorter leases will do, too; all worlds reserve, none has alternatives."""
 APART = 4_000_000
-"""From this seed on nodes have zones, which gangs ask for, and requests have alternatives."""
+"""From this seed on there are zones, which gangs ask for, and leases keep apart."""
 OVERTAKING = 5_000_000
 """From this seed on waiters are overtaken a few times at most; there are no alternatives."""
 Phase = Literal["succeeded", "failed"]
@@ -340,6 +340,9 @@ class World:
         if self.agrees and ask.terms is not None and self.agreeing.random() < 0.6:
             shortest = ask.terms.ttl_seconds * self.agreeing.choice([0.01, 0.3, 1.0])
             ask = replace(ask, terms=replace(ask.terms, ttl_seconds_min=shortest))
+        if self.parts and ask.terms is not None and self.parting.random() < 0.5:
+            apart = fleets.anti_affinity(self.parting)
+            ask = replace(ask, terms=replace(ask.terms, anti_affinity=apart))
         usual = self.usual.get(tenant)
         if usual is not None and ask.terms is not None and self.rng.random() < self.provisioned / 2:
             ask = replace(
