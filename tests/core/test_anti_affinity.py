@@ -3,8 +3,10 @@
 import pytest
 from by_hand import Hand, answers, ask, place
 
+from moorage.core.effects import Consult
 from moorage.core.events import ReleaseAsked
 from moorage.core.facts import Granted
+from moorage.core.queue import CONSULTED_MAX
 from moorage.model import (
     AntiAffinity,
     Cluster,
@@ -14,6 +16,7 @@ from moorage.model import (
     Gpu,
     Node,
     NodeId,
+    RequestId,
     Tenant,
 )
 
@@ -95,6 +98,19 @@ def test_a_waiter_is_woken_on_another_node_of_the_zone() -> None:
     hand.propose(turn, place("n1", "0"))
     (share,) = hand.allocator.state.leases["later"].placement
     assert share.node_id == "n1"
+
+
+def test_another_group_is_woken_behind_many_of_one_that_has_no_place() -> None:
+    hand = fleet()
+    for n in range(4):
+        hand.grant(apart(f"web{n}"), place(f"n{n}", "0"))
+        hand.grant(ask(f"full{n}", ONE), place(f"n{n}", "1"))
+    for n in range(CONSULTED_MAX + 1):
+        hand.ask(apart(f"w{n}", wait=30.0))
+    hand.ask(apart("db", group="db", wait=30.0))
+    full = RequestId("full1")
+    turn = hand.step(ReleaseAsked(hand.to(), full, f"token of {full}"))
+    assert [each.ask.id for each in turn.effects if isinstance(each, Consult)] == ["db"]
 
 
 def test_a_repeat_with_another_group_is_another_request() -> None:

@@ -587,14 +587,6 @@ MUTANTS = [
         f"{APART}:{APART + 200}",
     ),
     Mutant(
-        "takes all groups for one in the queue",
-        "core/queue.py",
-        "LineKey(waiters, inputs, ask.avoid, apart)",
-        "LineKey(waiters, inputs, ask.avoid, None)",
-        "no request sleeps that could be served",
-        f"{APART}:{APART + 200}",
-    ),
-    Mutant(
         "ignores zones",
         "policy/inventory.py",
         "demand.topology in _TOGETHER",
