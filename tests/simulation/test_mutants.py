@@ -428,8 +428,8 @@ MUTANTS = [
     Mutant(
         "believes an old no",
         "core/state.py",
-        "        self.gains += 1\n        self.growth.note((",
-        "        list((",
+        "        self.gains += 1\n        self.growth.note(left_by(lease))",
+        "        pass",
         "no request sleeps that could be served|who would not wait does so",
     ),
     Mutant(
