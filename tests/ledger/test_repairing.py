@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.core.facts import Fact, Granted, Renewed
+from moorage.ledger.base import LedgerCorrupt
 from moorage.ledger.repairing import rebuild, salvage
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.ledger.walk import walk
@@ -147,6 +148,56 @@ async def test_with_neither_nothing_is_left_but_the_numbers_go_on(path: Path):
     found, fencing = await read_back(path)
     assert found == []
     assert fencing >= COMMITS
+
+
+async def test_a_fact_out_of_its_order_takes_none_of_the_others_with_it(path: Path):
+    """A tree with it shows other facts to a read with other bounds."""
+    facts = await written(path)
+    change(path, "PRAGMA journal_mode=DELETE")
+    rename_in_its_page(path, 60, 120)
+    change(path, "DELETE FROM fact WHERE seq = 110")
+    assert repaired(path)[:2] == [
+        "fact 60 of the history: `why` and backtests do without.",
+        "facts 110 to 200: everything that was promised or ended since.",
+    ]
+    assert (await read_back(path))[0] == facts[:10]
+
+
+def rename_in_its_page(path: Path, seq: int, name: int) -> None:
+    """Give a fact another key, where it lies (https://sqlite.org/fileformat2.html)."""
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18])
+    cell = bytes([seq])  # Below 128, a key is one byte, behind the two of the cell's size.
+    for start in range(size, len(content), size):
+        if content[start] != 0x0D:  # No leaf of a table.
+            continue
+        count = int.from_bytes(content[start + 3 : start + 5])
+        for place in range(start + 8, start + 8 + 2 * count, 2):
+            at = start + int.from_bytes(content[place : place + 2])
+            if content[at + 2 : at + 3] == cell and f"r-{seq}".encode() in content[at : at + 60]:
+                content[at + 2] = name
+                path.write_bytes(content)
+                return
+    raise AssertionError(f"fact {seq} is in no page")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM meta WHERE name = 'format'",
+        "UPDATE meta SET name = 'formau' WHERE name = 'format'",
+        "DELETE FROM meta WHERE name = 'pruned'",
+    ],
+)
+async def test_a_ledger_that_does_not_say_what_it_is_loses_nothing(path: Path, statement: str):
+    facts = await written(path)
+    change(path, statement)
+    if "format" in statement:
+        with pytest.raises(LedgerCorrupt, match="does not say that it is a ledger"):
+            await SqliteLedger(path).open()
+    assert walk(path).findings
+    assert repaired(path) == []
+    assert (await read_back(path))[0] == facts
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "ledger.mark", "ledger.fencing"])

@@ -35,7 +35,7 @@ def look(ledger: Path) -> Found:
     found = read_mark(mark_path(ledger), LABEL)
     place = place_of(ledger)
     with closing(tables.connect_to_look(ledger)) as connection:
-        new = tables.is_new(connection, ledger)
+        new = is_new(connection, ledger, found)
         if (found.exists or not new) and not found.known:
             raise LedgerCorrupt(
                 place,
@@ -48,6 +48,22 @@ def look(ledger: Path) -> Found:
     if lacking:
         raise LedgerCorrupt(place, lacking)
     return found
+
+
+def is_new(connection: sqlite3.Connection, ledger: Path, found: Found) -> bool:
+    """Return whether a ledger has no tables yet.
+
+    Raises:
+        LedgerCorrupt: It does not say that it is a ledger, and its mark does.
+        LedgerError: It is no ledger of this release.
+
+    """
+    try:
+        return tables.is_new(connection, ledger)
+    except tables.NoLedgerError as no:
+        if found.known:
+            raise LedgerCorrupt(place_of(ledger), "it does not say that it is a ledger") from no
+        raise
 
 
 def run(first: int, last: int) -> str:

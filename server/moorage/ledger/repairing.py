@@ -20,7 +20,7 @@ from moorage.ledger.codec import FactRow, is_sealed, link, seal
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
 from moorage.ledger.inspection import LABEL, mark_path, run
-from moorage.ledger.walk import WINDOW, HeldFacts, LedgerWalk, readable
+from moorage.ledger.walk import HeldFacts, LedgerWalk, windows
 
 LEASES_NAMED: Final = 20
 
@@ -141,7 +141,7 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
         connection.execute("BEGIN IMMEDIATE")
         if left.rows:
             with closing(tables.connect_to_look(ledger)) as old:
-                _copy(old, connection, left.rows)
+                _copy(old, connection, found, left.rows)
         _fill(connection, found, left)
         connection.execute("COMMIT")
         connection.execute("PRAGMA journal_mode=DELETE")  # All in one file, synced.
@@ -157,13 +157,19 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
     DurableMark(fencing_path(ledger), FENCING, reserved, 0, found.fencing.writes).close()
 
 
-def _copy(old: sqlite3.Connection, new: sqlite3.Connection, rows: Sequence[HeldFacts]) -> None:
-    for start in range(0, len(rows), WINDOW):
-        chunk = {row.seq: row for row in rows[start : start + WINDOW]}
-        stored, _ = readable(old, min(chunk) - 1, max(chunk))
-        # By seq: a damaged file may show one twice, or another one under its name.
-        good = {row.seq: row for row in stored if row.seq in chunk and is_sealed(row)}
-        tables.insert(new, [row._replace(chain=chunk[seq].chain) for seq, row in good.items()])
+def _copy(
+    old: sqlite3.Connection, new: sqlite3.Connection, found: LedgerWalk, rows: Sequence[HeldFacts]
+) -> None:
+    chains = {row.seq: row.chain for row in rows}
+    for _, stored, _ in windows(old, found):
+        # Once: a damaged file may show one twice, or another one under its name.
+        good = [
+            row._replace(chain=chains.pop(row.seq))
+            for row in stored
+            if row.seq in chains and is_sealed(row)
+        ]
+        if good:
+            tables.insert(new, good)
 
 
 def _fill(connection: sqlite3.Connection, found: LedgerWalk, left: Salvage) -> None:

@@ -62,6 +62,7 @@ _VALUES = "(?,?,?,?,?,CAST(? AS TEXT),?,?)"
 # A damaged page may say NULL where none can be.
 _COLUMNS = "seq, at, kind, version, subject, CAST(coalesce(body, '') AS BLOB), checksum, chain"
 
+SELECT_FIRST: Final = "SELECT coalesce(min(seq), 1) FROM fact"
 SELECT_LAST: Final = "SELECT coalesce(max(seq), 0) FROM fact"
 SELECT_CHAIN: Final = "SELECT chain FROM fact WHERE seq = ?"
 SELECT_AFTER: Final = f"SELECT {_COLUMNS} FROM fact WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608  # As above.
@@ -72,6 +73,10 @@ SELECT_ABOUT: Final = (
 SELECT_OLDEST: Final = "SELECT seq, at FROM fact WHERE seq < ? ORDER BY seq LIMIT ?"
 SELECT_OLDEST_AT: Final = "SELECT at FROM fact ORDER BY seq LIMIT 1"
 SELECT_PARTS: Final = "SELECT body FROM checkpoint_part WHERE checkpoint = ? ORDER BY number"
+
+
+class NoLedgerError(LedgerError):
+    """A database that does not say that it is a ledger."""
 
 
 class Checkpoint(NamedTuple):
@@ -187,7 +192,8 @@ def is_new(connection: sqlite3.Connection, path: Path) -> bool:
     """Return whether a file has no tables yet.
 
     Raises:
-        LedgerError: It is no ledger, or one that this release does not read.
+        NoLedgerError: It is no ledger.
+        LedgerError: This release does not read it.
 
     """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
@@ -197,7 +203,7 @@ def is_new(connection: sqlite3.Connection, path: Path) -> bool:
     if "meta" in tables:
         row = connection.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
     if row is None:
-        raise LedgerError(
+        raise NoLedgerError(
             f"{place_of(path)} is a database, but no ledger of Moorage. Nothing was changed. "
             "Name another data directory."
         )
@@ -273,6 +279,11 @@ def chain_of(connection: sqlite3.Connection, seq: int) -> int | None:
         return 0
     row = connection.execute(SELECT_CHAIN, (seq,)).fetchone()
     return None if row is None else row[0]
+
+
+def first_seq(connection: sqlite3.Connection) -> int:
+    """Return the seq of the oldest fact, 1 where there is none."""
+    return int(connection.execute(SELECT_FIRST).fetchone()[0])
 
 
 def last_seq(connection: sqlite3.Connection) -> int:

@@ -47,9 +47,9 @@ from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, place_o
 from moorage.ledger.codec import FACTS, FactRow, link, unseal
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
-from moorage.ledger.inspection import LABEL, mark_path, missing, run
+from moorage.ledger.inspection import LABEL, is_new, mark_path, missing, run
 
-WINDOW: Final = 1_000
+_WINDOW: Final = 1_000
 """Facts that are read at once; where that fails, one by one."""
 FINDINGS_MAX: Final = 100
 """Of one file; more only say the same."""
@@ -144,7 +144,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 def _look_at(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
     connection.execute("BEGIN")  # One moment of a ledger that may be in use.
-    if tables.is_new(connection, ledger):
+    if _is_new(connection, ledger, found):
         if found.mark.first:
             found.say(f"{ledger.name} is empty; {run(1, found.mark.first)} should be there.")
         return
@@ -155,7 +155,7 @@ def _look_at(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) ->
     for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
         if line != "ok":
             found.say(f"{ledger.name}: {line}.")
-    found.pruned, found.lost = tables.pruned_seq(connection), tables.lost(connection)
+    found.pruned, found.lost = _pruned(connection, ledger, found), tables.lost(connection)
     _walk_facts(connection, ledger, found)
     for checkpoint in tables.checkpoints(connection):
         parts = tables.checkpoint_parts(connection, checkpoint)
@@ -165,11 +165,27 @@ def _look_at(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) ->
             found.checkpoints.append((checkpoint, parts))
 
 
+def _is_new(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> bool:
+    try:
+        return is_new(connection, ledger, found.mark)
+    except LedgerCorrupt as no:
+        found.say(f"{ledger.name}: {no.finding}.")
+        return False
+
+
+def _pruned(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> int:
+    try:
+        return tables.pruned_seq(connection)
+    except TypeError:  # The row is not there.
+        found.say(f"{ledger.name} does not say which facts were deleted for their age.")
+        return tables.first_seq(connection) - 1
+
+
 def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
     place = place_of(ledger)
     before: FactRow | None = None
     expected = found.pruned + 1
-    for row in _rows(connection, ledger, found):
+    for row in _said(connection, ledger, found):
         try:
             entry = unseal(row, place)
         except FactUnknown as no:
@@ -192,18 +208,31 @@ def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk)
         before, expected = row, row.seq + 1
 
 
-def _rows(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
-    last = max(tables.last_seq(connection), found.mark.first)
-    for start in range(found.pruned, last, WINDOW):
-        end = min(start + WINDOW, last)
-        rows, doubt = readable(connection, start, end)
+def _said(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
+    for facts, rows, doubt in windows(connection, found):
         if doubt:
-            found.say(f"{ledger.name}: not all of {run(start + 1, end)} can be read: {doubt}.")
+            found.say(f"{ledger.name}: not all of {facts} can be read: {doubt}.")
         yield from rows
 
 
-def readable(connection: sqlite3.Connection, after: int, last: int) -> tuple[list[FactRow], str]:
-    """Return the facts after one and up to another that SQLite can read, and why not all."""
+def windows(
+    connection: sqlite3.Connection, found: LedgerWalk
+) -> Iterator[tuple[str, list[FactRow], str]]:
+    """Read all facts that SQLite can read, some at a time.
+
+    In a damaged tree other bounds find other facts: what must find the same asks in the same way.
+
+    Returns:
+        Each time a name for the facts, those that can be read, and why not all.
+
+    """
+    last = max(tables.last_seq(connection), found.mark.first)
+    for start in range(found.pruned, last, _WINDOW):
+        end = min(start + _WINDOW, last)
+        yield run(start + 1, end), *_readable(connection, start, end)
+
+
+def _readable(connection: sqlite3.Connection, after: int, last: int) -> tuple[list[FactRow], str]:
     try:
         return tables.between(connection, after, last), ""
     except _UNREADABLE as no:
