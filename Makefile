@@ -42,15 +42,20 @@ docs: $(VENV)/dev ## Build the docs into build/docs, strictly.
 
 # Tests start the product hundreds of times: without bytecode, as many images have it, each start
 # would compile it again.
-test-fast test-heavy: export PYTHONDONTWRITEBYTECODE =
+test-fast test-portable test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
 	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder
 
+.PHONY: test-portable
+test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests that tell one Python from another.
+	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder \
+	    $(addprefix --ignore=tests/,benchmarks conformance docs end_to_end examples house lab simulation)
+
 .PHONY: test-heavy
 test-heavy: $(VENV)/dev kubernetes-tools ## Run the tests that take minutes, those that measure last and one by one.
-	$(BIN)/pytest -m "heavy and not quiet" -n 2 --dist loadfile
+	$(BIN)/pytest -m "heavy and not quiet" -n auto --dist loadfile
 	$(BIN)/pytest -m quiet --reruns 2
 
 .PHONY: kubernetes-tools

@@ -19,7 +19,7 @@ from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
 LEASE = {"ttl_seconds": 3_600}
-PLACES = 5
+PLACES = 3
 FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 

@@ -240,7 +240,7 @@ def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: in
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=pytest.mark.heavy)])
 def test_kill_9_loses_no_acknowledged_lease(tmp_path, rounds):
     rng = random.Random(rounds)
     acknowledged: list[dict] = []

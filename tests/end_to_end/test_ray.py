@@ -35,7 +35,7 @@ __all__ = ["ray_world"]
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 
 MOORAGE = str(Path(sys.executable).parent / "moorage")
-KILLS = int(os.environ.get("RAY_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("RAY_TEST_KILLS", "8"))
 ROUNDS = 12
 ASKS = 3
 

@@ -360,7 +360,7 @@ def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
     script += 'test $(wc -l < "$0/$MOORAGE_LEASE_ID") -lt 3 && exit 7; exec sleep 1000'
     command = ["sh", "-c", script, str(starts)]
     held: dict[str, dict] = {}
-    for number in range(25):
+    for number in range(12):
         with killed(tmp_path / "data") as running:
             server = Server(running)
             if number == 0:

@@ -477,7 +477,7 @@ def test_random_kills_with_warm_ones_leave_no_orphan_and_start_nothing_twice(tmp
 
     draw = random.Random(7)
     held: dict[str, dict] = {}
-    for number in range(25):
+    for number in range(12):
         with serving(tmp_path, to_be_killed=True) as server:
             if not number:
                 fill(server, gpus=4)

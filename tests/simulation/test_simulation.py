@@ -15,7 +15,7 @@ from moorage.core.facts import Ending, Granted
 from moorage.core.reservations import shortened
 from moorage.core.warm_reuse import EVICTED
 
-SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "1700"))
+SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "1500"))
 """Of plain worlds, and a quarter of them of each other kind: over a million events in all."""
 EVENTS = 300
 CHUNK = 25
