@@ -929,11 +929,11 @@ export interface RequestChange {
   fits: Json;
 }
 
-/** Nodes that only one tenant gets for a time. `used`: it has had a lease there in that time. */
+/** What only one tenant gets for a time. `used`: it has had a lease on a node of it since. */
 export interface ReservationAnswer {
   reservation: string;
   tenant: string;
-  nodes: NodeName[];
+  nodes: ReservedNode[];
   resources: Resources;
   /** Seconds since the epoch. */
   starts_at: number;
@@ -943,7 +943,7 @@ export interface ReservationAnswer {
   used: boolean;
 }
 
-/** Which nodes are reserved, and when: the tenant's own; for operators, all. */
+/** What is reserved, and when: the tenant's own; for operators, all. */
 export interface ReservationListing {
   op: "reservations";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1010,6 +1010,17 @@ export interface ReserveNodesReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+}
+
+/** What is reserved of a node: all of it if `whole`, else devices and a part of the rest. */
+export interface ReservedNode {
+  cluster_id: string;
+  node_id: string;
+  whole: boolean;
+  gpus?: string[] | null;
+  gpu_milli?: number | null;
+  cpu_milli?: number | null;
+  memory_mib?: number | null;
 }
 
 /** What is held of one resource; null: no limit. */

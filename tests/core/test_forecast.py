@@ -105,7 +105,7 @@ def test_who_would_run_into_a_reservation_of_others_waits_for_its_end(hand: Hand
     ):
         hand.now += 1
         hand.ask(ask(name, Demand(gpus=1), wait=500, terms={"ttl_seconds": ttl}, tenant=tenant))
-    assert turns(hand) == {"short": 90.0, "long": 100.0, "other": 100.0}
+    assert turns(hand) == {"short": 60.0, "long": 70.0, "other": 100.0}
     state, feasibility = hand.allocator.state, hand.allocator.feasibility
     assert (
         forecast.expected(state, feasibility, state.waiting.values(), hand.now)[RequestId("own")]

@@ -30,6 +30,10 @@ def reserve(hand: Hand, starts: float, ends: float, demand: Demand = ONE, **more
     return answer.data if hasattr(answer, "data") else answer
 
 
+def where(told: Any) -> list[tuple[str, str]]:
+    return [(node["cluster_id"], node["node_id"]) for node in told["nodes"]]
+
+
 def at(hand: Hand, now: float) -> None:
     hand.now = now
     hand.step(Tick())
@@ -38,18 +42,18 @@ def at(hand: Hand, now: float) -> None:
 def test_it_takes_what_is_free_of_others_when_it_begins(hand: Hand) -> None:
     hand.grant(ask("long", ONE), place("n000", "0"))
     told = reserve(hand, 50.0, 100.0)
-    assert told["nodes"] == [{"cluster_id": "c", "node_id": "n001"}]
+    assert where(told) == [("c", "n001")]
     assert (told["tenant"], told["starts_at"], told["ends_at"]) == ("bob", 50.0, 100.0)
     assert reserve(hand, 55.0, 70.0).code is Code.NO_CAPACITY  # Reserved, and leased.
-    assert reserve(hand, 60.0, 70.0)["nodes"] == [{"cluster_id": "c", "node_id": "n000"}]
-    assert reserve(hand, 100.0, 120.0)["nodes"] == [{"cluster_id": "c", "node_id": "n000"}]
+    assert where(reserve(hand, 60.0, 70.0)) == [("c", "n000")]
+    assert where(reserve(hand, 100.0, 120.0)) == [("c", "n000")]
 
 
 def test_the_smallest_nodes_that_will_do_are_reserved(hand: Hand) -> None:
     hand.see(nodes(1, 8, "a"))
-    assert reserve(hand, 50.0, 100.0)["nodes"] == [{"cluster_id": "c", "node_id": "n000"}]
+    assert where(reserve(hand, 50.0, 100.0)) == [("c", "n000")]
     told = reserve(hand, 50.0, 100.0, candidates=(ClusterId("a"),))
-    assert told["nodes"] == [{"cluster_id": "a", "node_id": "n000"}]
+    assert where(told) == [("a", "n000")]
 
 
 def test_a_lease_that_would_run_into_it_goes_elsewhere_or_is_told_how_long(hand: Hand) -> None:
@@ -94,7 +98,7 @@ def test_a_whole_lease_elsewhere_goes_before_a_shorter_one(hand: Hand) -> None:
 
 def test_a_dry_run_says_where_it_would_be_or_what_is_in_the_way(hand: Hand) -> None:
     told = reserve(hand, 50.0, 100.0, dry_run=True)
-    assert told["nodes"] == [{"cluster_id": "c", "node_id": "n000"}]
+    assert where(told) == [("c", "n000")]
     assert not hand.allocator.state.reserved
     hand.grant(ask("long", ONE), place("n000", "0"))
     name = reserve(hand, 50.0, 100.0)["reservation"]
@@ -117,7 +121,7 @@ def test_what_is_kept_for_the_head_is_no_place_for_a_whole_lease(hand: Hand) -> 
 def test_a_policy_that_proposes_it_all_the_same_gets_nothing(hand: Hand) -> None:
     reserve(hand, 50.0, 100.0)
     (refusal,) = answers(hand.propose(hand.ask(ask("long", ONE)), place("n000", "0")))
-    assert refusal.code is Code.CONFLICT
+    assert refusal.code is Code.POLICY_UNSOUND  # It saw that it is taken.
     assert not hand.allocator.state.leases
 
 
@@ -125,7 +129,7 @@ def test_a_renewal_ends_where_it_begins(hand: Hand) -> None:
     short = {"ttl_seconds": 40.0}
     hand.grant(ask("short", ONE, terms=short), place("n000", "0"))
     hand.grant(ask("other", ONE), place("n001", "0"))
-    assert reserve(hand, 50.0, 100.0)["nodes"] == [{"cluster_id": "c", "node_id": "n000"}]
+    assert where(reserve(hand, 50.0, 100.0)) == [("c", "n000")]
     hand.now = 30.0
     renewal = RenewAsked(hand.to(), RequestId("short"), "token of short", None)
     (news,) = answers(hand.step(renewal))
@@ -204,3 +208,105 @@ def test_it_is_in_checkpoints(hand: Hand) -> None:
     assert [f.reservation.used for f in condense(again.state) if isinstance(f, Reserved)] == [True]
     assert again.next_deadline() == hand.allocator.next_deadline()
     check(again.state)
+
+
+TWO = Demand(gpus=2)
+
+
+@pytest.fixture
+def one(hand: Hand) -> Hand:
+    """One node of eight devices, 64 cores and 64 GiB."""
+    hand = Hand()
+    hand.see(nodes(1, 8))
+    return hand
+
+
+def test_devices_are_reserved_with_their_part_of_the_node(one: Hand) -> None:
+    (node,) = reserve(one, 50.0, 100.0, TWO)["nodes"]
+    assert node == {
+        "cluster_id": "c",
+        "node_id": "n000",
+        "gpus": ["0", "1"],
+        "gpu_milli": 1000,
+        "cpu_milli": 16_000,
+        "memory_mib": 16_384,
+        "whole": False,
+    }
+    (node,) = reserve(one, 50.0, 100.0, Demand(gpus=1, cpu_milli=40_000))["nodes"]
+    assert (node["gpus"], node["cpu_milli"], node["memory_mib"]) == (["2"], 40_000, 8_192)
+    assert reserve(one, 50.0, 100.0, Demand(gpus=1, cpu_milli=9_000)).code is Code.NO_CAPACITY
+    (node,) = reserve(one, 50.0, 100.0, Demand(gpus=4))["nodes"]
+    assert (node["gpus"], node["cpu_milli"]) == (["3", "4", "5", "6"], 8_000), "what is left"
+    (node,) = reserve(one, 100.0, 120.0, Demand(gpus=8))["nodes"]
+    assert (len(node["gpus"]), node["cpu_milli"], node["memory_mib"]) == (8, 64_000, 65_536)
+
+
+def test_others_get_what_is_not_reserved(one: Hand) -> None:
+    reserve(one, 50.0, 100.0, TWO)
+    turn = one.ask(ask("six", Demand(gpus=6)))
+    (share, devices) = turn.effects[0].left_alone  # type: ignore[union-attr]  # A consultation.
+    assert (share.cpu_milli, share.memory_mib, devices.gpus) == (16_000, 16_384, ("0", "1"))
+    one.propose(turn, {"cluster_id": "c", "node_id": "n000"})
+    assert one.allocator.state.leases[RequestId("six")].placement[0].gpus == tuple("234567")
+    (refusal,) = answers(one.ask(ask("more", ONE)))
+    assert (refusal.code, refusal.details["ttl_max_seconds"]) == (Code.NO_CAPACITY, 50.0)
+    brief = {"ttl_seconds": 50.0}
+    one.grant(ask("brief", ONE, terms=brief), place("n000", "0"))
+    one.grant(ask("bob", ONE, tenant=BOB), place("n000", "1"))
+
+
+def test_cores_are_kept_for_reserved_devices(one: Hand) -> None:
+    reserve(one, 50.0, 100.0, TWO)
+    (refusal,) = answers(one.ask(ask("wide", Demand(gpus=1, cpu_milli=48_001))))
+    assert refusal.details["ttl_max_seconds"] == 50.0
+    one.grant(ask("fits", Demand(gpus=1, cpu_milli=48_000)), place("n000", "2"))
+    at(one, 55.0)
+    one.grant(ask("bob", Demand(gpus=2, cpu_milli=16_000), tenant=BOB), place("n000", "0", "1"))
+
+
+def test_who_ends_in_time_leaves_room_for_who_stays(one: Hand) -> None:
+    one.grant(
+        ask("brief", Demand(gpus=2, cpu_milli=60_000), terms={"ttl_seconds": 40.0}),
+        place("n000", "0", "1"),
+    )
+    told = reserve(one, 50.0, 100.0, TWO)
+    assert told["nodes"][0]["gpus"] == ["0", "1"]
+    one.grant(ask("stays", Demand(gpus=6, cpu_milli=4_000)), place("n000", *"234567"))
+    renewal = RenewAsked(one.to(), RequestId("brief"), "token of brief", 60.0)
+    (news,) = answers(one.step(renewal))
+    assert news.lease.expires_at == 50.0
+    renewal = RenewAsked(one.to(), RequestId("stays"), "token of stays", 90.0)
+    (news,) = answers(one.step(renewal))
+    assert (news.lease.expires_at, news.ttl_max_seconds) == (90.0, None)
+
+
+def test_a_tenant_that_holds_what_it_reserved_leaves_the_rest_to_others(one: Hand) -> None:
+    reserve(one, 0.0, 100.0, Demand(gpus=4))
+    at(one, 1.0)
+    one.grant(ask("bob", Demand(gpus=4, cpu_milli=32_000), tenant=BOB), place("n000", *"0123"))
+    one.grant(ask("ann", Demand(gpus=4, cpu_milli=32_000)), place("n000", *"4567"))
+
+
+def test_two_reservations_of_one_tenant_are_not_filled_by_one_lease(one: Hand) -> None:
+    half = Demand(gpus=1, gpu_milli=500)
+    assert [reserve(one, 0.0, 100.0, half)["nodes"][0]["gpus"] for _ in range(2)] == [["0"]] * 2
+    one.grant(ask("bob", half, tenant=BOB), place("n000", "0", gpu_milli=500))
+    turn = one.ask(ask("ann", half))
+    kept = {gpu: share.gpu_milli for share in turn.effects[0].left_alone for gpu in share.gpus}  # type: ignore[union-attr]  # A consultation.
+    assert kept == {"0": 500}
+
+
+def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:
+    reserve(one, 0.0, 1_000.0, TWO)
+    gives = {"preemptible": True, "ttl_seconds": 900.0}
+    one.grant(ask("bob", TWO, tenant=BOB, terms=gives), place("n000", "0", "1"))
+    one.grant(ask("ann", Demand(gpus=6), terms=gives), place("n000", *"234567"))
+    one.ask(ask("urgent", TWO, wait=600.0, terms={"priority": 9}))
+    assert [name for name in ("bob", "ann") if name in one.allocator.state.leases] == ["bob"]
+
+
+def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
+    told = reserve(one, 50.0, 100.0, Demand(cpu_milli=1_000))
+    assert told["nodes"] == [{"cluster_id": "c", "node_id": "n000", "whole": True}]
+    turn = one.ask(ask("ann", None))
+    assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.

@@ -54,7 +54,8 @@ def test_others_are_out_in_time_and_only_its_tenant_gets_in(serve: Serve) -> Non
                 bob.call(later)
             assert caught.value.code == "unauthorized"
             held = ops.call({**later, "tenant": "bob"})
-            assert held["nodes"] == [{"cluster_id": "east", "node_id": "east-0"}]
+            (node,) = held["nodes"]
+            assert (node["node_id"], node["gpus"], node["whole"]) == ("east-0", ["0"], False)
             assert bob.call({"op": "reservations"})["reservations"] == [held]
             assert ann.call({"op": "reservations"})["reservations"] == []
             with pytest.raises(RequestRefused) as caught:
@@ -100,6 +101,35 @@ def test_a_holder_knows_that_its_renewal_was_shortened(serve: Serve) -> None:
             held_until_it_is_reserved(ann, ops)
 
 
+def test_others_share_the_node(serve: Serve) -> None:
+    """Two of eight GPUs are reserved: jailed policies give the other six, and these to bob."""
+    now, begins = time.time(), time.time() + 3600
+    two, six = {"resources": {"gpus": 2}}, {"resources": {"gpus": 6}}
+    with serve() as server:
+        server.http.headers["Authorization"] = "Bearer o1"
+        server.register(cluster("west", nodes=1, gpus=8))
+        url = server.running.ws
+        with (
+            BlockingClient(url, "a1") as ann,
+            BlockingClient(url, "b1") as bob,
+            BlockingClient(url, "o1") as ops,
+        ):
+            times = {"starts_at": begins, "ends_at": begins + 3600}
+            held = ops.call({"op": "reserve", **two, **times, "tenant": "bob"})
+            assert [node["gpus"] for node in held["nodes"]] == [["0", "1"]]
+            lease = ann.ask(POLICY, **six, lease={"ttl_seconds": 5000}).lease
+            assert lease is not None
+            assert [share.gpus for share in lease.placement] == [tuple("234567")]
+            with pytest.raises(RequestRefused) as caught:
+                ann.ask(POLICY, **two, lease={"ttl_seconds": 5000})
+            assert caught.value.details["ttl_max_seconds"] <= 3600
+            ops.call({"op": "unreserve", "reservation": held["reservation"]})
+            ops.call({"op": "reserve", **two, **times, "starts_at": now, "tenant": "bob"})
+            with pytest.raises(RequestRefused):
+                ann.ask(POLICY, **two, lease={"ttl_seconds": 1})
+            assert bob.ask(POLICY, **two, lease={"ttl_seconds": 60}).lease is not None
+
+
 @pytest.mark.heavy
 def test_it_survives_a_kill(serve: Serve, tmp_path: Path) -> None:
     now, log = time.time(), tmp_path / "stderr.log"
@@ -143,19 +173,21 @@ def test_the_command_line_reserves_lists_and_cancels(serve: Serve, tmp_path: Pat
         times = ["--from", "2036-01-31T08:00Z", "--to", "2036-01-31T10:00+01:00"]
         told = run("add", *times, "--tenant", "bob", "--lapse", "600")
         name, _, rest = told.partition("  ")
-        assert rest == "bob: east/east-0, 2036-01-31 08:00:00+00:00 to 2036-01-31 09:00:00+00:00\n"
+        assert (
+            rest == "bob: east/east-0[0], 2036-01-31 08:00:00+00:00 to 2036-01-31 09:00:00+00:00\n"
+        )
         assert name in run("list")
         (row,) = json.loads(run("list", "--json"))
         assert (row["tenant"], row["lapse_seconds"]) == ("bob", 600.0)
         assert "never" in run("add", *times, "--gpus", "9", code=3)
         wrong = run("add", "--from", "tomorrow", "--to", "+1h", code=2)
         assert "--from: expected 2027-01-31T08:00" in wrong
-        assert "bob: east/east-0" in run("cancel", name)
+        assert "bob: east/east-0[0]" in run("cancel", name)
         later = json.loads(run("add", "--from", "+2h", "--to", "+1d", "--json"))
         assert later["ends_at"] - later["starts_at"] == pytest.approx(22 * 3600)
         assert later["tenant"] == "ops"
         dry = run("add", "--from", "+2d", "--to", "+3d", "--dry-run")
-        assert dry.startswith("not reserved  ops: east/east-0, ")
+        assert dry.startswith("not reserved  ops: east/east-0[0], ")
         assert len(json.loads(run("list", "--json"))) == 1
         assert later["reservation"] in run(
             "add", "--from", "+3h", "--to", "+4h", "--dry-run", code=1

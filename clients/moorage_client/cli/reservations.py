@@ -42,7 +42,7 @@ def moment(text: str, option: str, now: float) -> float:
 
 
 def list_reservations(session: CommandSession) -> None:
-    """Show which nodes are reserved, for whom and when."""
+    """Show what is reserved, for whom and when."""
 
     async def work(client: Any) -> list[dict[str, Any]]:
         listing = pages(client.url, client.call, ("reservations", "reservations"), read_object, {})
@@ -73,7 +73,7 @@ def add(  # Each is an option of the command.
     starts: Annotated[str, typer.Option("--from", metavar="TIME", help=_MOMENT)],
     ends: Annotated[str, typer.Option("--to", metavar="TIME", help="As --from")],
     tenant: Annotated[str, typer.Option(help="For whom; else for yourself")] = "",
-    gpus: Annotated[int, typer.Option(min=0, help="GPUs that must fit on each node")] = 1,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of each node; 0: whole nodes")] = 1,
     model: Annotated[list[str] | None, typer.Option(help="Accepted GPU model")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="So many nodes")] = 1,
     label: Annotated[
@@ -96,7 +96,7 @@ def add(  # Each is an option of the command.
         bool, typer.Option("--dry-run", help="Say which nodes it would be; reserve none")
     ] = False,
 ) -> None:
-    """Keep whole nodes for a tenant, from one time to another."""
+    """Keep GPUs for a tenant, with their part of the node, from one time to another."""
     now = time.time()
     resources: dict[str, Any] = {"gpus": gpus, "nodes": nodes, "models": model or []}
     resources["where"] = [requirement(each) for each in label or ()]
@@ -137,4 +137,9 @@ def _show(session: CommandSession, row: Mapping[str, Any], *, dry_run: bool = Fa
 
 
 def _nodes(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{each['cluster_id']}/{each['node_id']}" for each in row["nodes"])
+    return ", ".join(map(_node, row["nodes"]))
+
+
+def _node(row: Mapping[str, Any]) -> str:
+    devices = "" if row["whole"] else f"[{','.join(row['gpus'])}]"
+    return f"{row['cluster_id']}/{row['node_id']}{devices}"

@@ -1,7 +1,6 @@
 """Leases that keep apart: nodes that a request may not get, since others of its group are there.
 
-`Requests` and `Preemption` ask for them along with the nodes that are reserved for others, so a
-policy sees both as full, and a proposal that names one is not granted.
+`withheld` asks for them along with the nodes that are reserved for others, `Requests` for why.
 """
 
 from collections.abc import Iterator
@@ -10,25 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from moorage.core import reservations
 from moorage.core.facts import Refusal
-from moorage.core.feasibility import Feasibility
 from moorage.core.state import State
 from moorage.model import Ask, Code, Lease, Nodes
 
 LEASES_TOLD_MAX: Final = 20
 """Leases of its group that a refusal names."""
-
-
-def withheld(
-    state: State, feasibility: Feasibility, ask: Ask, now: float, kept: Nodes = ()
-) -> Nodes:
-    """Return the nodes that a request may not get: near its group, or reserved for others.
-
-    What is `kept` for who goes before it counts as taken.
-    """
-    own = shut(state, ask)
-    return (*own, *reservations.withheld(state, feasibility, ask, now, (*kept, *own)))
 
 
 def shut(state: State, ask: Ask) -> Nodes:

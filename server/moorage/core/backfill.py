@@ -6,6 +6,7 @@ The allocator is the only caller: at the end of each turn in which capacity may 
 from collections import Counter
 from itertools import islice
 
+from moorage.core import alternatives
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import Pending
 from moorage.core.preemption import Preemption
@@ -77,11 +78,11 @@ class Backfill:
         is_new = head is not queue.head  # What was kept from it until now is open to it.
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
-        own = self._asks.withheld(ask)
+        own = self._asks.withheld.nodes(ask, for_good=True)
         moved = not set(own).isdisjoint(queue.reservation)  # Its lease would last too long there.
         if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
             refused = head.refused_at == queue.changes
-            capacity = self._warm.capacity(ask, own) if refused else None
+            capacity = self._warm.capacity(ask, ()) if refused else None
             if refused and capacity is None:
                 capacity = self._preemption.capacity(ask)
             queue.reserve(head, self._asks.kept(ask, (), capacity))
@@ -95,27 +96,27 @@ class Backfill:
             for waiter in oldest
             if self._requests.undecided.get(waiter.ask.id) is None
         ]
-        groups: dict[Nodes, list[Pending]] = {}  # By what reservations keep from them.
+        groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By what reservations keep from them.
         for each in idle:
-            groups.setdefault(self._asks.withheld(each.ask), []).append(each)
-        for own, group in groups.items():
-            if any(self._asks.take_over(each, (*reserved, *own)) for each in group):
+            own = tuple(map(self._asks.withheld.nodes, alternatives.each(each.ask)))
+            groups.setdefault(own, []).append(each)
+        for group in groups.values():
+            if any(self._asks.take_over(each, reserved) for each in group):
                 return True
-        fitting: list[tuple[Pending, Nodes]] = []
-        for own, group in groups.items():
-            shut = (*reserved, *own)
-            fits = self._asks.settles(group[0], shut)  # All in a line need the same.
+        fitting: list[Pending] = []
+        for group in groups.values():
+            fits = self._asks.settles(group[0], reserved)  # All in a line need the same.
             for each in group:
                 if not fits:
-                    self._warm.capacity(each.ask, shut)
-                elif not each.ask.alternatives or self._asks.settles(each, shut):
-                    fitting.append((each, shut))
+                    self._warm.capacity(each.ask, reserved)
+                elif not each.ask.alternatives or self._asks.settles(each, reserved):
+                    fitting.append(each)
         if idle and not fitting:
-            self._pass_over(idle[0], reserved, withheld=any(groups))
+            self._pass_over(idle[0], reserved, withheld=any(map(any, groups)))
         asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
         ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
-        for each, shut in fitting[: max(0, CONSULTED_MAX - ahead)]:
-            self._asks.consult(each, shut)
+        for each in fitting[: max(0, CONSULTED_MAX - ahead)]:
+            self._asks.consult(each, self._asks.withheld.reserved(each.ask, reserved))
         return False
 
     def _pass_over(self, first: Pending, reserved: Nodes, *, withheld: bool) -> None:

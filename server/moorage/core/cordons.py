@@ -11,6 +11,7 @@ from moorage.core.effects import Information
 from moorage.core.events import CordonAsked
 from moorage.core.facts import Cordoned, Refusal, Renewed, Uncordoned
 from moorage.core.leases import LeaseLifecycle
+from moorage.core.room import leaves_by
 from moorage.core.turn import TurnWriter
 from moorage.core.warm_reuse import WarmReuse
 from moorage.model import Lease
@@ -76,7 +77,9 @@ class Cordons:
                 continue
             elif lease.state in {"starting", "active"} and lease.may_start_again:
                 self._leases.move(lease, f"its node was {why}")
-            elif not lease.over and (until := self._turn.state.leaves_by(lease)) < lease.expires_at:
+            elif (
+                not lease.over and (until := leaves_by(self._turn.state, lease)) < lease.expires_at
+            ):
                 self._turn.record(Renewed(lease.id, until))
 
     def there(self, event: CordonAsked) -> list[Lease]:

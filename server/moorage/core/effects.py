@@ -11,6 +11,7 @@ from moorage.core.facts import Refusal
 from moorage.model import (
     Ask,
     Lease,
+    Placement,
     RequestId,
     SessionId,
     Tenant,
@@ -73,12 +74,14 @@ class Consult:
 
     Args:
         reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
+        left_alone: What of other nodes is reserved, and to be seen as held.
 
     """
 
     ask: Ask
     consultation: int
     reserved: tuple[tuple[str, str], ...] = ()
+    left_alone: Placement = ()
 
 
 @dataclass(frozen=True, slots=True)

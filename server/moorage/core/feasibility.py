@@ -15,7 +15,7 @@ from moorage.core import refusals
 from moorage.core.facts import Refusal
 from moorage.core.state import State
 from moorage.core.verdicts import NodeKinds, change_in_words, node_verdicts
-from moorage.model import Ask, ClusterId, Demand, Nodes
+from moorage.model import Ask, ClusterId, Demand, Nodes, Placement
 from moorage.policy import NEVER, Fleet, Misfit, gang_groups
 
 CLASSES_MAX: Final = 4_096
@@ -88,6 +88,7 @@ class Feasibility:
         self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
         self._tallies: dict[tuple[Demand, Candidates], _Tally] = {}
         self._kinds: NodeKinds | None = None
+        self._beside: tuple[int, Placement, Fleet] | None = None
 
     def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
         """Return whether `demand` fits now on candidate nodes that are not reserved."""
@@ -109,6 +110,19 @@ class Feasibility:
             row = int(allowed.argmax()) if fits else None
             self._verdicts[key] = _Verdict(fleet.layout, row, gains)
         return fits
+
+    def beside(self, kept: Placement) -> Fleet:
+        """Return the fleet as it is where so much more is held, to look at only."""
+        fleet = self._state.fleet
+        if not kept:
+            return fleet
+        known = self._beside
+        if known is None or known[:2] != (fleet.version, kept):
+            less = fleet.imagined()
+            for share in kept:
+                less.take(share)
+            self._beside = known = (fleet.version, kept, less)
+        return known[2]
 
     def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
         """Return the nodes where its workload has failed, as long as there is room elsewhere."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from moorage.core.feasibility import Feasibility
+from moorage.core.room import leaves_by
 from moorage.core.state import State
 from moorage.core.waiters import Waiter
 from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId, Share, Tenant
@@ -98,7 +99,7 @@ class _Course:
     def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
         self._fleet = state.fleet.imagined()
         self._feasibility = feasibility
-        self._reservations = state.reserved.by_node()
+        self._reservations = state.reserved.on
         self._lines = lines
         self._order = [(line[0][0], each) for each, line in lines.items()]
         self._reserved: set[int] = set()
@@ -119,7 +120,8 @@ class _Course:
             if self._lines[first][0][1].deadline < end.at:  # It has given up by then.
                 self._leaves(at)
                 continue
-            placement = self._placed(first, [row for row in rows if row not in kept], end.at)
+            own = [row for row in rows if row not in kept or self._is_own(row, first, end.at)]
+            placement = self._placed(first, own, end.at)
             if not placement:
                 if is_head:
                     kept = self._reserved = self._kept(first, end.at)
@@ -158,47 +160,64 @@ class _Course:
         shut = [
             node
             for node, row in rows.items()
-            if row is not None and not self._is_open(row, first, moment)
+            if row is not None and self._left_alone(row, first, moment) is None
         ]
         nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
         return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
 
     def _placed(self, needs: _Class, rows: list[int], moment: float) -> Placement:
         """Take what is needed on some rows, if it fits: on those that came free, or for a gang."""
-        fleet, demand = self._fleet, needs.demand
-        if demand.nodes > 1 and rows:
+        fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
+        gang = demand.nodes > 1 and bool(rows)
+        if gang:
             self.looks += len(fleet) // ROWS_A_LOOK
             fits = fleet.feasible(demand) & self._feasibility.allowed(needs.where, ())
-            able = [
-                row for row in np.flatnonzero(fits).tolist() if self._is_open(row, needs, moment)
-            ]
-            mask = np.zeros(len(fleet), np.bool_)
-            mask[able] = True
-            if not self._feasibility.enough_nodes(mask, demand):
-                return ()
-            chosen = self._feasibility.together(able, demand)
-        else:
-            ids = fleet.node_ids
-            able = [
-                row
-                for row in rows
-                if (needs.where is None or ids[row][0] in needs.where)
-                and self._is_open(row, needs, moment)
-            ]
-            fits = fleet.feasible(demand, np.array(able, np.int64))
-            chosen = [able[int(fits.argmax())]] if fits.any() else []
-        shares = tuple(fleet.share(row, demand, fleet.pick_gpus(row, demand)) for row in chosen)
+            rows = np.flatnonzero(fits).tolist()
+        elif needs.where is not None:
+            rows = [row for row in rows if ids[row][0] in needs.where]
+        beside = {row: self._left_alone(row, needs, moment) for row in rows}
+        able = [row for row in rows if beside[row] is not None]
+        parts = [part for row in able for part in beside[row] or ()]
+        for part in parts:
+            fleet.take(part)
+        fits = fleet.feasible(demand, np.array(able, np.int64))
+        able = [row for row, fit in zip(able, fits.tolist(), strict=True) if fit]
+        shares = tuple(
+            fleet.share(row, demand, fleet.pick_gpus(row, demand))
+            for row in (self._whole(able, demand) if gang else able[:1])
+        )
+        for part in parts:
+            fleet.give(part)
         for share in shares:
             fleet.take(share)
         return shares
 
-    def _is_open(self, row: int, needs: _Class, moment: float) -> bool:
-        """Return whether a lease that begins then runs into no reservation of a node."""
-        until = max(moment + needs.ttl, needs.ends_at)
-        return all(
-            each.tenant == needs.tenant or each.starts_at >= until or each.ends_at <= moment
-            for each in self._reservations.get(self._fleet.node_ids[row], ())
+    def _whole(self, able: list[int], demand: Demand) -> list[int]:
+        """Return the rows of a gang, if there are enough together; else none."""
+        mask = np.zeros(len(self._fleet), np.bool_)
+        mask[able] = True
+        enough = self._feasibility.enough_nodes(mask, demand)
+        return self._feasibility.together(able, demand) if enough else []
+
+    def _is_own(self, row: int, needs: _Class, moment: float) -> bool:
+        """Return whether its tenant reserved a part of a node that is kept for another."""
+        return any(
+            each.tenant == needs.tenant and each.starts_at <= moment < each.ends_at
+            for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
         )
+
+    def _left_alone(self, row: int, needs: _Class, moment: float) -> Placement | None:
+        """Return what others reserved of a node in the time of a lease that begins then.
+
+        None where it has no place: they reserved all of it.
+        """
+        until, place = max(moment + needs.ttl, needs.ends_at), self._fleet.node_ids[row]
+        parts = [
+            each.part(place)
+            for each in self._reservations.get(place, {}).values()
+            if each.tenant != needs.tenant and each.starts_at < until and each.ends_at > moment
+        ]
+        return None if None in parts else tuple(part for part in parts if part is not None)
 
 
 def _ends(state: State, now: float) -> list[_End]:
@@ -208,7 +227,7 @@ def _ends(state: State, now: float) -> list[_End]:
     for lease in heapq.nsmallest(LEASES_MAX, leases, key=_end):
         lasts = None if lease.over else state.durations.of_lease(lease, now - lease.granted_at)
         until = lease.expires_at if lasts is None else lease.granted_at + lasts
-        until = max(now, min(until, state.leaves_by(lease)))
+        until = max(now, min(until, leaves_by(state, lease)))
         found.append(_End(until, lease.id, lease.placement))
     heapq.heapify(found)
     return found

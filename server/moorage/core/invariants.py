@@ -21,9 +21,6 @@ def check(state: State) -> None:
         assert lease.state not in {"queued", "ended"}
         assert not lease.retry_at, "what holds something pauses"
         assert lease.fencing <= state.fencing
-        leaves = lease.over or lease.state in {"failing", "warm"}
-        in_time = leaves or lease.expires_at <= state.reserved.begins(lease)
-        assert in_time, "a lease runs into a reservation"
         for share in lease.placement:
             for gpu in share.gpus:
                 held[share.cluster_id, share.node_id, gpu] += share.gpu_milli
@@ -67,7 +64,27 @@ def check(state: State) -> None:
     assert (fleet.gpu_free == derived.gpu_free).all(), "capacity drifted from the lease rows"
     assert (fleet.cpu_free == derived.cpu_free).all()
     assert (fleet.memory_free == derived.memory_free).all()
+    _check_reservations(state)
     _check_usage(state)
+
+
+def _check_reservations(state: State) -> None:
+    for reservation in state.reserved.by_id.values():
+        for place in reservation.nodes:
+            part, held = reservation.part(place), Counter[str]()
+            for name, share in state.places.get(place, {}).items():
+                lease = state.leases[name]
+                if lease.tenant == reservation.tenant or lease.over or lease.state == "failing":
+                    continue
+                if (
+                    lease.expires_at > reservation.starts_at
+                    and lease.granted_at < reservation.ends_at
+                ):
+                    assert part is not None, "a lease runs into a reservation"
+                    held.update(dict.fromkeys(share.gpus, share.gpu_milli))
+            for gpu in part.gpus if part is not None else ():
+                fits = held[gpu] + part.gpu_milli <= GPU_MILLI  # type: ignore[union-attr]  # The line above.
+                assert fits, "a lease runs into a reservation"
 
 
 def _check_usage(state: State) -> None:

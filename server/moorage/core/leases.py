@@ -29,6 +29,7 @@ from moorage.core.facts import (
     Started,
 )
 from moorage.core.open_requests import OpenRequests
+from moorage.core.room import begins, leaves_by
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId, Tenant
@@ -131,7 +132,7 @@ class LeaseLifecycle:
                 inherited=inherited,
             )
         if waiting is None and ask.terms.ttl_seconds_min and self._turn.state.reserved:
-            until = min(lease.expires_at, self._turn.state.reserved.begins(lease))
+            until = min(lease.expires_at, begins(self._turn.state, lease, now))
             lease = replace(lease, expires_at=until)
         retained = ask if lease.may_start_again else None
         if lease.ask is not retained:
@@ -172,7 +173,9 @@ class LeaseLifecycle:
             self._turn.respond(to, refusals.lease_over(lease))
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
-        until = min(self._turn.now + ttl, self._turn.state.leaves_by(lease))
+        until = min(self._turn.now + ttl, leaves_by(self._turn.state, lease))
+        sooner = until < lease.expires_at and bool(self._turn.state.reserved)
+        self._turn.wakes = self._turn.wakes or sooner  # It may be in the way of none any more.
         self._turn.record(Renewed(request, until))
         waiter = self._turn.state.waiting.get(request)
         if waiter is not None and not waiter.pauses and self._turn.state.reserved:
@@ -197,6 +200,8 @@ class LeaseLifecycle:
         else:
             self._turn.record(Ending(lease.id, self._turn.now, reason))
             self._turn.emit(Stop(lease))
+            # It is in the way of no reservation any more, so others may have what is free there.
+            self._turn.wakes = self._turn.wakes or bool(self._turn.state.reserved)
 
     def started(self, news: WorkloadStarted) -> None:
         """Note that the workload of a lease runs."""
@@ -305,7 +310,7 @@ class LeaseLifecycle:
             if waiter.lease is not None and waiter.deadline < grace:
                 self._turn.record(Renewed(waiter.lease.id, grace))
         for lease in list(state.leases.values()):
-            until = min(grace, state.reserved.begins(lease))
+            until = min(grace, begins(state, lease, lease.expires_at))
             if not lease.over and lease.expires_at < until:
                 self._turn.record(Renewed(lease.id, until))
             if lease.state == "warm":

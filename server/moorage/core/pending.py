@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.core.facts import Refusal
-from moorage.model import Ask, Nodes, PolicyRef, RequestId, Tenant
+from moorage.model import Ask, Nodes, Placement, PolicyRef, RequestId, Tenant
 
 PENDING_MAX: Final = 10_000
 """Asks being consulted about; the next one is answered `busy`."""
@@ -34,6 +34,8 @@ class Pending:
     """How many proposals had been turned down then: a policy may have missed what they were for."""
     reserved: Nodes = field(default=())
     """Nodes that were kept for a waiter ahead of it."""
+    left_alone: Placement = field(default=())
+    """What of other nodes was reserved."""
     avoided: Nodes = field(default=())
     """Nodes that were left out because its workload has failed there."""
     insisted: bool = False

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.core.accounts import demanded, placed
-from moorage.core.anti_affinity import withheld
 from moorage.core.facts import Preempted, Spared
 from moorage.core.feasibility import Feasibility
 from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
+from moorage.core.room import keeps_to_itself
 from moorage.core.turn import TurnWriter
+from moorage.core.withheld import parts, withheld
 from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups
 
@@ -80,10 +81,10 @@ class Preemption:
         if ask.demand is None or not (given or waits):
             return None
         now = self._turn.now
-        allowed = self._feasibility.allowed(
-            ask.candidates, withheld(self._state, self._feasibility, ask, now)
-        )
-        attempt = _Attempt(self._state.fleet, self._feasibility, allowed, ask.demand, now)
+        state, known = self._state, self._feasibility
+        shut = withheld(state, known, ask, now, for_good=True)
+        fleet = known.beside(parts(state, known, ask, now, whatever_ends=True))
+        attempt = _Attempt(fleet, known, known.allowed(ask.candidates, shut), ask.demand, now)
         chosen = attempt.choose(coming, given)
         if chosen is None:
             return None
@@ -139,7 +140,8 @@ class Preemption:
                 until[lease.id] = now + quota.notice_seconds  # type: ignore[union-attr]  # The line above.
                 found.append(lease)
         # One whose notice is over after the request has given up would leave in vain.
-        return [lease for lease in found if until[lease.id] <= deadline], until
+        in_time = (lease for lease in found if until[lease.id] <= deadline)
+        return [lease for lease in in_time if not keeps_to_itself(self._state, lease)], until
 
     def _borrowed(self, ask: Ask, quota: Quota) -> Iterator[Lease]:
         """Yield the leases that others hold of what is this tenant's own, the youngest first."""

@@ -218,8 +218,10 @@ class WaitingQueue:
             gains: `State.gains` when that was found; where they are more now, it does not stand.
             reserved: What was kept for others then.
             withheld: Reservations keep nodes from its line, which says nothing of other lines.
+                So it is where another tenant reserved a part of what is kept.
 
         """
+        withheld = withheld or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
         row = self._classes[line.of].row
         if gains != self._state.gains or not set(reserved) <= set(self.reservation):
@@ -309,6 +311,11 @@ class WaitingQueue:
             self._unreserved += 1
             self._ranking.grew(free, wanted=False)
 
+    def _partly_open(self, kept: Nodes) -> Nodes:
+        """Return those of the nodes kept for the head that are kept from all others."""
+        on = self._state.reserved.on
+        return tuple(node for node in kept if node not in on) if on else kept
+
     def reserved_for(self, line: WaiterLine) -> Nodes:
         """Return the nodes kept for a line that is served before this one."""
         ahead = self.head is not None and self._rank(self.head) < self._rank(line)
@@ -365,7 +372,8 @@ class WaitingQueue:
         try:
             while True:
                 busy = capped()
-                rows, more = self._ranking.servable(self.changes, busy, self.reservation)
+                kept = self._partly_open(self.reservation)
+                rows, more = self._ranking.servable(self.changes, busy, kept)
                 if not len(rows):
                     if not more:
                         self._ranking.exhausted()

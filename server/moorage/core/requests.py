@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from moorage.core import alternatives, anti_affinity, explain, refusals
+from moorage.core import alternatives, explain, refusals
 from moorage.core.effects import (
     Address,
     Advice,
@@ -28,11 +28,11 @@ from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
 from moorage.core.quotas import Quotas
-from moorage.core.reservations import explained, shortened
 from moorage.core.reserved import touches
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import Stale, Unsound, verify
 from moorage.core.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
+from moorage.core.withheld import Withheld, shortened
 from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, ProposedShare, parse_proposal
 
@@ -61,6 +61,9 @@ class Requests:
         warm: Knows what is kept for the next request like its own.
         quotas: Knows who may hold so much.
 
+    Attributes:
+        withheld: Knows what is not for whom.
+
     """
 
     def __init__(  # Each is a part of the core that a request meets.
@@ -81,6 +84,7 @@ class Requests:
         self._leases = leases
         self._warm = warm
         self._quotas = quotas
+        self.withheld = Withheld(writer, feasibility, requests.queue)
         self._number = 0
         self._turned_down = 0
 
@@ -92,20 +96,22 @@ class Requests:
             self._turn.respond(to, refusal)
             return
         self._requests.listen(ask.id, to)
-        reserved = self._reserved(ask)
+        kept = self._queue.reserved_before(ask)
         pending, told = Pending(ask, self._turn.now), list[tuple[Ask, Refusal]]()
         for pending.ask in alternatives.each(ask):
             over = self._quotas.refusal(pending.ask)
             pending.over = over or pending.over
-            if over is None and self.take_over(pending, reserved):
+            if over is None and self.take_over(pending, kept):
                 self._turn.wakes = True
                 return
+            reserved = self.withheld.reserved(pending.ask)
             if over is None and self._fits(pending.ask, reserved):
                 self.consult(pending, reserved)
                 return
-            told.append((pending.ask, over or self._no_room(pending.ask, reserved)))
+            told.append((pending.ask, over or self.withheld.refusal(pending.ask, reserved)))
         # It waits for the last of its alternatives that it may ever have.
         pending.ask, refusal = alternatives.waits_for(told)
+        reserved = self.withheld.reserved(pending.ask)
         if refusal.code is Code.NEVER_FITS:
             self._answer(pending, refusal)
         elif refusal.code is Code.QUOTA_EXCEEDED:
@@ -117,12 +123,15 @@ class Requests:
         """Return whether there is room for a request less some nodes, as far as is known."""
         return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
 
-    def settles(self, pending: Pending, reserved: Nodes, asks: Iterable[Ask] | None = None) -> bool:
-        """Settle on the first that may be had now of some alternatives, or of all; False: none."""
+    def settles(self, pending: Pending, kept: Nodes, asks: Iterable[Ask] | None = None) -> bool:
+        """Settle on the first that may be had now of some alternatives, or of all; False: none.
+
+        Nodes that are `kept` for who goes before it may not be had.
+        """
         for ask in alternatives.each(pending.ask) if asks is None else asks:
             over = self._quotas.refusal(ask) if ask.alternatives else None
             pending.over = over or pending.over
-            if over is None and self._fits(ask, reserved):
+            if over is None and self._fits(ask, self.withheld.reserved(ask, kept)):
                 pending.ask = ask
                 return True
         return False
@@ -133,10 +142,11 @@ class Requests:
             return False
         # While the policy thought, there may have come room for one that it was not asked about.
         asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
-        if not self.settles(pending, reserved, asks):
+        kept = self.withheld.less_own(pending.ask, reserved)
+        if not self.settles(pending, kept, asks):
             return False
         pending.insisted = False
-        self.consult(pending, reserved)
+        self.consult(pending, self.withheld.reserved(pending.ask, kept))
         return True
 
     def _beyond_quota(self, pending: Pending, over: Refusal, reserved: Nodes) -> None:
@@ -183,7 +193,9 @@ class Requests:
             () if pending.insisted else self._feasibility.avoided(pending.ask, reserved)
         )
         self._pending.add(pending)
-        self._turn.emit(Consult(pending.ask, self._number, (*reserved, *pending.avoided)))
+        pending.left_alone = self.withheld.parts(pending.ask)
+        shut = (*reserved, *pending.avoided)
+        self._turn.emit(Consult(pending.ask, self._number, shut, pending.left_alone))
 
     def _insist(self, pending: Pending, reserved: Nodes) -> bool:
         """Ask a policy once more, about all nodes, that wants none of those it was offered."""
@@ -198,7 +210,7 @@ class Requests:
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:
             return
-        reserved = self._reserved(pending.ask)
+        reserved = self.withheld.reserved(pending.ask)
         if isinstance(news, Proposed):
             self._proposed(pending, news.value, reserved)
         elif not self._comes_back(pending, news.refusal):
@@ -241,7 +253,10 @@ class Requests:
         """Grant what a policy proposed, or ask it again, or say why not."""
         ask = pending.ask
         shut = (*reserved, *pending.avoided)
-        verdict = verify(ask, wishes, self._state.fleet, self._state.clusters, shut)
+        left_alone = self.withheld.parts(ask)
+        fleet = self._feasibility.beside(left_alone)
+        verdict = verify(ask, wishes, fleet, self._state.clusters, shut)
+        seen = (self._state.fleet.version, left_alone)
         if isinstance(verdict, tuple) and touches(verdict, pending.avoided):
             self._insist(pending, reserved)
         elif isinstance(verdict, tuple) and not touches(verdict, reserved):
@@ -255,7 +270,7 @@ class Requests:
                 self._propose_again(pending, refusal, reserved)
         elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
             self._refuse(pending, verdict.refusal, reserved)
-        elif isinstance(verdict, Stale) and pending.version == self._state.fleet.version:
+        elif isinstance(verdict, Stale) and seen == (pending.version, pending.left_alone):
             # Nothing changed since the policy was asked: it proposed what it could see is taken.
             self._refuse(pending, refusals.taken_and_seen(verdict.refusal), reserved)
         else:
@@ -265,7 +280,7 @@ class Requests:
         """Ask the policy again: others were faster. The fleet it sees now is another one."""
         ask = pending.ask
         if not self._fits(ask, reserved):
-            refusal = self._no_room(ask, reserved)
+            refusal = self.withheld.refusal(ask, reserved)
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
         elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
             self.consult(pending, reserved)
@@ -286,7 +301,7 @@ class Requests:
             self.consult(pending, reserved)
             return
         if not self._fits(ask, pending.reserved):
-            refusal = self._no_room(ask, pending.reserved)
+            refusal = self.withheld.refusal(ask, pending.reserved)
         else:
             refusal = refusals.declined(value)
         self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
@@ -319,10 +334,10 @@ class Requests:
         self._grant(pending, placement, value)
         self._turn.wakes = True
 
-    def take_over(self, pending: Pending, reserved: Nodes) -> bool:
+    def take_over(self, pending: Pending, kept: Nodes) -> bool:
         """Grant an ask the warm lease that is like it, if there is one; its policy is not asked."""
         ask = pending.ask
-        warm = self._warm.like(ask, reserved)
+        warm = self._warm.like(ask, kept)
         if warm is not None and self._quotas.refusal(ask, warm.placement) is not None:
             return False
         if warm is not None:
@@ -367,7 +382,8 @@ class Requests:
             return
         ask, terms = pending.ask, pending.ask.terms
         waiter = self._state.waiting.get(ask.id)
-        capacity = self._warm.room_after(refusal, ask, reserved)
+        kept = self.withheld.less_own(ask, reserved)
+        capacity = self._warm.room_after(refusal, ask, kept)
         comes_back = waiter is not None and waiter.lease is not None
         patient = terms is not None and (
             terms.wait_seconds > 0 or comes_back or capacity is not None
@@ -385,8 +401,7 @@ class Requests:
             self._queue.add(ask)
         self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
-        own = self.withheld(ask)
-        kept = tuple(node for node in reserved if node not in own) if own else reserved
+        own = self.withheld.nodes(ask)
         if ask.alternatives and pending.over is not None:
             self._queue.declined(ask, pending.over, gains, kept)  # Until its quota has room, too.
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
@@ -403,27 +418,8 @@ class Requests:
         """
         if ask.demand is None or reserved or not self._is_patient(ask):
             return ()
-        own = self.withheld(ask)
+        own = self.withheld.nodes(ask, for_good=True)
         return capacity or self._feasibility.reservation(ask.demand, ask.candidates, None, own)
-
-    def withheld(self, ask: Ask) -> Nodes:
-        """Return the nodes that are reserved before its lease ends, or too near to its group."""
-        kept, now = self._queue.reserved_before(ask), self._turn.now
-        return anti_affinity.withheld(self._state, self._feasibility, ask, now, kept)
-
-    def _reserved(self, ask: Ask) -> Nodes:
-        """Return the nodes that are not for a request: kept for a waiter, or reserved for later."""
-        return (*self._queue.reserved_before(ask), *self.withheld(ask))
-
-    def _no_room(self, ask: Ask, reserved: Nodes) -> Refusal:
-        """Return why a request does not fit, with what reservations and its group have to do."""
-        assert ask.demand is not None
-        own = self.withheld(ask)
-        kept = tuple(node for node in reserved if node not in own)
-        refusal = self._feasibility.refusal(ask.demand, ask.candidates, kept)
-        now = self._turn.now
-        refusal = explained(refusal, self._state, self._feasibility, ask, reserved, now)
-        return anti_affinity.explained(refusal, self._state, ask)
 
     def _is_patient(self, ask: Ask) -> bool:
         comes_back = self._state.waiting[ask.id].lease is not None
@@ -436,7 +432,7 @@ class Requests:
         last = self._queue.last_declined(ask)
         last = last or self._quotas.refusal(ask)
         if last is None and ask.demand is not None:
-            last = self._no_room(ask, self.withheld(ask))
+            last = self.withheld.refusal(ask, self.withheld.nodes(ask))
         if last is not None:
             details = {"last": explain.refusal_object(last)}
         waited = self._turn.now - waiter.at

@@ -1,27 +1,26 @@
-"""Reservations in advance: nodes that from a moment on only one tenant gets.
+"""Reservations in advance: devices, or nodes, that from a moment on only one tenant gets.
 
-What else holds something there ends before: nodes are chosen where all leases of others do, none
-that would last longer is granted there any more, and none is renewed for longer. The allocator is
-the only caller.
+What else holds something of them ends before: they are chosen where all leases of others do, no
+lease that would last longer is granted them any more, and none is renewed for longer. The allocator
+is the only caller.
 """
 
-from bisect import bisect_left
 from dataclasses import asdict, replace
 from heapq import nsmallest
 from typing import Any, Final
 
 import numpy as np
 
-from moorage.core import refusals
+from moorage.core import refusals, room
 from moorage.core.effects import Information
 from moorage.core.events import ReserveAsked, UnreserveAsked
 from moorage.core.facts import Refusal, Reserved, Unreserved
 from moorage.core.feasibility import Feasibility
-from moorage.core.reserved import NodeReservation, touches
-from moorage.core.state import State
+from moorage.core.reserved import NodeReservation, Place, touches
+from moorage.core.room import Amounts
 from moorage.core.turn import TurnWriter
-from moorage.model import Ask, Code, Lease, Nodes, RequestId
-from moorage.policy import Fleet
+from moorage.model import Code, Demand, Lease, Nodes, Placement, RequestId, Share
+from moorage.policy import Fleet, Misfit
 
 RESERVATIONS_MAX: Final = 1_000
 """Reservations at one time; one more is refused."""
@@ -52,14 +51,17 @@ class AdvanceReservations:
         if isinstance(chosen, Refusal):
             self._turn.respond(event.to, chosen)
             return
+        nodes, parts = chosen
         reservation = NodeReservation(
             id=event.id,
             tenant=event.tenant,
-            nodes=chosen,
+            nodes=nodes,
             demand=event.demand,
             starts_at=starts_at,
             ends_at=event.ends_at,
             lapse_seconds=event.lapse_seconds,
+            parts=parts,
+            begun=starts_at <= self._turn.now,
         )
         if not event.dry_run:
             self._turn.record(Reserved(reservation))
@@ -76,9 +78,12 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(known)))
 
     def due(self, request: RequestId) -> None:
-        """End a reservation whose time is up, or that was not used in time."""
+        """Begin a reservation, or end it whose time is up or that was not used in time."""
         reservation = self._state.reserved.by_id[request]
-        if reservation.ends_at <= self._turn.now:
+        if not reservation.begun:
+            self._turn.record(Reserved(replace(reservation, begun=True)))
+            self._turn.wakes = True  # Nothing of it is kept for the head of the queue any more.
+        elif reservation.ends_at <= self._turn.now:
             self._over(request, "its time is up")
         elif self._is_in_use(reservation):
             self._turn.record(Reserved(replace(reservation, used=True)))
@@ -106,114 +111,90 @@ class AdvanceReservations:
             return refusals.too_many_reservations(RESERVATIONS_MAX, NODES_MAX)
         return None if self._state.clusters else refusals.no_cluster()
 
-    def _choose(self, event: ReserveAsked, starts_at: float) -> Nodes | Refusal:
-        """Return nodes that can take the demand when it begins, as small as will do."""
-        staying: list[Lease] = []
-        fleet = self._state.fleet.imagined()
-        for lease in self._state.leases.values():
-            if lease.expires_at <= starts_at or lease.over or lease.state == "warm":
-                for share in lease.placement:
-                    fleet.give(share)
-            elif lease.tenant != event.tenant:
-                staying.append(lease)
+    def _choose(self, event: ReserveAsked, starts_at: float) -> tuple[Nodes, Placement] | Refusal:
+        """Return nodes that can take the demand when it begins, the smallest, and their parts."""
+        state, demand, where = self._state, event.demand, event.candidates
+        staying = [
+            lease
+            for lease in state.leases.values()
+            if lease.expires_at > starts_at and not lease.over and lease.tenant != event.tenant
+        ]
+        others = [
+            each
+            for each in state.reserved.by_id.values()
+            if each.starts_at < event.ends_at and starts_at < each.ends_at
+        ]
         stays = {(share.cluster_id, share.node_id) for x in staying for share in x.placement}
-        demand, where = event.demand, event.candidates
-        taken = self._state.reserved.during(starts_at, event.ends_at)
-        allowed = fleet.feasible(demand) & self._feasibility.allowed(where, (*stays, *taken))
+        taken = {node for each in others for node in each.nodes}
+        shut = set[Place]() if demand.gpus else stays | taken
+        fleet = state.fleet.imagined()
+        for place in state.places.keys() | taken:
+            row, left = fleet.row(*place), self._left(place, starts_at, event.ends_at)
+            if left is None:
+                shut.add(place)
+            elif row is not None and not fleet.closed[row]:
+                room.set_free(fleet, row, left)
+        allowed = fleet.feasible(demand) & self._feasibility.allowed(where, tuple(shut))
         if not self._feasibility.enough_nodes(allowed, demand):
             refusal = self._feasibility.refusal(demand, where)
             if refusal.code is Code.NEVER_FITS:
                 return refusal
             free = int(np.count_nonzero(allowed))
-            refusal = refusals.not_free_then(demand.nodes, free, len(set(taken)), len(stays))
-            named = self._in_the_way(event, starts_at, staying, fleet)
+            refusal = refusals.not_free_then(demand.nodes, free, len(taken), len(stays))
+            named = self._in_the_way(event, staying, others)
             return replace(refusal, details={**refusal.details, **named})
         rows = np.flatnonzero(allowed)
-        rows = rows[np.lexsort((fleet.cpu_total[rows], fleet.gpu_total[rows].sum(1)))]
+        devices, free_then = fleet.gpu_total[rows].sum(1), fleet.gpu_free[rows].sum(1)
+        rows = rows[np.lexsort((fleet.cpu_total[rows], free_then, devices))]
         best = self._feasibility.together(rows.tolist(), demand)
-        return tuple(fleet.node_ids[row] for row in best)
+        parts = (_part(fleet, row, demand) for row in best)
+        return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
+
+    def _left(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
+        """Return what of a node can be had all the time; None: nothing."""
+        begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
+        left = room.room(self._state, place, starts_at, None)
+        for at in [each for each in begins if starts_at < each < ends_at]:
+            then = room.room(self._state, place, at, None)
+            if left is None or then is None:
+                return None
+            left = Amounts({key: min(much, then[key]) for key, much in left.items()})
+        return left
 
     def _in_the_way(
-        self, event: ReserveAsked, starts_at: float, staying: list[Lease], fleet: Fleet
+        self, event: ReserveAsked, staying: list[Lease], others: list[NodeReservation]
     ) -> dict[str, Any]:
         """Return what is on nodes that would do without it: leases and reservations, by name."""
-        for share in (share for lease in staying for share in lease.placement):
-            fleet.give(share)
-        able = fleet.feasible(event.demand) & self._feasibility.allowed(event.candidates, ())
+        fleet = self._state.fleet
+        misfits = fleet.misfits(event.demand)
+        able = (misfits == Misfit.FITS) | (misfits > Misfit.UNAVAILABLE)
+        able &= self._feasibility.allowed(event.candidates, ())
         places = {fleet.node_ids[row] for row in np.flatnonzero(able)}
         leases = {each.id: each.expires_at for each in staying if touches(each.placement, places)}
-        others = {
-            each.id: each.ends_at
-            for each in self._state.reserved.by_id.values()
-            if each.starts_at < event.ends_at and starts_at < each.ends_at
-            if not places.isdisjoint(each.nodes)
-        }
-        return {"leases": _first(leases, "lease"), "reservations": _first(others, "reservation")}
+        ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
+        return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
 
 
-def withheld(
-    state: State, feasibility: Feasibility, ask: Ask, now: float, kept: Nodes = ()
-) -> Nodes:
-    """Return the nodes that a request may not get, since its lease would run into a reservation.
-
-    Where it fits on no others, less those `kept` for who goes before it, a shorter lease will do
-    if the request says so.
-    """
-    if not state.reserved or ask.terms is None:
-        return ()
-    waiter = state.waiting.get(ask.id)
-    comes_back = waiter.lease if waiter is not None else None
-    if comes_back is not None:
-        return state.reserved.withheld(ask.tenant, comes_back.expires_at)
-    found = state.reserved.withheld(ask.tenant, now + ask.terms.ttl_seconds)
-    shortest, demand = ask.terms.ttl_seconds_min, ask.demand
-    if not found or not shortest:
-        return found
-    if demand is not None and feasibility.fits(demand, ask.candidates, (*found, *kept)):
-        return found
-    return state.reserved.withheld(ask.tenant, now + shortest)
-
-
-def shortened(lease: Lease) -> float | None:
-    """Return how long a new lease lasts, in seconds, where that is less than was asked for."""
-    if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
-        return None
-    return lease.expires_at - lease.granted_at
-
-
-def explained(
-    refusal: Refusal, state: State, feasibility: Feasibility, ask: Ask, reserved: Nodes, now: float
-) -> Refusal:
-    """Add to a refusal for how long a lease could last, where only reservations are in its way.
+def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
+    """Return what of a node is reserved: devices, and as large a part of the rest, if it is free.
 
     Args:
-        refusal: That there is no room.
-        state: What is true.
-        feasibility: Knows what fits.
-        ask: The request; its demand is known.
-        reserved: Nodes kept from it, also such as are kept for the head of the queue.
-        now: Seconds since the epoch.
+        fleet: As it is when the reservation begins.
+        row: The node.
+        demand: What it needs at least.
 
     """
-    assert ask.demand is not None
-    shut = set(reserved)
-    own = tuple(node for node in withheld(state, feasibility, ask, now) if node in shut)
-    if not own or refusal.code is not Code.NO_CAPACITY:
-        return refusal
-    kept = tuple(node for node in reserved if node not in own)
-    begins = sorted(
-        {each.starts_at for each in state.reserved.by_id.values() if each.tenant != ask.tenant}
+    part = fleet.share(row, demand, fleet.pick_gpus(row, demand))
+    devices, every = demand.gpus * demand.gpu_milli, int(fleet.gpu_total[row].sum())
+    cpu, memory = (
+        int(each[row]) * devices // every for each in (fleet.cpu_total, fleet.memory_total)
     )
-    begins = begins[bisect_left(begins, now) :]
-
-    def runs_into_one(until: float) -> int:
-        shut = (*kept, *state.reserved.withheld(ask.tenant, until))
-        return 1 - feasibility.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # The assertion above.
-
-    late = bisect_left(begins, 1, key=runs_into_one)
-    if not late or begins[late - 1] <= now:
-        return refusals.reserved_for_others(refusal, len(own))
-    return refusals.runs_into_reservation(refusal, len(own), begins[late - 1] - now)
+    free_cpu, free_memory, _ = fleet.capacity(row)
+    return replace(
+        part,
+        cpu_milli=max(demand.cpu_milli, min(cpu, free_cpu)),
+        memory_mib=max(demand.memory_mib, min(memory, free_memory)),
+    )
 
 
 def _first(ends: dict[RequestId, float], kind: str) -> list[dict[str, Any]]:
@@ -228,10 +209,17 @@ def row(reservation: NodeReservation) -> dict[str, Any]:
     return {
         "reservation": reservation.id,
         "tenant": reservation.tenant,
-        "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in reservation.nodes],
+        "nodes": [_node_row(reservation, place) for place in reservation.nodes],
         "resources": asdict(reservation.demand) | {"where": where},
         "starts_at": reservation.starts_at,
         "ends_at": reservation.ends_at,
         "lapse_seconds": reservation.lapse_seconds,
         "used": reservation.used,
     }
+
+
+def _node_row(reservation: NodeReservation, place: Place) -> dict[str, Any]:
+    part = reservation.part(place)
+    if part is None:
+        return {"cluster_id": place[0], "node_id": place[1], "whole": True}
+    return {**asdict(part), "gpus": list(part.gpus), "whole": False}

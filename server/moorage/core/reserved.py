@@ -1,31 +1,33 @@
-"""Which nodes are reserved, for whom and when. A part of `State`; only `apply` changes it."""
+"""What is reserved, for whom and when. A part of `State`; only `apply` changes it."""
 
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from moorage.model import Demand, Lease, Nodes, Placement, RequestId, Tenant
+from moorage.model import Demand, Lease, Nodes, Placement, RequestId, Share, Tenant
 
-__all__ = ["NodeReservation", "ReservedNodes", "touches"]
+__all__ = ["NodeReservation", "Place", "ReservedNodes", "touches"]
+
+Place = tuple[str, str]
+"""A node by name: its cluster, and its id there."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReservation:
-    """Nodes that only one tenant gets for a time, agreed on beforehand.
-
-    Nodes are reserved whole: what others hold of their CPU and memory would keep its devices from
-    the tenant as well.
+    """Nodes, or parts of them, that only one tenant gets for a time, agreed on beforehand.
 
     Args:
         id: The server's name for it.
         tenant: Who gets them.
-        nodes: Which: pairs of cluster and node. Each belongs to one reservation at a time.
-        demand: What was asked for, and each of them can take when it is empty.
+        nodes: On which nodes.
+        demand: What was asked for, and each of them can take in that time.
         starts_at: When leases of others there end at the latest, in seconds since the epoch.
         ends_at: When the nodes are for everybody again.
         lapse_seconds: It ends so long after its start if its tenant has had no lease there; 0: it
             does not.
         used: Its tenant has had one.
+        begun: Its start is over, and who waits has been told.
+        parts: What of each node, in their order: devices, and their part of its CPU and memory.
+            Without, the nodes are reserved whole, as where no device was asked for.
 
     """
 
@@ -37,6 +39,15 @@ class NodeReservation:
     ends_at: float
     lapse_seconds: float = 0.0
     used: bool = False
+    parts: Placement = ()
+    begun: bool = False
+
+    def part(self, place: Place) -> Share | None:
+        """Return what is reserved of one of its nodes; None: all of it."""
+        return self.parts[self.nodes.index(place)] if self.parts else None
+
+
+_ByNode = dict[Place, dict[RequestId, NodeReservation]]
 
 
 @dataclass(slots=True)
@@ -45,12 +56,14 @@ class ReservedNodes:
 
     Attributes:
         by_id: Each by its id, the oldest first.
+        on: Those of each node that has any.
 
     """
 
     by_id: dict[RequestId, NodeReservation] = field(
         default_factory=dict[RequestId, NodeReservation]
     )
+    on: _ByNode = field(default_factory=_ByNode, compare=False)
 
     def __bool__(self) -> bool:
         """Return whether there are any: where none is, nothing here is looked at."""
@@ -59,70 +72,45 @@ class ReservedNodes:
     def put(self, reservation: NodeReservation) -> None:
         """Note a reservation down as it is."""
         self.by_id[reservation.id] = reservation
+        for node in reservation.nodes:
+            self.on.setdefault(node, {})[reservation.id] = reservation
 
     def remove(self, request: RequestId) -> NodeReservation:
         """Forget a reservation, and return it."""
-        return self.by_id.pop(request)
+        reservation = self.by_id.pop(request)
+        for node in reservation.nodes:
+            del self.on[node][request]
+            if not self.on[node]:
+                del self.on[node]
+        return reservation
 
-    def withheld(self, tenant: Tenant, until: float) -> Nodes:
-        """Return the nodes that a lease of a tenant may not hold, since it lasts until then."""
-        found = (
-            node
-            for each in self.by_id.values()
-            if each.tenant != tenant and each.starts_at < until
-            for node in each.nodes
-        )
-        return tuple(dict.fromkeys(found))  # One node may have several, one after the other.
-
-    def by_node(self) -> dict[tuple[str, str], list[NodeReservation]]:
-        """Return the reservations of each node that has any."""
-        found: dict[tuple[str, str], list[NodeReservation]] = {}
-        for each in self.by_id.values():
-            for node in each.nodes:
-                found.setdefault(node, []).append(each)
-        return found
-
-    def begins(self, lease: Lease) -> float:
-        """Return when the first reservation begins that a lease must make room for; infinity."""
-        return min(
-            (each.starts_at for each in self._at(lease) if each.tenant != lease.tenant),
-            default=math.inf,
-        )
+    def of_others(self, place: Place, tenant: Tenant | None) -> list[NodeReservation]:
+        """Return the reservations of a node that are not a tenant's; None: all of them."""
+        return [each for each in self.on.get(place, {}).values() if each.tenant != tenant]
 
     def used_by(self, lease: Lease) -> list[NodeReservation]:
         """Return the reservations that have not been used, and are by this new lease."""
-        return [
-            each
-            for each in self._at(lease)
+        found = {
+            each.id: each
+            for share in lease.placement
+            for each in self.on.get((share.cluster_id, share.node_id), {}).values()
             if each.tenant == lease.tenant and not each.used and each.starts_at <= lease.granted_at
-        ]
+        }
+        return list(found.values())
 
     def due(self, request: RequestId) -> float | None:
-        """Return when a reservation ends, or lapses; None where there is none."""
+        """Return when a reservation begins, ends, or lapses; None where there is none."""
         found = self.by_id.get(request)
         if found is None:
             return None
+        if not found.begun:
+            return found.starts_at
         lapses = found.lapse_seconds and not found.used
         return (
             min(found.ends_at, found.starts_at + found.lapse_seconds) if lapses else found.ends_at
         )
 
-    def during(self, starts_at: float, ends_at: float) -> Nodes:
-        """Return the nodes of which a reservation has a part of this time."""
-        return tuple(
-            node
-            for each in self.by_id.values()
-            if each.starts_at < ends_at and starts_at < each.ends_at
-            for node in each.nodes
-        )
 
-    def _at(self, lease: Lease) -> Iterator[NodeReservation]:
-        """Yield the reservations of nodes that a lease holds something of."""
-        for each in self.by_id.values():
-            if touches(lease.placement, each.nodes):
-                yield each
-
-
-def touches(placement: Placement, nodes: Collection[tuple[str, str]]) -> bool:
+def touches(placement: Placement, nodes: Collection[Place]) -> bool:
     """Return whether a placement has something of any of these nodes."""
     return bool(nodes) and any((share.cluster_id, share.node_id) in nodes for share in placement)

@@ -4,7 +4,6 @@
 alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
@@ -54,6 +53,7 @@ from moorage.model import (
     Notice,
     Outcome,
     RequestId,
+    Share,
     Tenant,
 )
 from moorage.policy import Fleet
@@ -65,6 +65,8 @@ RELEASED: Final = "released"
 """The reason of a lease that its owner ended: its workload may be kept."""
 REPLACED_MAX: Final = 32
 """Changed clusters whose rows are replaced one by one; of more, all columns are made again."""
+
+_Places = dict[Place, dict[RequestId, Share]]
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class State:
         resetting: Those that were released and whose workloads are made fit for that.
         preemptible: The leases that may give way to requests of higher priority.
         groups: The leases that keep apart from each other.
+        places: What leases hold of each node that they hold something of.
         fencing: The last fencing number given out.
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         reserved: Which nodes are reserved, for whom and when.
@@ -110,6 +113,7 @@ class State:
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     preemptible: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     groups: LeaseGroups = field(default_factory=LeaseGroups, compare=False)
+    places: _Places = field(default_factory=_Places, compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
@@ -162,17 +166,6 @@ class State:
         )
         return replace(cluster, nodes=tuple(nodes))
 
-    def leaves_by(self, lease: Lease) -> float:
-        """Return when a lease ends at the latest: what it holds is drained, or reserved then."""
-        reserved = self.reserved.begins(lease) if self.reserved else math.inf
-        if not self.cordons:
-            return reserved
-        places = {
-            (share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")
-        }
-        found = (self.cordons[place].until for place in places & self.cordons.keys())
-        return min(reserved, *(until for until in found if until), math.inf)
-
     def lease(self, request: RequestId) -> Lease | None:
         """Return a lease that holds, or waits for another place, or is of the last that ended."""
         waiter = self.waiting.get(request)
@@ -182,11 +175,7 @@ class State:
 
     def leased_places(self) -> set[Place]:
         """Return the nodes that leases hold something of."""
-        return {
-            (share.cluster_id, share.node_id)
-            for lease in self.leases.values()
-            for share in lease.placement
-        }
+        return set(self.places)
 
     def deadline_of(self, request: RequestId) -> float | None:
         """Return when this lease, waiter or reservation is due, or None: nothing is."""
@@ -213,6 +202,8 @@ class State:
 
     def _hold(self, lease: Lease, at: float | None) -> None:
         self.groups.add(lease)
+        for share in lease.placement:
+            self.places.setdefault((share.cluster_id, share.node_id), {})[lease.id] = share
         if lease.terms.preemptible:
             self.preemptible[lease.id] = None
         if lease.state != "warm":
@@ -228,13 +219,17 @@ class State:
     def _free(self, lease: Lease, at: float) -> None:
         self.preemptible.pop(lease.id, None)
         self.groups.remove(lease)
+        places = [(share.cluster_id, share.node_id) for share in lease.placement]
+        for place in places:
+            del self.places[place][lease.id]
+            if not self.places[place]:
+                del self.places[place]
         if lease.state != "warm":
             self.accounts.add(lease, -1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
         self._gives_way(lease)
-        places = [(share.cluster_id, share.node_id) for share in lease.placement]
         self.identities.lease_ended(places, self.leased_places)
 
     def _gives_way(self, lease: Lease) -> None:
@@ -318,6 +313,9 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
 def _reserve(state: State, fact: Reserved | Unreserved) -> None:
     if isinstance(fact, Reserved):
         state.reserved.put(fact.reservation)
+        if fact.reservation.begun and not fact.reservation.used:
+            state.growth.note(fact.reservation.nodes)  # Its tenant may come now.
+            state.gains += 1
         state._due(fact.reservation.id)  # noqa: SLF001  # Called by apply().
     else:
         state.growth.note(state.reserved.remove(fact.reservation).nodes)
@@ -379,7 +377,10 @@ def _grant(state: State, lease: Lease, overtakes: RequestId | None) -> None:
 def _renew(state: State, request: RequestId, expires_at: float) -> None:
     waiter = state.waiting.get(request)
     if waiter is None:
-        state.leases[request] = replace(state.leases[request], expires_at=expires_at)
+        before = state.leases[request]
+        state.leases[request] = replace(before, expires_at=expires_at)
+        if expires_at < before.expires_at and state.reserved:
+            state._gives_way(before)  # noqa: SLF001  # Called by apply(). Less runs into what is reserved there.
     else:
         assert waiter.lease is not None
         lease = replace(waiter.lease, expires_at=expires_at)
@@ -456,6 +457,7 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     state.resetting.pop(request, None)
     if reason == RELEASED and lease.likeness:
         state.resetting[request] = None
+    if request in state.resetting or state.reserved:
         state._gives_way(lease)  # noqa: SLF001  # Called by apply().
 
 

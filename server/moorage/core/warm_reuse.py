@@ -18,8 +18,9 @@ from moorage.core.leases import LeaseLifecycle, likeness
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import verify
-from moorage.model import Ask, ClusterId, Code, Demand, Lease, Nodes, RequestId, Tenant
-from moorage.policy import ProposedShare
+from moorage.core.withheld import parts, withheld
+from moorage.model import Ask, ClusterId, Code, Demand, Lease, Nodes, Placement, RequestId, Tenant
+from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
 """Workloads kept warm for one tenant; one more ends the one that would end next anyway."""
@@ -46,7 +47,7 @@ class WarmReuse:
         self._leases = leases
         self._evicted: dict[RequestId, RequestId] = {}
         self._awaited: dict[RequestId, RequestId] = {}
-        self._hopeless: dict[tuple[Demand, Candidates, Nodes], int] = {}
+        self._hopeless: dict[tuple[Demand, Candidates, Nodes, Placement], int] = {}
 
     def restore(self) -> None:
         """Find what was being evicted when the daemon died; for whom, is not known any more."""
@@ -73,7 +74,7 @@ class WarmReuse:
             self._leases.end(each, f"only {WARM_MAX} are kept warm")
         self._turn.wakes = True
 
-    def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
+    def like(self, ask: Ask, kept: Nodes) -> Lease | None:
         """Return the warm lease that `ask` may take over, the last one released first; or None.
 
         The same policy was asked the same question and gave this place as its answer; so it is not
@@ -81,10 +82,12 @@ class WarmReuse:
         """
         if ask.terms is None or ask.dry_run or ask.provision is None or not self._turn.state.warm:
             return None
-        wanted = likeness(ask)
+        wanted, shut = likeness(ask), None
         for lease in reversed(list(self._oldest())):
-            shut = (*reserved, *ask.avoid)
-            if lease.likeness == wanted and self._verified(ask, lease, shut):
+            if lease.likeness != wanted:
+                continue
+            shut = (*self._shut(ask, kept), *ask.avoid) if shut is None else shut
+            if self._verified(ask, lease, shut):
                 return lease
         return None
 
@@ -95,7 +98,7 @@ class WarmReuse:
     def _verified(self, ask: Ask, lease: Lease, reserved: Nodes) -> bool:
         if any((share.cluster_id, share.node_id) in reserved for share in lease.placement):
             return False
-        fleet = self._turn.state.fleet.imagined()
+        fleet = self._feasibility.beside(self._left_alone(ask)).imagined()
         for share in lease.placement:
             fleet.give(share)
         wishes = tuple(
@@ -113,13 +116,23 @@ class WarmReuse:
 
     # Giving way ----------------------------------------------------------------------------
 
-    def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
+    def _shut(self, ask: Ask, kept: Nodes) -> Nodes:
+        """Return the nodes that are not for a request, whatever ends there."""
+        state, now = self._turn.state, self._turn.now
+        return (*kept, *withheld(state, self._feasibility, ask, now, kept, for_good=True))
+
+    def _left_alone(self, ask: Ask) -> Placement:
+        """Return what of other nodes is reserved for others, whatever ends there."""
+        state, now = self._turn.state, self._turn.now
+        return parts(state, self._feasibility, ask, now, whatever_ends=True)
+
+    def room_after(self, refusal: Refusal, ask: Ask, kept: Nodes) -> Nodes | None:
         """As `capacity`, where the refusal of `ask` is one that room would change; else None."""
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
         wanting = declined or refusal.code is Code.NO_CAPACITY
-        return self.capacity(ask, reserved) if wanting else None
+        return self.capacity(ask, kept) if wanting else None
 
-    def capacity(self, ask: Ask, reserved: Nodes) -> Nodes | None:
+    def capacity(self, ask: Ask, kept: Nodes) -> Nodes | None:
         """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
 
         Returns:
@@ -135,12 +148,14 @@ class WarmReuse:
         own = self._resetting_for(ask)  # It comes as it is.
         for lease in own:
             self._awaited[lease.id] = ask.id
+        reserved = self._shut(ask, kept)
         if ask.demand is None:
             return self._room_unknown(ask, reserved, [*coming, *own])
-        key = (ask.demand, ask.candidates, reserved)
+        left = self._left_alone(ask)
+        key = (ask.demand, ask.candidates, reserved, left)
         if not (coming or own) and self._hopeless.get(key) == state.gains:
             return None
-        attempt = _Attempt(self._turn, self._feasibility, ask.demand, ask.candidates, reserved)
+        attempt = _Attempt(self._feasibility.beside(left), self._feasibility, ask, reserved)
         others = (each for each in self._idle() if self._awaited.get(each.id) != ask.id)
         chosen = attempt.choose([*coming, *own], others)
         if chosen is None:
@@ -252,19 +267,19 @@ class _Attempt:
 
     def __init__(
         self,
-        writer: TurnWriter,
+        fleet: Fleet,
         feasibility: Feasibility,
-        demand: Demand,
-        candidates: Candidates,
+        ask: Ask,
         reserved: Nodes,
     ) -> None:
+        assert ask.demand is not None
         self._feasibility = feasibility
-        self._demand = demand
-        self._candidates = candidates
+        self._demand = ask.demand
+        self._candidates = ask.candidates
         self._reserved = reserved
-        self._fleet = writer.state.fleet.imagined()
-        self._allowed = feasibility.allowed(candidates, reserved)
-        self._fits = self._fleet.feasible(demand) & self._allowed
+        self._fleet = fleet.imagined()
+        self._allowed = feasibility.allowed(ask.candidates, reserved)
+        self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
     def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
         """Return as few of `warm_reuse` as must end beside `coming`; None where all are too few."""

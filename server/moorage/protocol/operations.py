@@ -187,7 +187,7 @@ class QuotaListing(ListingMessage, frozen=True, kw_only=True, tag="quotas"):
 
 
 class ReservationListing(ListingMessage, frozen=True, kw_only=True, tag="reservations"):
-    """Which nodes are reserved, and when: the tenant's own; for operators, all."""
+    """What is reserved, and when: the tenant's own; for operators, all."""
 
 
 class DecisionListing(ListingMessage, frozen=True, kw_only=True, tag="decisions"):

@@ -17,12 +17,24 @@ class NodeName(Struct):
     node_id: str
 
 
+class ReservedNode(Struct):
+    """What is reserved of a node: all of it if `whole`, else devices and a part of the rest."""
+
+    cluster_id: str
+    node_id: str
+    whole: bool
+    gpus: list[str] | None = None
+    gpu_milli: int | None = None
+    cpu_milli: int | None = None
+    memory_mib: int | None = None
+
+
 class ReservationAnswer(Struct):
-    """Nodes that only one tenant gets for a time. `used`: it has had a lease there in that time."""
+    """What only one tenant gets for a time. `used`: it has had a lease on a node of it since."""
 
     reservation: str
     tenant: str
-    nodes: list[NodeName]
+    nodes: list[ReservedNode]
     resources: parts.Resources
     starts_at: Seconds
     ends_at: Seconds

@@ -5,10 +5,10 @@ defendant would acquit it.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from moorage.core.facts import (
     ClusterRemoved,
@@ -44,6 +44,10 @@ from moorage.core.reserved import NodeReservation
 from moorage.core.state import RELEASED
 from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
 from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Share
+from simulated import agreed
+
+_NONE: Final = Counter[str]()
+_NOTHING: Final[Mapping[tuple[str, str], Counter[str]]] = {}
 
 
 class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
@@ -139,27 +143,94 @@ class Model:
         names = ((share.cluster_id, (share.node_id, "")) for share in lease.placement)
         places = {(cluster, node) for cluster, both in names for node in both}
         drained = (self.cordons[at] or inf for at in places & self.cordons.keys())
-        return min(*drained, self.begins(lease), inf)
+        return min(*drained, self.begins(lease, self.expires[lease.id]), inf)
 
-    def begins(self, lease: Lease) -> float:
-        """When the first of others' reservations begins on what a lease holds."""
-        places = {(share.cluster_id, share.node_id) for share in lease.placement}
-        theirs = (each for each in self.reserved.values() if each.tenant != lease.tenant)
-        return min((each.starts_at for each in theirs if places & set(each.nodes)), default=inf)
+    def begins(self, lease: Lease, after: float, *, at_once: bool = False) -> float:
+        """When the first of others' reservations begins, from then on, that a lease is in."""
+        if not self.reserved:
+            return inf
+        found = (
+            agreed.overrun(self, lease, share, after, at_once=at_once) for share in lease.placement
+        )
+        return min((at for at in found if at is not None), default=inf)
 
     def withheld(
-        self, ask: Ask, now: float, kept: Iterable[tuple[str, str]] = ()
+        self,
+        ask: Ask,
+        now: float,
+        kept: Iterable[tuple[str, str]] = (),
+        need: Demand | None = None,
     ) -> set[tuple[str, str]]:
         """The nodes that a request may not get: reserved for others, or near its group."""
         if ask.terms is None:
             return set()
-        group = {
+        return self._near(ask) | self.shut_to(
+            ask, need or ask.demand, self.until(ask, now, kept), now
+        )
+
+    def shut_for_good(self, ask: Ask, now: float) -> set[tuple[str, str]]:
+        """Those that are, or have been reserved whole, whatever ends there."""
+        return self._near(ask) | self._whole(self.until(ask, now, ()), ask)
+
+    def beside(
+        self, ask: Ask, now: float, gone: Collection[str]
+    ) -> dict[tuple[str, str], Counter[str]]:
+        """What a request may not get of other nodes beyond what is held without some leases."""
+        if not self.partly:
+            return {}
+        until = self.until(ask, now, ())
+        return {
+            pair: agreed.taken(self, pair, ask.tenant, now, until, gone) for pair in self.partly
+        }
+
+    @property
+    def partly(self) -> set[tuple[str, str]]:
+        """The nodes of which others, or the asker, reserved a part."""
+        return {node for each in self.reserved.values() if each.parts for node in each.nodes}
+
+    def until(self, ask: Ask, now: float, kept: Iterable[tuple[str, str]]) -> float:
+        """When a lease of this request would end: sooner, where it fits nowhere for so long."""
+        assert ask.terms is not None
+        if ask.id in self.requeued:
+            return self.expires[ask.id]
+        whole, shortest = now + ask.terms.ttl_seconds, ask.terms.ttl_seconds_min
+        if not shortest or not (shut := self.shut_to(ask, ask.demand, whole, now)):
+            return whole
+        shut |= {*kept, *self._near(ask)}
+        fits = ask.demand is not None and self.fits(ask.demand, ask.candidates, shut)
+        return whole if fits else now + shortest
+
+    def shut_to(
+        self, ask: Ask, need: Demand | None, until: float, now: float
+    ) -> set[tuple[str, str]]:
+        """The nodes that a lease until then may not get, since others reserved too much of them."""
+        shut = self._whole(until, ask)
+        empty = Model(clusters=self.clusters)
+        for pair in self.partly - shut if need is not None else ():
+            node = self.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
+            theirs = agreed.others(self, pair, ask.tenant, until)
+            if node is None or not theirs or self.shut(*pair):
+                continue
+            assert need is not None
+            less = agreed.taken(self, pair, ask.tenant, now, until)
+            all_parts = agreed.reserved(self, pair, ask.tenant, now, until)
+            never = not empty._takes(pair, replace(node, unavailable=""), need, all_parts)
+            if never or self._takes(pair, node, need) > self._takes(pair, node, need, less):
+                shut.add(pair)
+        return shut
+
+    def _whole(self, until: float, ask: Ask) -> set[tuple[str, str]]:
+        """The nodes that others have reserved as a whole from a time before this on."""
+        theirs = (x for x in self.reserved.values() if x.tenant != ask.tenant and not x.parts)
+        return {node for each in theirs if each.starts_at < until for node in each.nodes}
+
+    def _near(self, ask: Ask) -> set[tuple[str, str]]:
+        return {
             (cluster.id, node.id)
             for cluster in self.clusters.values()
             for node in cluster.nodes
             if self.near(ask, cluster.id, node)
         }
-        return group | self._reserved(ask, now, {*kept, *group})
 
     def near(self, ask: Ask | Lease, cluster: str, node: Node) -> list[str]:
         """The other leases of a group that a node is too near to."""
@@ -180,28 +251,13 @@ class Model:
                 found += [name] if near else []
         return found
 
-    def _reserved(self, ask: Ask, now: float, kept: set[tuple[str, str]]) -> set[tuple[str, str]]:
-        """The nodes that others have reserved before a lease of this request would end."""
-        assert ask.terms is not None
-        if ask.id in self.requeued:
-            return self.reserved_before(self.expires[ask.id], ask)
-        whole = self.reserved_before(now + ask.terms.ttl_seconds, ask)
-        shortest, demand, shut = ask.terms.ttl_seconds_min, ask.demand, {*whole, *kept}
-        if not shortest or (demand is not None and self.fits(demand, ask.candidates, shut)):
-            return whole
-        return self.reserved_before(now + shortest, ask)
-
-    def reserved_before(self, until: float, ask: Ask) -> set[tuple[str, str]]:
-        """The nodes that others have reserved from a time before this on."""
-        theirs = (each for each in self.reserved.values() if each.tenant != ask.tenant)
-        return {node for each in theirs if each.starts_at < until for node in each.nodes}
-
     def _reserve(self, fact: Reserved) -> None:
         new = fact.reservation
         before = self.reserved.get(new.id)
         self.reserved[new.id] = new
         if before is not None:
-            law(new == replace(before, used=True), "a reservation stays what it is", fact, before)
+            same = new == replace(before, used=new.used, begun=new.begun)
+            law(same and new != before, "a reservation stays what it is", fact, before)
             return
         law(len(set(new.nodes)) == new.demand.nodes, "as many nodes as asked for", fact)
         for pair in new.nodes:
@@ -209,12 +265,24 @@ class Model:
             law(node is not None and not self.shut(*pair), "what is reserved is there", fact)
         for other in self.reserved.values():
             apart = new.ends_at <= other.starts_at or other.ends_at <= new.starts_at
-            shared = set(new.nodes) & set(other.nodes)
+            both = new.parts and other.parts  # What they have of a node together: see below.
+            shared = set(new.nodes) & set(other.nodes) if not both else ()
             law(other is new or apart or not shared, "a device has one reservation", new, other)
         over = self.ending.keys() | self.finished.keys() | self.warm
-        for name in self.leases.keys() - over:
-            in_time = self.expires[name] <= self.begins(self.leases[name])
-            law(in_time, "no reservation is broken", fact, self.leases[name])
+        for name in self.leases.keys() - over if not new.parts else ():
+            in_time = self.expires[name] <= new.starts_at
+            there = {(s.cluster_id, s.node_id) for s in self.leases[name].placement} & {*new.nodes}
+            mine = self.leases[name].tenant == new.tenant
+            law(mine or in_time or not there, "no reservation is broken", fact, self.leases[name])
+        law(len(new.parts) in {0, len(new.nodes)}, "each node has its part", new)
+        law(bool(new.parts) == bool(new.demand.gpus), "devices are reserved, else nodes", new)
+        for part in new.parts:
+            pair = (part.cluster_id, part.node_id)
+            law(_serves(self.node(part), part, new.demand), "it can take the demand", new)  # type: ignore[arg-type]  # A law above.
+            for at in agreed.moments(self, pair, None, new.starts_at, new.ends_at):
+                free = agreed.left(self, pair, at, None)
+                kept = free is not None and all(free[key] >= 0 for key in agreed.holds(part))
+                law(kept, "no reservation is broken", new, free)
 
     def _unreserve(self, fact: Unreserved) -> None:
         law(fact.reservation in self.reserved, "it ends once", fact)
@@ -298,7 +366,8 @@ class Model:
                 law(lease_id in self.leases, "only what is held is renewed", fact)
                 law(lease_id not in self.ending, "what is ending is not renewed", fact)
                 law(lease_id not in self.warm, "what no tenant owns is not renewed", fact)
-                in_time = expires_at <= self.begins(self.leases[lease_id])
+                before = self.expires[lease_id]
+                in_time = expires_at <= self.begins(self.leases[lease_id], before)
                 law(in_time, "no reservation is broken", fact)
                 self.expires[lease_id] = expires_at
             case Started(lease_id):
@@ -449,7 +518,7 @@ class Model:
             law(lease.attempt == 1, "starts are counted", lease)
             until = now + lease.terms.ttl_seconds
             if lease.terms.ttl_seconds_min:
-                until = min(until, self.begins(lease))
+                until = min(until, self.begins(lease, now))
                 agreed = lease.expires_at >= now + lease.terms.ttl_seconds_min
                 law(agreed, "not for less than agreed", lease)
             law(lease.expires_at == until, "for as long as asked", lease)
@@ -462,7 +531,8 @@ class Model:
         self.leases[lease.id] = lease
         self.expires[lease.id] = lease.expires_at
         self._sound(ask, lease)
-        law(lease.expires_at <= self.begins(lease), "no reservation is broken", lease)
+        in_time = lease.expires_at <= self.begins(lease, now, at_once=True)
+        law(in_time, "no reservation is broken", lease)
         for name, each in self.reserved.items():
             there = {(share.cluster_id, share.node_id) for share in lease.placement}
             if each.tenant == lease.tenant and each.starts_at <= now and there & set(each.nodes):
@@ -520,19 +590,36 @@ class Model:
                 law(together, f"one {demand.topology}", places)
 
     def fits_without(
-        self, names: Iterable[str], demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]]
+        self,
+        names: Iterable[str],
+        demand: Demand,
+        candidates: Any,
+        shut: Iterable[tuple[str, str]],
+        ask: Ask | None = None,
+        now: float = 0.0,
     ) -> bool:
-        """Whether a demand would fit now if these leases held nothing."""
+        """Whether a demand would fit now if these leases held nothing; `ask` wants it."""
+        names = set(names)
         leases = [self.leases[name] for name in names]
         for lease in leases:
             self._count(lease, -1)
-        fits = self.fits(demand, candidates, shut)
+        less = self.beside(ask, now, names) if ask is not None else {}
+        fits = self.fits(demand, candidates, shut, less)
         for lease in leases:
             self._count(lease, 1)
         return fits
 
-    def fits(self, demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]] = ()) -> bool:
-        """Whether a demand fits now: nodes tried one by one, groups counted by hand."""
+    def fits(
+        self,
+        demand: Demand,
+        candidates: Any,
+        shut: Iterable[tuple[str, str]] = (),
+        less: Mapping[tuple[str, str], Counter[str]] = _NOTHING,
+    ) -> bool:
+        """Whether a demand fits now: nodes tried one by one, groups counted by hand.
+
+        Of some nodes there is `less` than is not held.
+        """
         closed, places, found = set(shut), Counter[tuple[str, str]](), 0
         together = demand.nodes > 1 and demand.topology in {"rack", "zone"}
         for cluster in self.clusters.values():
@@ -540,7 +627,9 @@ class Model:
                 continue
             for node in cluster.nodes:
                 pair = (cluster.id, node.id)
-                if pair in closed or self.shut(*pair) or not self._takes(pair, node, demand):
+                if pair in closed or self.shut(*pair):
+                    continue
+                if not self._takes(pair, node, demand, less.get(pair, _NONE)):
                     continue
                 found += 1
                 if together and (name := getattr(node, demand.topology)):
@@ -560,12 +649,14 @@ class Model:
                 return True
         return False
 
-    def _takes(self, pair: tuple[str, str], node: Node, demand: Demand) -> bool:
+    def _takes(
+        self, pair: tuple[str, str], node: Node, demand: Demand, less: Counter[str] = _NONE
+    ) -> bool:
         if not _labelled(pair, node, demand):
             return False
-        if node.unavailable or self.cpu[pair] + demand.cpu_milli > node.cpu_milli:
+        if node.unavailable or self.cpu[pair] + less["cpu"] + demand.cpu_milli > node.cpu_milli:
             return False
-        if self.memory[pair] + demand.memory_mib > node.memory_mib:
+        if self.memory[pair] + less["memory"] + demand.memory_mib > node.memory_mib:
             return False
         usable = [
             gpu
@@ -573,7 +664,7 @@ class Model:
             if (not demand.models or gpu.model in demand.models)
             and gpu.memory_mib >= demand.gpu_memory_mib
             and not (gpu.exclusive and demand.gpu_milli < 1000)
-            and self.devices[*pair, gpu.id] + demand.gpu_milli <= 1000
+            and self.devices[*pair, gpu.id] + less[f"gpu {gpu.id}"] + demand.gpu_milli <= 1000
         ]
         if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
             nvlink = demand.topology == "nvlink"
@@ -591,6 +682,9 @@ class Model:
         due += self.paused.values()
         due += [notice.until for notice in self.notices.values()]
         for each in self.reserved.values():
+            if not each.begun:
+                due.append(each.starts_at)
+                continue
             lapses = each.lapse_seconds and not each.used
             lapse = each.starts_at + each.lapse_seconds if lapses else inf
             due.append(min(each.ends_at, lapse))

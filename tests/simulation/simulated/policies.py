@@ -19,6 +19,10 @@ SILENCE = object()
 
 def view_of(fleet: Fleet, consult: Consult) -> FleetView:
     ask = consult.ask
+    if consult.left_alone:
+        fleet = fleet.imagined()
+        for share in consult.left_alone:
+            fleet.take(share)
     return FleetView(fleet, ask.demand, ask.candidates, consult.reserved)
 
 

@@ -43,7 +43,8 @@ from moorage.core.requests import CONSULTS_MAX, FAULTS_MAX
 from moorage.core.state import State, apply
 from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
-from moorage.model import Ask, Code, Lease
+from moorage.model import Ask, Code, Demand, Lease
+from simulated import agreed
 from simulated.laws import Model, law, needs
 from simulated.policies import wanted
 
@@ -210,13 +211,13 @@ class Witness:
         noticed = {name for name in model.notices if name not in victims}
         assert ask.demand is not None
         all_gone = {*over, *noticed, *victims}
-        shut = model.withheld(ask, self.world.now)
-        fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut)
+        shut, now = model.shut_for_good(ask, self.world.now), self.world.now
+        fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut, ask, now)
         law(fits, "no victim is chosen in vain", told, ask)
         mine = {name for name in noticed if model.notices[name].by == ask.id}
         for name in victims:
             rest = {*over, *mine, *victims} - {name}
-            spare = model.fits_without(rest, ask.demand, ask.candidates, shut)
+            spare = model.fits_without(rest, ask.demand, ask.candidates, shut, ask, now)
             law(
                 not spare or (len(victims) > 1 and ask.demand.nodes > 1), "none need not", name, ask
             )
@@ -237,8 +238,8 @@ class Witness:
         # A policy that was asked so often is believed; a repeated request was not asked about.
         asked = 0 < self.consultations[ask.id] < CONSULTS_MAX and ask.terms is not None
         if self.world.honest and asked and answer.code is Code.POLICY_DECLINED:
-            shut = self._shut(ask)
             need = ask.alternatives[-1] if ask.alternatives else ask.demand or wanted(ask)
+            shut = self._shut(ask, need)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
@@ -246,6 +247,7 @@ class Witness:
         if ask.id not in waited and not ask.alternatives:  # Whose time was up had what there was.
             shut = self._shut(ask)
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
+            shut = (*shut, *model.partly)
             could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
             law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
 
@@ -292,9 +294,11 @@ class Witness:
             return
         if ask.id in self.model.requeued:
             return  # It ends when it would have ended.
-        whole = self.model.reserved_before(self.world.now + terms.ttl_seconds, ask)
-        if not whole <= set(consult.reserved):
-            shut = (*consult.reserved, *whole)
+        whole = self.world.now + terms.ttl_seconds
+        shut = self.model.shut_to(ask, ask.demand, whole, self.world.now)
+        if not shut <= set(consult.reserved):
+            kept = self.world.allocator.requests.queue.reserved_before(ask)
+            shut |= {*consult.reserved, *kept}
             elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
 
@@ -303,7 +307,7 @@ class Witness:
         model = self.model
         over = model.warm | model.ending.keys()
         over |= {x.id for x in model.leases.values() if x.granted_at == self.world.now}  # After it.
-        begins = {name: model.begins(lease) for name, lease in model.leases.items()}
+        begins = {n: model.begins(lease, model.expires[n]) for n, lease in model.leases.items()}
         held = {*model.leases, *model.requeued} - over
         return all(model.expires[name] >= min(grace, begins.get(name, grace)) for name in held)
 
@@ -319,10 +323,20 @@ class Witness:
             behind |= lease.terms.priority == priority and not self._overdue(lease.id)
         if behind and ready and not declined:  # Nothing kept if it pauses.
             still = self.world.allocator.requests.queue.reservation  # It moves as capacity grows.
-            touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept) & set(still)
+            touched = (
+                {
+                    (share.cluster_id, share.node_id)
+                    for share in lease.placement
+                    if not agreed.is_own(self.model, lease, share)
+                }
+                & {*kept}
+                & {*still}
+            )
             law(not touched, "the head's nodes are left alone", lease, kept)
         if not self.world.honest or ask.demand is None:
             return
+        if all(agreed.is_own(self.model, lease, share) for share in lease.placement):
+            return  # It was agreed upon beforehand.
         if lease.inherited and EVICTED in self.model.ending.values():
             return  # Who sleeps gets what is being evicted for it.
         asleep = Counter[Any]()
@@ -499,22 +513,31 @@ class Witness:
             kept = shut
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 waiter = model.waiting[name].ask
-                own = model.withheld(waiter, self.world.now, kept)
+                now = self.world.now
+                own = model.withheld(waiter, now, kept) or model.beside(waiter, now, ())
                 if own and waiter.demand is None and len(line.waiters) > 1:
                     continue  # Its policy spoke for one of them, whose lease may last longer.
-                shut = (*kept, *own)
                 needs_of = [
                     each.demand or wanted(each)
                     for each in alternatives.each(waiter)
                     if not self._beyond(each)
                 ]
                 where = waiter.candidates
-                fits = any(model.fits(need, where, shut) for need in needs_of)
-                law(not fits, "no request sleeps that could be served", name, line, shut)
+                for need in needs_of:
+                    shut = (*kept, *model.withheld(waiter, now, kept, need))
+                    fits = model.fits(need, where, shut)
+                    law(not fits, "no request sleeps that could be served", name, line, shut)
+                    beyond = {x: agreed.beyond_own(model, x, waiter.tenant) for x in kept}
+                    mine = {pair: less for pair, less in beyond.items() if less is not None}
+                    own = model.withheld(waiter, now, kept, need)
+                    shut = ({*kept} - mine.keys()) | own
+                    fits = waiter.demand is not None and model.fits(need, where, shut, mine)
+                    law(not fits, "no request sleeps that could be served", name, line, mine)
                 if self._beyond(waiter):
                     continue
                 need = waiter.demand or wanted(waiter)
                 idle = model.warm | model.resetting
+                shut = (*kept, *model.shut_for_good(waiter, now), *model.partly)
                 could = model.fits_without(idle, need, where, shut)
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
@@ -535,10 +558,10 @@ class Witness:
             higher = self.model.waiting[head].ask.priority > ask.priority
             law(higher or self._overdue(head), "who was overtaken too often goes first", name, head)
 
-    def _shut(self, ask: Ask) -> tuple[tuple[str, str], ...]:
+    def _shut(self, ask: Ask, need: Demand | None = None) -> tuple[tuple[str, str], ...]:
         """The nodes that are kept for a waiter, or reserved, and so not for this request."""
         kept = self.world.allocator.requests.queue.reserved_before(ask)
-        return *kept, *self.model.withheld(ask, self.world.now, kept)
+        return *kept, *self.model.withheld(ask, self.world.now, kept, need)
 
     def _beyond(self, ask: Ask) -> bool:
         """Whether a quota does not allow an ask what it needs."""

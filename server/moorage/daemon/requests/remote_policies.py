@@ -115,6 +115,10 @@ class RemotePolicies:
         names = self._catalog.memory.live_ids() if ask.candidates is None else ask.candidates
         # What is free is read here, on the loop, so that all of it is of one moment.
         fleet = self._fleet()
+        if consult.left_alone:
+            fleet = fleet.imagined()
+            for share in consult.left_alone:
+                fleet.take(share)
         free = {name: capacity_of(fleet, name) for name in names}
         if ask.demand is not None and ask.demand.where:
             others = np.flatnonzero(~fleet.matching(ask.demand.where)).tolist()

@@ -21,7 +21,8 @@ A row whose net capacity did not move is not marked as changed, because fast pol
 rows again: a grant of exactly what was proposed marks nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ import msgspec
 
 from moorage.model import Demand, Share
 from moorage.policy import Fleet, ProposalError, parse_proposal
-from moorage.sandbox.wire.frames import Part, Row
+from moorage.sandbox.wire.frames import Part, Row, ShareFields
 from moorage.sandbox.wire.limits import OUTSTANDING_MAX
 
 GONE: Final = -1
@@ -125,6 +126,21 @@ class Replica:
             self._on_row[held.row] = self._on_row.get(held.row, 0) + 1
         if len(self._outstanding) > OUTSTANDING_MAX:
             self.reconsider(next(iter(self._outstanding)))
+
+    def without(self, reserved: Sequence[ShareFields]) -> AbstractContextManager[None]:
+        """Have what others reserved be held, as far as a policy sees."""
+        return self._less(reserved) if reserved else nullcontext()
+
+    @contextmanager
+    def _less(self, reserved: Sequence[ShareFields]) -> Iterator[None]:
+        shares = [Share(*fields) for fields in reserved]  # type: ignore[arg-type]  # Plain strings in the replica.
+        for share in shares:
+            self.fleet.take(share)
+        try:
+            yield
+        finally:
+            for share in shares:
+                self.fleet.give(share)
 
     def _drop(self, request: str) -> tuple[_Held, ...]:
         dropped = self._outstanding.pop(request, ())

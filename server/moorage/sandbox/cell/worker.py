@@ -195,7 +195,8 @@ class Worker:
                 {"fleet": view, "seed": frame.seed, "resources": LATER},
                 partial(self._later, demand, frame.candidates),
             )
-            value, answer = self._answer(policy.eval(parameters, input_data, context))
+            with replica.without(frame.left_alone):
+                value, answer = self._answer(policy.eval(parameters, input_data, context))
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # A policy may raise anything at all.
             return self._failure(error)

@@ -21,7 +21,7 @@ from moorage.policy import Fleet
 from moorage.sandbox.host import answers
 from moorage.sandbox.host.contexts import Contexts, SentContexts
 from moorage.sandbox.host.contract import HostServices, PolicyCode
-from moorage.sandbox.host.work import Work, demand_fields, overrides
+from moorage.sandbox.host.work import Work, demand_fields, overrides, share_fields
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
     AHEAD_KEPT_MAX,
@@ -223,6 +223,7 @@ class CellSync:
             snapshot,
             parts,
             self._matching(work),
+            tuple(map(share_fields, work.consult.left_alone)),
         )
 
     def _matching(self, work: Work) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from moorage.core.effects import Consult
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.facts import Refusal
-from moorage.model import Code, Demand, PolicyRef
+from moorage.model import Code, Demand, PolicyRef, Share
 from moorage.sandbox.host.contexts import Chain
 from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
 from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
@@ -310,6 +310,12 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
             details |= {"file": file, "line": int(line)}
             break
     return Refusal(Code.POLICY_TIMEOUT, reason, details=details)
+
+
+def share_fields(share: Share) -> frames.ShareFields:
+    """Return a share as a frame has it."""
+    amounts = share.gpu_milli, share.cpu_milli, share.memory_mib
+    return share.cluster_id, share.node_id, share.gpus, *amounts
 
 
 def demand_fields(demand: Demand) -> frames.DemandFields:

@@ -50,6 +50,8 @@ Items = dict[str, bytes]
 """Documents, or other answers about clusters, packed, by cluster id."""
 DOCUMENTS: Final = "documents"
 """Kind of what `cluster_data` is made of; other kinds are methods of injected clients."""
+ShareFields = tuple[str, str, tuple[str, ...], int, int, int]
+"""The fields of `Share` in their order."""
 DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
 """The fields of `Demand` in their order."""
 
@@ -75,6 +77,8 @@ class Evaluate(_Frame, tag=2):
     parts: tuple[Part, ...]
     matching: bytes
     """A bit for each row, set where it has the labels that are asked for; empty: all have."""
+    left_alone: tuple[ShareFields, ...] = ()
+    """What the policy sees as held, since others reserved it."""
 
 
 class RunManagement(_Frame, tag=3):

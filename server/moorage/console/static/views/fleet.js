@@ -52,7 +52,7 @@ function Reservations() {
 	useEvery(found.again, 10000, []);
 	return html`<${Section} title="Reservations"><${Loaded} found=${found} what="the reservations">${(it) => (!it.reservations.length ? html`<${Empty}>None that you may see.<//>`
 		: html`<${Grid} label="Reservations" heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
-			each.nodes.map(({ cluster_id: cluster, node_id: node }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}</a> `), moment(each.starts_at), moment(each.ends_at), each.used ? "yes" : "no"])} />
+			each.nodes.map(({ cluster_id: cluster, node_id: node, gpus }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}${gpus && `[${gpus}]`}</a> `), moment(each.starts_at), moment(each.ends_at), each.used ? "yes" : "no"])} />
 			${it.next ? html`<p class="note">The first 100.</p>` : null}<${Raw} value=${it} />`)}<//><//>`;
 }
 

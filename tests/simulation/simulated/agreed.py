@@ -1,0 +1,148 @@
+"""What reservations leave of a node, added up by hand. `laws` asks."""
+
+from collections import Counter
+from collections.abc import Collection
+from math import inf
+from typing import Any
+
+from moorage.core.reserved import NodeReservation
+from moorage.model import Node, Share
+
+Pair = tuple[str, str]
+
+
+def holds(share: Share) -> Counter[str]:
+    """What a share has of its node; devices by their ids."""
+    return Counter(
+        {
+            "cpu": share.cpu_milli,
+            "memory": share.memory_mib,
+            **{f"gpu {gpu}": share.gpu_milli for gpu in share.gpus},
+        }
+    )
+
+
+def others(model: Any, pair: Pair, tenant: str | None, until: float) -> list[NodeReservation]:
+    """The reservations of a node that begin before a moment and are not a tenant's."""
+    found = [each for each in model.reserved.values() if pair in each.nodes]
+    return [each for each in found if each.tenant != tenant and each.starts_at < until]
+
+
+def left(
+    model: Any, pair: Pair, at: float, tenant: str | None, gone: Collection[str] = ()
+) -> Counter[str] | None:
+    """What of a node a tenant can have at a moment to come, without some leases; None: nothing."""
+    node = model.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
+    if node is None:
+        return None
+    free = _whole(node)
+    there = [
+        (lease, share)
+        for name, lease in model.leases.items()
+        if name not in gone and name not in model.ending and name not in model.warm
+        if model.expires[name] > at
+        for share in lease.placement
+        if (share.cluster_id, share.node_id) == pair
+    ]
+    for _, share in there:
+        free.subtract(holds(share))
+    begun = [x for x in others(model, pair, tenant, inf) if x.starts_at <= at < x.ends_at]
+    if not all(each.parts for each in begun):
+        return None
+    for owner in {each.tenant for each in begun}:
+        parts = [x.parts[x.nodes.index(pair)] for x in begun if x.tenant == owner]
+        unused, gpus = sum(map(holds, parts), Counter()), {gpu for x in parts for gpu in x.gpus}
+        for lease, share in there:
+            if lease.tenant == owner and gpus & set(share.gpus):
+                unused.subtract(holds(share))
+        free.subtract(+unused)
+    return free
+
+
+def moments(model: Any, pair: Pair, tenant: str | None, now: float, until: float) -> set[float]:
+    return {max(now, each.starts_at) for each in others(model, pair, tenant, until)}
+
+
+def overrun(model: Any, lease: Any, share: Share, after: float, *, at_once: bool) -> float | None:
+    """The first moment from some on at which a lease is in a reservation's way; None: it never is.
+
+    What a tenant holds beside its reservation may be in its way, too. So others there, who have
+    been there before, are not held to those that have begun; who comes, `at_once`, is.
+    """
+    pair, needs = (share.cluster_id, share.node_id), holds(share).items()
+    begun = moments(model, pair, lease.tenant, after, inf)
+    starts = {x.starts_at for x in others(model, pair, lease.tenant, inf) if x.starts_at >= after}
+    for at in sorted(begun if at_once else starts):
+        free = left(model, pair, at, lease.tenant, {lease.id})
+        if free is None or any(free.get(key, much) < much for key, much in needs if much):
+            return at
+    return None
+
+
+def taken(
+    model: Any, pair: Pair, tenant: str, now: float, until: float, gone: Collection[str] = ()
+) -> Counter[str]:
+    """What of a node a lease of a tenant leaves alone, beyond what is held now."""
+    node, found = model.node(Share(*pair)), Counter[str]()  # type: ignore[arg-type]  # As above.
+    if node is None:
+        return found
+    free = _free(model, pair, node)
+    for at in moments(model, pair, tenant, now, until):
+        then = left(model, pair, at, tenant, gone)
+        found |= free - then if then is not None else free
+    return found & free  # Its node may have become smaller.
+
+
+def reserved(model: Any, pair: Pair, tenant: str, now: float, until: float) -> Counter[str]:
+    """What others have of a node at most at one time, until then."""
+    found = Counter[str]()
+    for at in moments(model, pair, tenant, now, until):
+        there = (x for x in others(model, pair, tenant, inf) if x.starts_at <= at < x.ends_at)
+        parts = [x.parts[x.nodes.index(pair)] for x in there if x.parts]
+        found |= sum(map(holds, parts), Counter[str]())
+    return found & _whole(model.node(Share(*pair)))  # type: ignore[arg-type]  # As above.
+
+
+def _whole(node: Node) -> Counter[str]:
+    found = Counter({"cpu": node.cpu_milli, "memory": node.memory_mib})
+    found.update({f"gpu {gpu.id}": 1000 for gpu in node.gpus})
+    return found
+
+
+def is_own(model: Any, lease: Any, share: Share) -> bool:
+    """Whether what a lease holds of a node is what its tenant reserved there."""
+    pair, gpus, cpu, memory = (share.cluster_id, share.node_id), set[str](), 0, 0
+    for each in model.reserved.values():
+        if each.tenant == lease.tenant and each.begun and each.parts and pair in each.nodes:
+            part = each.parts[each.nodes.index(pair)]
+            gpus, cpu = gpus | set(part.gpus), cpu + part.cpu_milli
+            memory += part.memory_mib
+    return set(share.gpus) <= gpus and share.cpu_milli <= cpu and share.memory_mib <= memory
+
+
+def beyond_own(model: Any, pair: Pair, tenant: str) -> Counter[str] | None:
+    """What else of a node is free than what a tenant reserved; None: it has nothing there."""
+    node = model.node(Share(*pair))  # type: ignore[arg-type]  # As above.
+    if node is None:
+        return None
+    free = _free(model, pair, node)
+    parts = [
+        each.parts[each.nodes.index(pair)]
+        for each in model.reserved.values()
+        if each.tenant == tenant and each.begun and each.parts and pair in each.nodes
+    ]
+    own, gpus = sum(map(holds, parts), Counter()), {gpu for part in parts for gpu in part.gpus}
+    for lease in model.leases.values():
+        for share in lease.placement:
+            there = (share.cluster_id, share.node_id) == pair and lease.tenant == tenant
+            if there and gpus & set(share.gpus):
+                own.subtract(holds(share))
+    own = +own & free
+    return free - own if own else None
+
+
+def _free(model: Any, pair: Pair, node: Node) -> Counter[str]:
+    free = Counter({"cpu": node.cpu_milli - model.cpu[pair]})
+    free["memory"] = node.memory_mib - model.memory[pair]
+    free.update({f"gpu {gpu.id}": 1000 - model.devices[*pair, gpu.id] for gpu in node.gpus})
+    return free
