@@ -128,10 +128,10 @@ MUTANTS = [
     Mutant(
         "lets leases on nodes that are reserved whole",
         "core/withheld.py",
-        "if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until])",
-        "if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < now])",
-        "no reservation is broken",
-        "110:120",
+        "if (found := room.before(state, place, tenant, until))",
+        "if (found := room.before(state, place, tenant, until - 10.0))",
+        "no reservation is broken|no request sleeps that could be served",
+        "0:400",
     ),
     Mutant(
         "takes one lease for two when it counts what is used of a reservation",
@@ -209,7 +209,7 @@ MUTANTS = [
         "        state.gains += 1",
         "state.reserved.remove(fact.reservation)",
         "no request sleeps that could be served",
-        "0:400",
+        "130:145",
     ),
     Mutant(
         "has leases give way in vain",
