@@ -305,6 +305,21 @@ def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:
     assert [name for name in ("bob", "ann") if name in one.allocator.state.leases] == ["bob"]
 
 
+def test_a_no_counts_candidates_alone(one: Hand) -> None:
+    for name in ("a", "b"):
+        one.see(nodes(1, 8, name))
+        assert "nodes" in reserve(one, 0.0, 100.0, Demand(gpus=8), candidates=(ClusterId(name),))
+    here = (ClusterId("c"),)
+    one.grant(ask("ann", Demand(gpus=1), candidates=here), place("n000", "0"))
+    refusal = reserve(one, 0.0, 100.0, Demand(gpus=8), candidates=here)
+    assert (refusal.details["reserved"], refusal.details["leased"]) == (0, 1)
+    (refusal,) = answers(one.ask(ask("all", Demand(gpus=8), candidates=here)))
+    assert "reserved_in_advance" not in refusal.details
+    reserve(one, 0.0, 100.0, TWO, candidates=here)
+    (refusal,) = answers(one.ask(ask("all again", Demand(gpus=6), candidates=here)))
+    assert refusal.details["reserved_in_advance"] == 1
+
+
 def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
     told = reserve(one, 50.0, 100.0, Demand(cpu_milli=1_000))
     assert told["nodes"] == [{"cluster_id": "c", "node_id": "n000", "whole": True}]

@@ -12,8 +12,8 @@ from simulated.world import AGREED, APART, ELASTIC, LABELLED, OVERTAKING, Crashe
 
 from moorage.core.events import Asked
 from moorage.core.facts import Ending, Granted
-from moorage.core.reservations import shortened
 from moorage.core.warm_reuse import EVICTED
+from moorage.core.withheld import shortened
 
 SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "1500"))
 """Of plain worlds, and a quarter of them of each other kind: over a million events in all."""

@@ -119,7 +119,7 @@ def no_such_reservation(name: str) -> Refusal:
 
 def not_free_then(nodes: int, free: int, reserved: int, leased: int) -> Refusal:
     """Too few nodes are free of others' leases and reservations at that time."""
-    others = f"{reserved} are reserved, and on {leased} leases of others last longer"
+    others = f"{reserved} have reservations, and on {leased} leases of others last longer"
     reason = f"{nodes} nodes are needed, and {free} can be reserved for that time: {others}."
     details = {"verdict": "not_now", "nodes": nodes, "free": free}
     details |= {"reserved": reserved, "leased": leased}

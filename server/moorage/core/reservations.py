@@ -139,9 +139,10 @@ class AdvanceReservations:
             refusal = self._feasibility.refusal(demand, where)
             if refusal.code is Code.NEVER_FITS:
                 return refusal
-            free = int(np.count_nonzero(allowed))
-            refusal = refusals.not_free_then(demand.nodes, free, len(taken), len(stays))
-            named = self._in_the_way(event, staying, others)
+            able = self._able(event)
+            counted = (int(np.count_nonzero(allowed)), len(taken & able), len(stays & able))
+            refusal = refusals.not_free_then(demand.nodes, *counted)
+            named = _in_the_way(able, staying, others)
             return replace(refusal, details={**refusal.details, **named})
         rows = np.flatnonzero(allowed)
         devices, free_then = fleet.gpu_total[rows].sum(1), fleet.gpu_free[rows].sum(1)
@@ -161,18 +162,13 @@ class AdvanceReservations:
             left = Amounts({key: min(much, then[key]) for key, much in left.items()})
         return left
 
-    def _in_the_way(
-        self, event: ReserveAsked, staying: list[Lease], others: list[NodeReservation]
-    ) -> dict[str, Any]:
-        """Return what is on nodes that would do without it: leases and reservations, by name."""
+    def _able(self, event: ReserveAsked) -> set[Place]:
+        """Return the nodes that could take a demand if nothing else were in the way."""
         fleet = self._state.fleet
         misfits = fleet.misfits(event.demand)
         able = (misfits == Misfit.FITS) | (misfits > Misfit.UNAVAILABLE)
         able &= self._feasibility.allowed(event.candidates, ())
-        places = {fleet.node_ids[row] for row in np.flatnonzero(able)}
-        leases = {each.id: each.expires_at for each in staying if touches(each.placement, places)}
-        ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
-        return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
+        return {fleet.node_ids[row] for row in np.flatnonzero(able)}
 
 
 def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
@@ -195,6 +191,15 @@ def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
         cpu_milli=max(demand.cpu_milli, min(cpu, free_cpu)),
         memory_mib=max(demand.memory_mib, min(memory, free_memory)),
     )
+
+
+def _in_the_way(
+    places: set[Place], staying: list[Lease], others: list[NodeReservation]
+) -> dict[str, Any]:
+    """Return what is on nodes that would do without it: leases and reservations, by name."""
+    leases = {each.id: each.expires_at for each in staying if touches(each.placement, places)}
+    ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
+    return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
 
 
 def _first(ends: dict[RequestId, float], kind: str) -> list[dict[str, Any]]:

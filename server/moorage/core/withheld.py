@@ -150,7 +150,8 @@ def explained(
     shut = set(reserved)
     needs, until = (ask.tenant, ask.demand), _until(state, feasibility, ask, now, ())
     own = tuple(node for node in _shut(state, feasibility, (*needs, until)) if node in shut)
-    if not own or refusal.code is not Code.NO_CAPACITY:
+    mine = sum(ask.candidates is None or cluster in ask.candidates for cluster, _ in own)
+    if not mine or refusal.code is not Code.NO_CAPACITY:
         return refusal
     kept = tuple(node for node in reserved if node not in own)
     begins = sorted(
@@ -164,8 +165,8 @@ def explained(
 
     late = bisect_left(begins, 1, key=runs_into_one)
     if not late or begins[late - 1] <= now:
-        return refusals.reserved_for_others(refusal, len(own))
-    return refusals.runs_into_reservation(refusal, len(own), begins[late - 1] - now)
+        return refusals.reserved_for_others(refusal, mine)
+    return refusals.runs_into_reservation(refusal, mine, begins[late - 1] - now)
 
 
 class Withheld:
