@@ -128,10 +128,10 @@ MUTANTS = [
     Mutant(
         "lets leases on nodes that are reserved whole",
         "core/withheld.py",
-        "if (found := room.before(state, place, tenant, until))",
-        "if (found := room.before(state, place, tenant, until - 10.0))",
-        "no reservation is broken|no request sleeps that could be served",
-        "0:400",
+        "if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until])",
+        "if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < now])",
+        "no reservation is broken",
+        "110:120",
     ),
     Mutant(
         "takes one lease for two when it counts what is used of a reservation",
@@ -209,7 +209,7 @@ MUTANTS = [
         "        state.gains += 1",
         "state.reserved.remove(fact.reservation)",
         "no request sleeps that could be served",
-        "130:145",
+        "0:400",
     ),
     Mutant(
         "has leases give way in vain",

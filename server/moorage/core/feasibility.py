@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from moorage.core import refusals
 from moorage.core.facts import Refusal
-from moorage.core.room import LeftAlone
 from moorage.core.state import State
 from moorage.core.verdicts import NodeKinds, change_in_words, node_verdicts
 from moorage.model import Ask, ClusterId, Demand, Nodes, Placement
@@ -82,9 +81,6 @@ class Feasibility:
     Args:
         state: Read, never changed.
 
-    Attributes:
-        left_alone: Knows what is reserved in advance.
-
     """
 
     def __init__(self, state: State) -> None:
@@ -92,7 +88,6 @@ class Feasibility:
         self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
         self._tallies: dict[tuple[Demand, Candidates], _Tally] = {}
         self._kinds: NodeKinds | None = None
-        self.left_alone = LeftAlone(state)
         self._beside: tuple[int, Placement, Fleet] | None = None
 
     def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:

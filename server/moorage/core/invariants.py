@@ -72,7 +72,7 @@ def _check_reservations(state: State) -> None:
     for reservation in state.reserved.by_id.values():
         for place in reservation.nodes:
             part, held = reservation.part(place), Counter[str]()
-            for name, share in state.places.of(place).items():
+            for name, share in state.places.get(place, {}).items():
                 lease = state.leases[name]
                 if lease.tenant == reservation.tenant or lease.over or lease.state == "failing":
                     continue

@@ -128,7 +128,7 @@ class AdvanceReservations:
         taken = {node for each in others for node in each.nodes}
         shut = set[Place]() if demand.gpus else stays | taken
         fleet = state.fleet.imagined()
-        for place in state.places.on.keys() | taken:
+        for place in state.places.keys() | taken:
             row, left = fleet.row(*place), self._left(place, starts_at, event.ends_at)
             if left is None:
                 shut.add(place)

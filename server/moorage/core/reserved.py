@@ -57,9 +57,6 @@ class ReservedNodes:
     Attributes:
         by_id: Each by its id, the oldest first.
         on: Those of each node that has any.
-        changes: When something changed on a node that has had any, or with one of them: grows.
-        version: The last of these.
-        agreed: Counts the times that there was another reservation, or one less.
 
     """
 
@@ -67,9 +64,6 @@ class ReservedNodes:
         default_factory=dict[RequestId, NodeReservation]
     )
     on: _ByNode = field(default_factory=_ByNode, compare=False)
-    changes: dict[Place, int] = field(default_factory=dict[Place, int], compare=False)
-    version: int = field(default=0, compare=False)
-    agreed: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
         """Return whether there are any: where none is, nothing here is looked at."""
@@ -78,31 +72,17 @@ class ReservedNodes:
     def put(self, reservation: NodeReservation) -> None:
         """Note a reservation down as it is."""
         self.by_id[reservation.id] = reservation
-        self.agreed += 1
         for node in reservation.nodes:
             self.on.setdefault(node, {})[reservation.id] = reservation
-            self._changed(node)
 
     def remove(self, request: RequestId) -> NodeReservation:
         """Forget a reservation, and return it."""
         reservation = self.by_id.pop(request)
-        self.agreed += 1
         for node in reservation.nodes:
             del self.on[node][request]
             if not self.on[node]:
                 del self.on[node]
-            self._changed(node)
         return reservation
-
-    def lease_changed(self, lease: Lease) -> None:
-        """Note that a lease holds something else, or until another time."""
-        for share in lease.placement if self.on else ():
-            if (share.cluster_id, share.node_id) in self.on:
-                self._changed((share.cluster_id, share.node_id))
-
-    def _changed(self, node: Place) -> None:
-        self.version += 1
-        self.changes[node] = self.version
 
     def of_others(self, place: Place, tenant: Tenant | None) -> list[NodeReservation]:
         """Return the reservations of a node that are not a tenant's; None: all of them."""

@@ -17,9 +17,7 @@ from moorage.policy import Fleet
 
 __all__ = [
     "Amounts",
-    "LeftAlone",
     "amounts",
-    "before",
     "begins",
     "keeps_to_itself",
     "leaves_by",
@@ -33,8 +31,6 @@ __all__ = [
 
 Amounts = Counter[tuple[str, str]]
 """CPU in milli, memory in MiB, and milli of each device, by kind and device."""
-REMEMBERED_MAX: Final = 10_000
-"""Nodes, by tenant and the reservations that matter, of which is known what to leave alone."""
 _HOLDS: Final = frozenset({"granted", "starting", "active"})
 
 
@@ -81,7 +77,7 @@ def room(
     free = total(state, row)
     staying = [
         (state.leases[name], share)
-        for name, share in state.places.of(place).items()
+        for name, share in state.places.get(place, {}).items()
         if name != without and not state.leases[name].over and state.leases[name].expires_at > at
     ]
     for _, share in staying:
@@ -94,13 +90,14 @@ def room(
 
 
 def left_alone(
-    state: State, tenant: Tenant, until: float, *, whatever_ends: bool = False
+    state: State, tenant: Tenant, now: float, until: float, *, whatever_ends: bool = False
 ) -> Placement:
     """Return what a lease of a tenant that lasts until then may not take of what is free.
 
     Args:
         state: As it is now.
         tenant: Whose lease it is.
+        now: Seconds since the epoch.
         until: When the lease ends.
         whatever_ends: For a fleet on which leases are taken to have ended: what is reserved, less
             what its tenants hold of it.
@@ -111,95 +108,20 @@ def left_alone(
     """
     found: list[Share] = []
     for place in state.reserved.on:
-        theirs = before(state, place, tenant, until)
-        found += _left_alone(state, place, tenant, theirs, whatever_ends=whatever_ends)
+        theirs = [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until]
+        row = state.fleet.row(*place) if theirs else None
+        if row is None:
+            continue
+        free, kept = _free(state, row), Amounts()
+        for at in {max(now, each.starts_at) for each in theirs}:
+            if whatever_ends:
+                kept |= _unheld(state, place, theirs, at)
+            elif (left := room(state, place, at, tenant)) is not None:
+                kept |= free - left
+        if not whatever_ends:
+            kept &= free
+        found += shares(place, kept) if kept else ()
     return tuple(found)
-
-
-def before(state: State, place: Place, tenant: Tenant, until: float) -> list[NodeReservation]:
-    """Return the reservations of a node that others have before a lease of a tenant ends."""
-    return [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until]
-
-
-class LeftAlone:
-    """Remembers what leases leave alone of each node, until something changes there.
-
-    Args:
-        state: Read, never changed.
-
-    """
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._layout = 0
-        self._of: dict[tuple[Place, Tenant, int], tuple[int, Placement]] = {}
-        self._all: dict[tuple[Tenant, tuple[int, ...]], tuple[int, Placement]] = {}
-        self._empty: tuple[tuple[object, ...], Fleet] | None = None
-
-    def parts(self, tenant: Tenant, until: float) -> Placement:
-        """Return the same as `left_alone`."""
-        reserved, layout = self._state.reserved, self._state.fleet.layout
-        if layout != self._layout or len(self._of) > REMEMBERED_MAX:
-            self._layout = layout
-            self._of.clear()
-            self._all.clear()
-        theirs = {place: before(self._state, place, tenant, until) for place in reserved.on}
-        key = tenant, tuple(map(len, theirs.values()))
-        known = self._all.get(key)
-        if known is None or known[0] != reserved.version:
-            parts = (self._one(place, tenant, found) for place, found in theirs.items())
-            known = reserved.version, tuple(share for found in parts for share in found)
-            self._all[key] = known
-        return known[1]
-
-    def empty(self, tenant: Tenant, until: float) -> Fleet:
-        """Return a fleet on which nothing is held but what others reserved, to look at only.
-
-        Of nodes that are not reserved it says nothing.
-        """
-        reserved_by, fleet = self._state.reserved, self._state.fleet
-        theirs = {place: before(self._state, place, tenant, until) for place in reserved_by.on}
-        key = reserved_by.agreed, fleet.layout, tenant, tuple(map(len, theirs.values()))
-        if self._empty is None or self._empty[0] != key:
-            imagined = fleet.imagined()
-            for place, found in theirs.items():
-                row, peak = fleet.row(*place), Amounts()
-                for at in {each.starts_at for each in found}:
-                    peak |= reserved(found, place, at)
-                if row is not None and found:
-                    set_free(imagined, row, total(self._state, row) - peak)
-            self._empty = key, imagined
-        return self._empty[1]
-
-    def _one(self, place: Place, tenant: Tenant, theirs: list[NodeReservation]) -> Placement:
-        changed, key = self._state.reserved.changes[place], (place, tenant, len(theirs))
-        known = self._of.get(key)
-        if known is None or known[0] != changed:
-            known = changed, _left_alone(self._state, place, tenant, theirs)
-            self._of[key] = known
-        return known[1]
-
-
-def _left_alone(
-    state: State,
-    place: Place,
-    tenant: Tenant,
-    theirs: list[NodeReservation],
-    *,
-    whatever_ends: bool = False,
-) -> Placement:
-    row = state.fleet.row(*place) if theirs else None
-    if row is None:
-        return ()
-    free, kept = _free(state, row), Amounts()
-    for at in {each.starts_at for each in theirs}:
-        if whatever_ends:
-            kept |= _unheld(state, place, theirs, at)
-        elif (left := room(state, place, at, tenant)) is not None:
-            kept |= free - left
-    if not whatever_ends:
-        kept &= free
-    return tuple(shares(place, kept)) if kept else ()
 
 
 def own(state: State, place: Place, tenant: Tenant) -> Amounts:
@@ -212,7 +134,7 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
     row = state.fleet.row(*place) if mine else None
     if row is None:
         return Amounts()
-    here = [(state.leases[name], share) for name, share in state.places.of(place).items()]
+    here = [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
     return _unused(mine, place, here) & _free(state, row)
 
 
@@ -300,7 +222,7 @@ def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -
 
 def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float) -> Amounts:
     """Return what of a node these reservations have at a moment, and their tenants do not hold."""
-    here = [(state.leases[name], share) for name, share in state.places.of(place).items()]
+    here = [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
     holding = [(x, share) for x, share in here if x.notice is None and x.state in _HOLDS]
     return _unused((x for x in theirs if x.starts_at <= at < x.ends_at), place, holding)
 

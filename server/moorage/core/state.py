@@ -43,10 +43,9 @@ from moorage.core.facts import (
 from moorage.core.growth import Growth
 from moorage.core.identities import Identities, Place
 from moorage.core.lease_groups import LeaseGroups, left_by
-from moorage.core.lease_places import LeasePlaces
 from moorage.core.reserved import ReservedNodes
 from moorage.core.waiters import Waiter
-from moorage.model import Ask, Cluster, ClusterId, Lease, Notice, Outcome, RequestId, Tenant
+from moorage.model import Ask, Cluster, ClusterId, Lease, Notice, Outcome, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
@@ -56,6 +55,8 @@ RELEASED: Final = "released"
 """The reason of a lease that its owner ended: its workload may be kept."""
 REPLACED_MAX: Final = 32
 """Changed clusters whose rows are replaced one by one; of more, all columns are made again."""
+
+_Places = dict[Place, dict[RequestId, Share]]
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class State:
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     preemptible: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     groups: LeaseGroups = field(default_factory=LeaseGroups, compare=False)
-    places: LeasePlaces = field(default_factory=LeasePlaces, compare=False)
+    places: _Places = field(default_factory=_Places, compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
@@ -164,7 +165,7 @@ class State:
 
     def leased_places(self) -> set[Place]:
         """Return the nodes that leases hold something of."""
-        return set(self.places.on)
+        return set(self.places)
 
     def deadline_of(self, request: RequestId) -> float | None:
         """Return when this lease, waiter or reservation is due, or None: nothing is."""
@@ -191,8 +192,8 @@ class State:
 
     def _hold(self, lease: Lease, at: float | None) -> None:
         self.groups.add(lease)
-        self.reserved.lease_changed(lease)
-        self.places.add(lease)
+        for share in lease.placement:
+            self.places.setdefault((share.cluster_id, share.node_id), {})[lease.id] = share
         if lease.terms.preemptible:
             self.preemptible[lease.id] = None
         if lease.state != "warm":
@@ -208,16 +209,18 @@ class State:
     def _free(self, lease: Lease, at: float) -> None:
         self.preemptible.pop(lease.id, None)
         self.groups.remove(lease)
-        self.reserved.lease_changed(lease)
-        self.places.remove(lease)
+        places = [(share.cluster_id, share.node_id) for share in lease.placement]
+        for place in places:
+            del self.places[place][lease.id]
+            if not self.places[place]:
+                del self.places[place]
         if lease.state != "warm":
             self.accounts.add(lease, -1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
         self._gives_way(lease)
-        left = [(share.cluster_id, share.node_id) for share in lease.placement]
-        self.identities.lease_ended(left, self.leased_places)
+        self.identities.lease_ended(places, self.leased_places)
 
     def _gives_way(self, lease: Lease) -> None:
         """Note that what a lease holds is free now, or may be."""
@@ -364,11 +367,10 @@ def _grant(state: State, lease: Lease, overtakes: RequestId | None) -> None:
 def _renew(state: State, request: RequestId, expires_at: float) -> None:
     waiter = state.waiting.get(request)
     if waiter is None:
-        lease = state.leases[request]
-        state.leases[request] = replace(lease, expires_at=expires_at)
-        state.reserved.lease_changed(lease)
-        if state.reserved and expires_at < lease.expires_at:
-            state._gives_way(lease)  # noqa: SLF001  # Called by apply().
+        before = state.leases[request]
+        state.leases[request] = replace(before, expires_at=expires_at)
+        if expires_at < before.expires_at and state.reserved:
+            state._gives_way(before)  # noqa: SLF001  # Called by apply(). Less runs into what is reserved there.
     else:
         assert waiter.lease is not None
         lease = replace(waiter.lease, expires_at=expires_at)
@@ -441,7 +443,6 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
         state.accounts.add(lease, 1, at)
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)
-    state.reserved.lease_changed(lease)
     state.warm.pop(request, None)
     state.resetting.pop(request, None)
     if reason == RELEASED and lease.likeness:
@@ -456,7 +457,6 @@ def _warm(state: State, request: RequestId, at: float, expires_at: float) -> Non
     assert lease.provision is not None
     state.resetting.pop(request, None)
     state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
-    state.reserved.lease_changed(lease)
     state.warm[request] = None
     state.accounts.add(lease, -1, at)
     state._gives_way(lease)  # noqa: SLF001  # Called by apply().

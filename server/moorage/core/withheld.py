@@ -13,6 +13,7 @@ from moorage.core.facts import Refusal
 from moorage.core.feasibility import Feasibility
 from moorage.core.queue import WaitingQueue
 from moorage.core.reserved import Place
+from moorage.core.room import Amounts
 from moorage.core.state import State
 from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Code, Demand, Lease, Nodes, Placement, Tenant
@@ -45,7 +46,10 @@ def withheld(
     if not state.reserved or ask.terms is None:
         return own
     until = _until(state, feasibility, ask, now, (*kept, *own))
-    return (*own, *_shut(state, feasibility, (ask.tenant, ask.demand, until), for_good=for_good))
+    return (
+        *own,
+        *_shut(state, feasibility, (ask.tenant, ask.demand, now, until), for_good=for_good),
+    )
 
 
 def parts(
@@ -65,9 +69,7 @@ def parts(
         return ()
     kept = (*kept, *anti_affinity.shut(state, ask))
     until = _until(state, feasibility, ask, now, kept)
-    if whatever_ends:
-        return room.left_alone(state, ask.tenant, until, whatever_ends=True)
-    return feasibility.left_alone.parts(ask.tenant, until)
+    return room.left_alone(state, ask.tenant, now, until, whatever_ends=whatever_ends)
 
 
 def _until(state: State, feasibility: Feasibility, ask: Ask, now: float, kept: Nodes) -> float:
@@ -83,26 +85,26 @@ def _until(state: State, feasibility: Feasibility, ask: Ask, now: float, kept: N
     whole, shortest = now + ask.terms.ttl_seconds, ask.terms.ttl_seconds_min
     if not shortest:
         return whole
-    found = _shut(state, feasibility, (ask.tenant, ask.demand, whole))
+    found = _shut(state, feasibility, (ask.tenant, ask.demand, now, whole))
     demand, where = ask.demand, ask.candidates
     if not found or (demand is not None and feasibility.fits(demand, where, (*found, *kept))):
         return whole
     return now + shortest
 
 
-_Lasting = tuple[Tenant, Demand | None, float]
-"""A lease: whose, what it needs, and until when."""
+_Lasting = tuple[Tenant, Demand | None, float, float]
+"""A lease: whose, what it needs, from when and until when."""
 
 
 def _shut(
     state: State, feasibility: Feasibility, lease: _Lasting, *, for_good: bool = False
 ) -> Nodes:
     """Return the nodes on which a lease would run into a reservation."""
-    tenant, demand, until = lease
+    tenant, demand, now, until = lease
     theirs = {
         place: found
         for place in state.reserved.on
-        if (found := room.before(state, place, tenant, until))
+        if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until])
     }
     shut = {place: None for place, found in theirs.items() if not all(x.parts for x in found)}
     fleet = state.fleet
@@ -114,9 +116,15 @@ def _shut(
     if demand is None or not partly:
         return tuple(shut)
     rows = np.fromiter(partly.values(), np.int64)
-    full = ~feasibility.left_alone.empty(tenant, until).feasible(demand, rows)
+    empty = fleet.imagined()
+    for place, row in partly.items():
+        peak = Amounts()
+        for at in {max(now, each.starts_at) for each in theirs[place]}:
+            peak |= room.reserved(theirs[place], place, at)
+        room.set_free(empty, row, room.total(state, row) - peak)
+    full = ~empty.feasible(demand, rows)
     if not for_good:
-        beside = feasibility.beside(feasibility.left_alone.parts(tenant, until))
+        beside = feasibility.beside(room.left_alone(state, tenant, now, until))
         full |= fleet.feasible(demand, rows) & ~beside.feasible(demand, rows)
     places = np.flatnonzero(full).tolist()
     names = list(partly)
@@ -148,7 +156,7 @@ def explained(
     if not state.reserved or ask.terms is None:
         return refusal
     shut = set(reserved)
-    needs, until = (ask.tenant, ask.demand), _until(state, feasibility, ask, now, ())
+    needs, until = (ask.tenant, ask.demand, now), _until(state, feasibility, ask, now, ())
     own = tuple(node for node in _shut(state, feasibility, (*needs, until)) if node in shut)
     mine = sum(ask.candidates is None or cluster in ask.candidates for cluster, _ in own)
     if not mine or refusal.code is not Code.NO_CAPACITY:
