@@ -128,8 +128,8 @@ MUTANTS = [
     Mutant(
         "lets leases on nodes that are reserved whole",
         "core/withheld.py",
-        "if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until])",
-        "if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < now])",
+        "if (found := room.before(state, place, tenant, until))",
+        "if (found := room.before(state, place, tenant, now))",
         "no reservation is broken",
         "110:120",
     ),

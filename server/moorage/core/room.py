@@ -18,6 +18,7 @@ from moorage.policy import Fleet
 __all__ = [
     "Amounts",
     "amounts",
+    "before",
     "begins",
     "keeps_to_itself",
     "leaves_by",
@@ -76,9 +77,9 @@ def room(
         return None
     free = total(state, row)
     staying = [
-        (state.leases[name], share)
-        for name, share in state.places.get(place, {}).items()
-        if name != without and not state.leases[name].over and state.leases[name].expires_at > at
+        (lease, share)
+        for lease, share in _held(state, place)
+        if lease.id != without and not lease.over and lease.expires_at > at
     ]
     for _, share in staying:
         free.subtract(amounts(share))
@@ -108,7 +109,7 @@ def left_alone(
     """
     found: list[Share] = []
     for place in state.reserved.on:
-        theirs = [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until]
+        theirs = before(state, place, tenant, until)
         row = state.fleet.row(*place) if theirs else None
         if row is None:
             continue
@@ -124,6 +125,11 @@ def left_alone(
     return tuple(found)
 
 
+def before(state: State, place: Place, tenant: Tenant, until: float) -> list[NodeReservation]:
+    """Return the reservations of a node that begin before a lease of another tenant ends."""
+    return [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until]
+
+
 def own(state: State, place: Place, tenant: Tenant) -> Amounts:
     """Return what of a node a tenant reserved for a time that has begun, and has free."""
     mine = [
@@ -134,8 +140,7 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
     row = state.fleet.row(*place) if mine else None
     if row is None:
         return Amounts()
-    here = [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
-    return _unused(mine, place, here) & _free(state, row)
+    return _unused(mine, place, _held(state, place)) & _free(state, row)
 
 
 def beyond_own(state: State, place: Place, tenant: Tenant) -> Iterator[Share]:
@@ -184,6 +189,11 @@ def keeps_to_itself(state: State, lease: Lease) -> bool:
     )
 
 
+def _held(state: State, place: Place) -> list[tuple[Lease, Share]]:
+    """Return the leases that hold something of a node, with what they hold."""
+    return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
+
+
 def _is_of(share: Share, part: Share | None) -> bool:
     return part is not None and not set(part.gpus).isdisjoint(share.gpus)
 
@@ -222,7 +232,7 @@ def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -
 
 def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float) -> Amounts:
     """Return what of a node these reservations have at a moment, and their tenants do not hold."""
-    here = [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
+    here = _held(state, place)
     holding = [(x, share) for x, share in here if x.notice is None and x.state in _HOLDS]
     return _unused((x for x in theirs if x.starts_at <= at < x.ends_at), place, holding)
 

@@ -46,10 +46,8 @@ def withheld(
     if not state.reserved or ask.terms is None:
         return own
     until = _until(state, feasibility, ask, now, (*kept, *own))
-    return (
-        *own,
-        *_shut(state, feasibility, (ask.tenant, ask.demand, now, until), for_good=for_good),
-    )
+    lease = ask.tenant, ask.demand, now, until
+    return (*own, *_shut(state, feasibility, lease, for_good=for_good))
 
 
 def parts(
@@ -104,7 +102,7 @@ def _shut(
     theirs = {
         place: found
         for place in state.reserved.on
-        if (found := [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until])
+        if (found := room.before(state, place, tenant, until))
     }
     shut = {place: None for place, found in theirs.items() if not all(x.parts for x in found)}
     fleet = state.fleet
