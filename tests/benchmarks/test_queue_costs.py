@@ -13,6 +13,7 @@ def test_a_queue_of_thousands_costs_little_more_than_one_of_ten() -> None:
     assert figures["add_most_to_few"] <= 3
     assert figures["lost_session_most_to_few"] <= 3
     assert figures["refusal_125000_to_1250_nodes"] <= 5
+    assert figures["explained_to_grant"] <= 1.1
     assert figures["overload_asks_to_peak"] >= 9
     assert figures["overload_grants_to_peak"] >= 0.8
     assert figures["overload_busy_to_asks"] > 0

@@ -176,7 +176,7 @@ def overload() -> dict[str, Any]:
 
 
 async def _overload(running: Running) -> dict[str, Any]:
-    uri = await _prepare(running)
+    uri = await prepare(running)
     load = _Load(uri)
     load.holder = await _connect(running.ws, _nothing)
     clients = [await _connect(running.ws, load.answered) for _ in range(CONNECTIONS)]
@@ -276,7 +276,8 @@ async def _connect(url: str, answered: Callable[[_Client, _Reply], None]) -> _Cl
     return client
 
 
-async def _prepare(running: Running) -> str:
+async def prepare(running: Running) -> str:
+    """Register a fleet and a policy; return the policy's URI."""
     nodes = [{"id": f"n{n}", "gpus": {"count": GPUS_EACH}} for n in range(NODES)]
     cluster = {"id": "c", "nodes": {"count": NODES, "nodeData": nodes}}
     document = catalog.document(POLICY)

@@ -1,4 +1,6 @@
-"""`moored bench queue`: what a waiter costs as the queue grows, in the core alone, and `overload`.
+"""`moored bench queue`: what a waiter costs as the queue grows, in the core alone, and more.
+
+`explained` and `overload` are measured through a daemon.
 
 `bench` runs it. The fleet is full; all waiters differ in tenant, inputs and size. Each figure is
 the CPU time of the same event beside many waiters, as a multiple of that beside few, or the same on
@@ -11,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
 
+from moorage.benchmarks.explained import explained
 from moorage.benchmarks.overload import overload
 from moorage.core.allocator import Allocator
 from moorage.core.effects import Address, Consult
@@ -142,6 +145,7 @@ def queue() -> dict[str, Any]:
         "refusal_seconds": refused[0],
         "refusal_125000_to_1250_nodes": refused[1] / refused[0],
         "waiter_bytes": _waiter_bytes(),
+        **explained(),
         **overload(),
     }
 

@@ -460,7 +460,10 @@ class Requests:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
-        record = {"tenant": ask.tenant, **self._reasons(pending)} | explain.outcome(answer)
+        told = None if isinstance(answer, Refusal | Information) else answer.reasons
+        record = {"tenant": ask.tenant, **(told or self._reasons(pending))} | explain.outcome(
+            answer
+        )
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
             record["asked"] = ask.demand, ask.candidates
         self._turn.explain(ask.id, record)
