@@ -229,6 +229,22 @@ def test_every_command_has_help(capsys):
         assert f"Usage: moorage {' '.join(path)}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quota", "set", "ann", "--gpus", "nan"], "--gpus: expected a number"),
+        (["quota", "set", "ann", "--borrow-gpus", "inf"], "--borrow-gpus: expected a number"),
+        (["quota", "set", "ann", "--weight", "nan"], "--weight: expected a number"),
+        (["quota", "set", "ann", "--gpus", "0.0001"], "--gpus: expected thousandths"),
+        (["whatif", "--quota", "ann gpus=nan"], "expected a number"),
+    ],
+)
+def test_an_amount_that_is_none_is_no_use_of_a_command(shell, words, said):
+    done = shell(*words)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+
+
 def test_help_names_every_command_and_exit_code(shell):
     done = shell.process("--help")
     assert done.returncode == 0

@@ -13,6 +13,7 @@ from moorage.core.events import (
     CordonAsked,
     ReleaseAsked,
     RenewAsked,
+    Restarted,
     Tick,
     WorkloadStarted,
     WorkloadStopped,
@@ -106,7 +107,21 @@ def test_a_lease_cannot_be_renewed_beyond_the_time_of_a_drain(hand: Hand) -> Non
     hand.now = 20.0
     hand.step(Tick())
     assert not hand.allocator.state.leases
+    ended = hand.allocator.state.ended[lease.id]
+    assert ended.reason == "its node was drained by op"
     hand.now = 0.0
+
+
+def test_a_restart_after_the_time_of_a_drain_gives_no_grace(hand: Hand) -> None:
+    hand.grant(ask("stays", ONE), place("n000", "0"))
+    cordon(hand, "drain", "n000", seconds=20.0)
+    hand.now = 25.0
+    hand.step(Restarted(30.0))
+    renewal = RenewAsked(hand.to(), RequestId("stays"), "token of stays", 60.0)
+    (refusal,) = answers(hand.step(renewal))
+    assert refusal.code is Code.LEASE_ENDED
+    assert "drained by op" in refusal.reason
+    assert not hand.allocator.state.leases
 
 
 def test_without_a_time_a_lease_stays_until_it_is_released(hand: Hand) -> None:

@@ -155,6 +155,9 @@ def test_operators_change_quotas_over_http_while_it_runs(data: Path) -> None:
         assert put("/quotas/*?project=x", change, status=400)["error"]["field"] == "project"
         assert put("/quotas/ann", {"wieght": 2}, status=400)["error"]["field"] == "wieght"
         assert put("/quotas/ann", {"op": "flush"}, status=400)["error"]["field"] == "op"
+        assert put("/quotas/ann?project=", change, status=400)["error"]["field"] == "project"
+        for name in ("nominal", "borrow", "lend", "weight", "notice_seconds"):
+            assert put("/quotas/ann", {name: None}, status=400)["error"]["field"] == name
         wrong = {"nominal": {"gpu_milli": -1}}
         assert put("/quotas/ann", wrong, status=400)["error"]["field"] == "nominal.gpu_milli"
         foreign = operator | {"Origin": "https://elsewhere.example"}

@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "gives grace into a reservation after a restart",
         "core/leases.py",
-        "until = min(grace, begins(state, lease, lease.expires_at))",
+        "until = min(grace, leaves_by(state, lease))",
         "until = grace",
         "no reservation is broken",
         "0:400",

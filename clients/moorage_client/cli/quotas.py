@@ -1,6 +1,7 @@
 """The commands about quotas: `moorage quota list`, `set` and `remove`."""
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Annotated, Any, Final
 
 import typer
@@ -67,14 +68,17 @@ def set_quota(  # Each is an option of the command.
     ] = 0.0,
 ) -> None:
     """Say what a tenant, or one of its projects, may hold; what is left out has no limit."""
-    own = {"gpu_milli": _milli(gpus), "cpu_milli": cpu_milli, "memory_mib": memory_mib}
+    for option, value in (("--weight", weight), ("--notice", notice)):
+        finite(option, value)
+    own = {"gpu_milli": _milli("--gpus", gpus), "cpu_milli": cpu_milli, "memory_mib": memory_mib}
+    borrows, lends = _milli("--borrow-gpus", borrow_gpus), _milli("--lend-gpus", lend_gpus)
     change = {
         "op": "set_quota",
         **_parts(who),
         "weight": weight,
         "nominal": {name: amount for name, amount in own.items() if amount is not None},
-        "borrow": {} if borrow_gpus is None else {"gpu_milli": _milli(borrow_gpus)},
-        "lend": {} if lend_gpus is None else {"gpu_milli": _milli(lend_gpus)},
+        "borrow": {} if borrows is None else {"gpu_milli": borrows},
+        "lend": {} if lends is None else {"gpu_milli": lends},
         "notice_seconds": notice,
     }
     _changed(session, change)
@@ -120,8 +124,23 @@ def _who(row: Mapping[str, Any]) -> str:
     return str(row["tenant"]) if project is None else f"{row['tenant']}/{project}"
 
 
-def _milli(gpus: float | None) -> int | None:
-    return None if gpus is None else round(gpus * GPU_MILLI)
+def _milli(option: str, gpus: float | None) -> int | None:
+    return None if gpus is None else milli(option, gpus)
+
+
+def milli(option: str, gpus: float) -> int:
+    """Return thousandths of GPUs; what is no whole number of them is no use of the command."""
+    amount = finite(option, gpus) * GPU_MILLI
+    if abs(amount - round(amount)) > 1e-6:  # noqa: PLR2004  # 0.3 GPUs are 299.99999999999994.
+        raise typer.BadParameter(f"{option}: expected thousandths of GPUs; got {gpus:g}")
+    return round(amount)
+
+
+def finite(option: str, value: float) -> float:
+    """Return a number that JSON can say; others are no use of the command."""
+    if not isfinite(value):
+        raise typer.BadParameter(f"{option}: expected a number; got {value:g}")
+    return value
 
 
 def _shown(resource: str, amount: int | None) -> str:

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from moorage.model import GPU_MILLI
 from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import note, print_json, say, table, to_line
+from moorage_client.cli.quotas import finite, milli
 from moorage_client.cli.session import CommandSession
 
 _REQUEST: Final = "A request to submit"
@@ -165,10 +165,11 @@ def _changed_quota(given: str) -> dict[str, Any]:
             amount = float(text)
         except ValueError:
             raise typer.BadParameter(f"--quota {term!r}: expected KEY=NUMBER") from None
+        finite(f"--quota {term!r}", amount)
         if key in {"weight", "notice_seconds"}:
             change[key] = amount
         elif name in _AMOUNTS:
-            whole = round(amount * GPU_MILLI if name == "gpus" else amount)
+            whole = milli(f"--quota {term!r}", amount) if name == "gpus" else round(amount)
             change.setdefault(kind, {})[_AMOUNTS[name]] = whole
         else:
             raise typer.BadParameter(f"--quota {term!r}: expected one of {_QUOTA}")

@@ -29,7 +29,7 @@ from moorage.core.facts import (
     Started,
 )
 from moorage.core.open_requests import OpenRequests
-from moorage.core.room import begins, leaves_by
+from moorage.core.room import begins, drained_by, leaves_by
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId, Tenant
@@ -174,6 +174,11 @@ class LeaseLifecycle:
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
         until = min(self._turn.now + ttl, leaves_by(self._turn.state, lease))
+        if until <= self._turn.now:  # It is due, as after a restart that took long.
+            self.due(lease)
+            over = self._turn.state.lease(request) or lease
+            self._turn.respond(to, refusals.lease_over(over))
+            return
         sooner = until < lease.expires_at and bool(self._turn.state.reserved)
         self._turn.wakes = self._turn.wakes or sooner  # It may be in the way of none any more.
         self._turn.record(Renewed(request, until))
@@ -275,7 +280,8 @@ class LeaseLifecycle:
             self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
             self._turn.wakes = True
         else:
-            self.end(lease, "expired")
+            drained = drained_by(self._turn.state, lease)
+            self.end(lease, f"its node was {drained}" if drained else "expired")
 
     def _finished(
         self,
@@ -310,7 +316,7 @@ class LeaseLifecycle:
             if waiter.lease is not None and waiter.deadline < grace:
                 self._turn.record(Renewed(waiter.lease.id, grace))
         for lease in list(state.leases.values()):
-            until = min(grace, begins(state, lease, lease.expires_at))
+            until = min(grace, leaves_by(state, lease))
             if not lease.over and lease.expires_at < until:
                 self._turn.record(Renewed(lease.id, until))
             if lease.state == "warm":

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from moorage.core.facts import Cordoned
 from moorage.core.reserved import NodeReservation, Place
 from moorage.core.state import State
 from moorage.model import Lease, Placement, RequestId, Share, Tenant
@@ -20,6 +21,7 @@ __all__ = [
     "amounts",
     "before",
     "begins",
+    "drained_by",
     "keeps_to_itself",
     "leaves_by",
     "left_alone",
@@ -172,11 +174,22 @@ def begins(state: State, lease: Lease, after: float) -> float:
 def leaves_by(state: State, lease: Lease) -> float:
     """Return when a lease ends at the latest: what it holds is drained, or reserved then."""
     reserved = begins(state, lease, lease.expires_at)
+    return min([reserved, *(each.until for each in _drains(state, lease))])
+
+
+def drained_by(state: State, lease: Lease) -> str:
+    """Return who drained what a lease holds, and why, if that is what it ends for; or nothing."""
+    ends = (each.why for each in _drains(state, lease) if each.until <= lease.expires_at)
+    return next(ends, "")
+
+
+def _drains(state: State, lease: Lease) -> list[Cordoned]:
+    """Return what operators said of the nodes of a lease that ends leases there."""
     if not state.cordons:
-        return reserved
+        return []
     places = {(share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")}
-    found = (state.cordons[place].until for place in places & state.cordons.keys())
-    return min(reserved, *(until for until in found if until), math.inf)
+    found = [state.cordons[place] for place in sorted(places & state.cordons.keys())]
+    return [each for each in found if each.until]
 
 
 def keeps_to_itself(state: State, lease: Lease) -> bool:

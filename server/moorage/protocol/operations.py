@@ -112,14 +112,14 @@ class RemoveQuota(OpMessage, frozen=True, kw_only=True, tag="remove_quota"):
     """Remove the quota of a tenant, or of one of its projects: that of all holds then."""
 
     tenant: f.Name
-    project: f.OptionalIdentifier | None = None
+    project: f.Identifier | None = None
 
 
 class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
     """Let a tenant, or one of its projects, hold so much. What is left out is as it is at first."""
 
     tenant: f.Name
-    project: f.OptionalIdentifier | None = None
+    project: f.Identifier | None = None
     weight: f.Weight = 1.0
     nominal: QuotaAmounts = QuotaAmounts()
     borrow: QuotaAmounts = QuotaAmounts()

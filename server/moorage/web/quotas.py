@@ -1,5 +1,8 @@
 """Endpoints of quotas: the operations `quotas`, `set_quota` and `remove_quota`, over HTTP."""
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +16,8 @@ from moorage.web.schemas import WebType, operation
 from moorage.web.services import WebServices
 
 __all__ = ["quota_routes"]
+
+_NO_CHANGE: Final[Mapping[str, Any]] = {}
 
 
 class QuotaChange(WebType, rename=None, forbid_unknown_fields=True):
@@ -29,8 +34,11 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     """Return the router of these endpoints; arguments as `service_routes`."""
     router = APIRouter(tags=["quotas"])
 
-    async def done(request: Request, name: str, **fields: object) -> Response:
-        said = {key: value for key, value in fields.items() if value is not None}
+    async def done(
+        request: Request, name: str, change: Mapping[str, Any] = _NO_CHANGE, **fields: object
+    ) -> Response:
+        given = {key: value for key, value in fields.items() if value is not None}
+        said = {**change, **given}
         status, answer = await services.operate({**said, "op": name}, who_of(request))
         return Response(answer, status, media_type="application/json")
 
@@ -49,7 +57,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
         known = QuotaChange.__struct_fields__
         for name in change.keys() - set(known):
             raise ServiceError.wrong_field(name, f"one of {', '.join(known)}")
-        return await done(request, "set_quota", **change, tenant=tenant, project=project)
+        return await done(request, "set_quota", change, tenant=tenant, project=project)
 
     @router.delete("/quotas/{tenant}", summary="Remove a quota", **operation(QuotaState))
     async def remove_quota(tenant: str, request: Request, project: str | None = None) -> Response:

@@ -307,7 +307,7 @@ class Witness:
         model = self.model
         over = model.warm | model.ending.keys()
         over |= {x.id for x in model.leases.values() if x.granted_at == self.world.now}  # After it.
-        begins = {n: model.begins(lease, model.expires[n]) for n, lease in model.leases.items()}
+        begins = {name: model.leaves_by(lease) for name, lease in model.leases.items()}
         held = {*model.leases, *model.requeued} - over
         return all(model.expires[name] >= min(grace, begins.get(name, grace)) for name in held)
 

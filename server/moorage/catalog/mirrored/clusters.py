@@ -188,7 +188,8 @@ class ClusterMirror:
         warnings: list[str] = []
         if self._failure is not None and self.read_at is not None:
             age = _now() - self.read_at
-            warnings.append(f"{self._failure.reason} Its clusters are as of {age:.0f} seconds ago.")
+            as_of = f"Its clusters are as of {age:.0f} seconds before this request."
+            warnings.append(f"{self._failure.reason} {as_of}")
         bad = self._left_out if ids is None else {n for n in ids if n in self._left_out}
         if bad:
             first = next(iter(bad))

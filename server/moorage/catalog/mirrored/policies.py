@@ -267,4 +267,4 @@ def _warnings(entry: _Remembered, why: str = "") -> list[str]:
     if not why:
         return doubts
     age = _now() - entry.read_at
-    return [f"{why} The policy is as of {age:.0f} seconds ago.", *doubts]
+    return [f"{why} The policy is as of {age:.0f} seconds before this request.", *doubts]
