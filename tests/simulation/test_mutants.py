@@ -337,6 +337,22 @@ MUTANTS = [
         OVERTAKING_SEEDS,
     ),
     Mutant(
+        "does not count who is overtaken within its quota",
+        "core/ranking.py",
+        "passed |= same & self._short(rows, column)",
+        "pass",
+        "each time that one is overtaken is counted",
+        OVERTAKING_SEEDS,
+    ),
+    Mutant(
+        "keeps no quota for who was overtaken too often",
+        "core/quotas.py",
+        "self._queue.kept_of_quota(ask, account) or",
+        "None or",
+        "quota is kept for who was overtaken too often",
+        f"{OVERTAKING + 120}:{OVERTAKING + 140}",
+    ),
+    Mutant(
         "forgets in a checkpoint who was overtaken",
         "core/checkpoint.py",
         "yield Overtaken(request, times)",

@@ -305,9 +305,16 @@ class Accounts:
         )
         return room
 
-    def over(self, numbers: Numbers, wanted: Iterable[npt.NDArray[np.int64]]) -> Any:
-        """Return which accounts have no room for what is wanted of them: bool `[accounts]`."""
-        room = self.room(numbers)
+    def over(self, numbers: Numbers, wanted: Iterable[Numbers], kept: Numbers) -> Any:
+        """Return which accounts have no room for what is wanted of them: bool `[accounts]`.
+
+        Args:
+            numbers: The accounts: int64 `[accounts]`.
+            wanted: By resource: int64 `[accounts]`.
+            kept: What of their room is for others: int64 `[accounts, resources]`.
+
+        """
+        room = self.room(numbers) - kept
         short = np.zeros(len(numbers), np.bool_)
         for column, amount in enumerate(wanted):
             short |= (amount > room[:, column]) & (amount > 0)

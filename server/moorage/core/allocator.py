@@ -80,7 +80,7 @@ class Allocator:
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
         self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
         self._cordons = Cordons(self._turn, self._leases, self._warm)
-        self._quotas = Quotas(self._turn)
+        self._quotas = Quotas(self._turn, self.requests.queue)
         self._reservations = AdvanceReservations(self._turn, self.feasibility)
         self._asks = Requests(
             self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas

@@ -138,7 +138,7 @@ class LeaseLifecycle:
         if lease.ask is not retained:
             lease = replace(lease, ask=retained)
         queue = self._requests.queue
-        overtaken = queue.overtaken_by(placement, ask.priority, asked_at)
+        overtaken = queue.overtaken_by(ask, placement, asked_at)
         self._turn.record(Granted(lease, overtaken))
         if overtaken is not None:
             queue.overtook(overtaken)

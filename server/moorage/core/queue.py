@@ -9,12 +9,12 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Final
 
-from moorage.core.accounts import accounts_of, demanded
+from moorage.core.accounts import Account, Amounts, accounts_of, demanded
 from moorage.core.alternatives import loosest
 from moorage.core.facts import Refusal
 from moorage.core.growth import GrownPlace
@@ -22,6 +22,7 @@ from moorage.core.ranking import Rank, Ranking
 from moorage.core.state import State
 from moorage.core.waiters import (
     UNJUDGED,
+    ClassLines,
     LineKey,
     Seniority,
     Waiter,
@@ -38,26 +39,6 @@ CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
 OVERTAKEN_MAX: Final = 1_000
 """Requests that come after a waiter and go before it, of its priority or of lower. After so many
 it goes before all others of its priority, whatever its tenant holds."""
-
-
-@dataclass(slots=True)
-class _Class:
-    """The lines of one class.
-
-    Attributes:
-        row: In the ranking.
-        ready: Those that are not passed over, by age.
-        declined: Those that are.
-        visited: How many of `ready` the wake that is under way has seen.
-
-    """
-
-    row: int
-    ready: list[tuple[float, int, WaiterLine]] = field(
-        default_factory=list[tuple[float, int, WaiterLine]]
-    )
-    declined: dict[WaiterLine, None] = field(default_factory=dict[WaiterLine, None])
-    visited: int = 0
 
 
 class WaitingQueue:
@@ -85,7 +66,7 @@ class WaitingQueue:
         self._line_of: dict[RequestId, WaiterLine] = {}
         self._numbers: dict[int, WaiterLine] = {}
         self._by_seniority: list[Seniority] = []
-        self._classes: dict[WaiterClass, _Class] = {}
+        self._classes: dict[WaiterClass, ClassLines] = {}
         self._numbered = 0
         self._unreserved = 0
         self._declined: dict[WaiterLine, None] = {}
@@ -117,7 +98,7 @@ class WaitingQueue:
             line = self._lines[key] = WaiterLine(key, self._numbered)
             self._numbers[line.number] = line
             if key.waiters not in self._classes:
-                self._classes[key.waiters] = _Class(self._ranking.add(key.waiters))
+                self._classes[key.waiters] = ClassLines(self._ranking.add(key.waiters))
         newest = next(reversed(line.waiters), None)
         line.waiters[ask.id] = None
         self._line_of[ask.id] = line
@@ -199,10 +180,10 @@ class WaitingQueue:
             del its.ready[at]
             its.visited -= at < its.visited  # A wake may be under way, and have declined it.
             self._ready_from(its, its.visited)
-        if line is self._first:
+        if line is self._first or line.of.overdue:
             self._first_as_of = UNJUDGED
 
-    def _ready_from(self, its: _Class, visited: int) -> None:
+    def _ready_from(self, its: ClassLines, visited: int) -> None:
         """Tell the ranking who is the first of a class that a wake has not visited yet."""
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
         oldest = its.ready[0][0] if its.ready else math.inf
@@ -254,7 +235,7 @@ class WaitingQueue:
         its.declined[line] = self._declined[line] = None
         line.declined, line.withheld = refusal, withheld
         over = refusal.code is Code.QUOTA_EXCEEDED
-        line.over_quota_at = self._state.accounts.falls if over else 0
+        line.over_quota_at = self._ranking.rooms() if over else 0
 
     def last_declined(self, ask: Ask) -> Refusal | None:
         """Return what the policy of a waiter answered, if that is why it waits."""
@@ -264,6 +245,19 @@ class WaitingQueue:
     def is_over_quota(self, ask: Ask) -> bool:
         """Pass over the line of a waiter while its quota has no room; return whether that is so."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
+
+    def kept_of_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
+        """Return what of an account's quota is not for `ask`, but for another request; and which.
+
+        That one was overtaken too often. None: nothing is.
+        """
+        row = self._ranking.claims().get(self._state.accounts.number(account))
+        if row is None:
+            return None
+        first, own = self._ranking.waiters(row), self._line_of.get(ask.id)
+        if ask.priority > first.priority or (own is not None and own.of == first):
+            return None
+        return first.needs, next(iter(self._classes[first].ready[0][2].waiters))
 
     # Whose turn it is ------------------------------------------------------------------------
 
@@ -278,8 +272,9 @@ class WaitingQueue:
 
     def rethink(self) -> None:
         """Ask those again who declined without nodes that are not kept from them any more."""
+        rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.withheld or each.over_quota_at]:
-            room = line.over_quota_at not in {0, self._state.accounts.falls}
+            room = line.over_quota_at not in {0, rooms}
             if room or not set(line.withheld) <= set(self.reserved_for(line)):
                 self._ask_again(line)
 
@@ -334,17 +329,21 @@ class WaitingQueue:
         newest = -2 * ask.priority, *self._shares(ask.tenant, ask.project), math.inf, 0
         return self.reservation if self._rank(self.head) < newest else ()
 
-    def overtaken_by(self, placement: Placement, priority: int, since: float) -> RequestId | None:
+    def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
         """Return who waits on although it came before a request that gets a placement; the oldest.
 
         Args:
-            placement: What the request gets. Who never could be there is not overtaken.
-            priority: Of the request; those of lower priority are not overtaken.
+            ask: The request; those of lower priority are not overtaken.
+            placement: What it gets. Who never could be there is not overtaken, unless their quota
+                is the same.
             since: When it came, in seconds since the epoch.
 
         """
+        if not self._lines:
+            return None
         nodes = tuple((share.cluster_id, share.node_id) for share in placement)
-        row = self._ranking.overtaken(nodes, priority, since) if self._lines else None
+        counts_on = accounts_of(ask.tenant, ask.project)
+        row = self._ranking.overtaken(nodes, counts_on, ask.priority, since)
         if row is None:
             return None
         return next(iter(self._classes[self._ranking.waiters(row)].ready[0][2].waiters))
@@ -368,7 +367,7 @@ class WaitingQueue:
                 which priority.
 
         """
-        seen: dict[int, _Class] = {}
+        seen: dict[int, ClassLines] = {}
         try:
             while True:
                 busy = capped()
@@ -388,9 +387,9 @@ class WaitingQueue:
                 its.visited = 0
                 self._ready_from(its, 0)
 
-    def _in_order(self, rows: list[int], seen: dict[int, _Class]) -> Iterator[WaiterLine]:
+    def _in_order(self, rows: list[int], seen: dict[int, ClassLines]) -> Iterator[WaiterLine]:
         """Yield the lines of classes, merged, up to the first of the last class of many."""
-        merged: list[tuple[Rank, int, _Class]] = []
+        merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
             its = seen[row] = self._classes[self._ranking.waiters(row)]
             merged.append((self._rank(its.ready[its.visited][2]), row, its))

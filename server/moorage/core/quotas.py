@@ -1,7 +1,8 @@
 """Quotas: operators set them, and requests beyond them are told so with the numbers.
 
 The allocator is the only caller. What is held, and what that leaves, is kept in `core.accounts`;
-the queue passes over who waits for its quota, and keeps no nodes for them.
+the queue passes over who waits for its quota, and keeps no nodes for them; quota itself it keeps
+for who was overtaken too often.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ from moorage.core.accounts import EVERYONE, Account, Amounts, accounts_of, deman
 from moorage.core.effects import Information
 from moorage.core.events import QuotaAsked
 from moorage.core.facts import HalfLifeSet, QuotaSet, Refusal
+from moorage.core.queue import WaitingQueue
 from moorage.core.turn import TurnWriter
 from moorage.model import RESOURCES, Ask, Placement, Quota
 
@@ -25,11 +27,13 @@ class Quotas:
 
     Args:
         writer: What the turn is written on.
+        queue: Knows what of a quota is kept for whom.
 
     """
 
-    def __init__(self, writer: TurnWriter) -> None:
+    def __init__(self, writer: TurnWriter, queue: WaitingQueue) -> None:
         self._turn = writer
+        self._queue = queue
         self._accounts = writer.state.accounts
 
     def asked(self, event: QuotaAsked) -> None:
@@ -62,19 +66,20 @@ class Quotas:
             return None
         amounts = demanded(ask) if placement is None else placed(placement)
         for account in accounts_of(ask.tenant, ask.project):
-            found = self._short(account, amounts)
+            found = self._short(ask, account, amounts)
             if found is not None:
                 return found
         return None
 
-    def _short(self, account: Account, amounts: Amounts) -> Refusal | None:
+    def _short(self, ask: Ask, account: Account, amounts: Amounts) -> Refusal | None:
         number = np.array([self._accounts.number(account)], np.int64)
         room = self._accounts.room(number)[0]
+        kept, others = self._queue.kept_of_quota(ask, account) or ((0,) * len(RESOURCES), None)
         for column, name in enumerate(RESOURCES):
             asked = amounts[column]
-            if asked > 0 and int(room[column]) < asked:
+            if asked > 0 and int(room[column]) - kept[column] < asked:
                 figures = self._accounts.row(account)[name]
-                return refusals.over_quota(account, name, asked, figures)
+                return refusals.over_quota(account, name, asked, figures, (kept[column], others))
         return None
 
 

@@ -5,15 +5,16 @@ columns are kept as classes come and go, so a wake looks at arrays and at the fe
 neither sorts nor visits all that wait. `core.queue` is the only caller.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core.accounts import accounts_of
+from moorage.core.accounts import Account, accounts_of
 from moorage.core.growth import PLACES_MAX, GrownPlace
 from moorage.core.state import State
+from moorage.core.tables import Table
 from moorage.core.waiters import UNJUDGED, Shape, WaiterClass
 from moorage.model import GPU_MILLI, RESOURCES, Demand, Nodes, PolicyRef
 from moorage.policy import Fleet
@@ -42,48 +43,6 @@ def _kind(shape: Shape) -> Shape:
     return kind, candidates, ()
 
 
-T = TypeVar("T", bound=Hashable)
-
-
-class _Table(Generic[T]):
-    """Numbered things, each with a row in some columns; a number is given again when it is free."""
-
-    def __init__(self, **columns: Any) -> None:
-        self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
-        self.numbers: dict[T, int] = {}
-        self.users: dict[T, int] = {}
-        self._unused: list[int] = []
-        self.rows = 0
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column, as long as there are rows."""
-        return self.columns[name][: self.rows]
-
-    def add(self, item: T, **values: Any) -> int:
-        """Return the number of a thing that has one user more; `values` where it is new."""
-        number = self.numbers.get(item)
-        self.users[item] = self.users.get(item, 0) + 1
-        if number is not None:
-            return number
-        number = self._unused.pop() if self._unused else self.rows
-        self.rows = max(self.rows, number + 1)
-        for name, column in self.columns.items():
-            if number >= len(column):
-                self.columns[name] = np.concatenate([column, np.zeros_like(column)])
-            self.columns[name][number] = values[name]
-        self.numbers[item] = number
-        return number
-
-    def drop(self, thing: T) -> bool:
-        """Note that a thing has one user less; return whether that was the last one."""
-        self.users[thing] -= 1
-        if self.users[thing]:
-            return False
-        del self.users[thing]
-        self._unused.append(self.numbers.pop(thing))
-        return True
-
-
 class Ranking:
     """The classes, in no order: an order is taken from the columns when one is asked for.
 
@@ -94,7 +53,7 @@ class Ranking:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._classes = _Table[WaiterClass](
+        self._classes = Table[WaiterClass](
             priority=np.int64,
             precedence=np.int64,
             tenant=np.int64,
@@ -112,23 +71,25 @@ class Ranking:
             fresh=np.bool_,  # Some have not been judged since they came.
             refused_at=np.int64,  # The count of changes at which they did not fit.
         )
-        self._shapes = _Table[Shape](
+        self._shapes = Table[Shape](
             gpus=np.int64,
             cpu=np.int64,
             memory=np.int64,
             kind=np.int64,
         )
-        self._kinds = _Table[Shape]()
-        self._policies = _Table[PolicyRef]()
-        self._lines = _Table[int](
+        self._kinds = Table[Shape]()
+        self._policies = Table[PolicyRef]()
+        self._lines = Table[int](
             of=np.int64,  # The row of their class.
             since=np.float64,
             waiters=np.int64,
             number=np.int64,
         )
         self._by_row: dict[int, WaiterClass] = {}
+        self._overdue: dict[int, None] = {}
         self._grown: dict[GrownPlace, None] | None = {}
-        self._quotas_as_of = UNJUDGED
+        self._quotas_as_of: Any = None
+        self._rooms = 0
 
     def add(self, waiters: WaiterClass) -> int:
         """Return the row of a class that is new here."""
@@ -162,6 +123,8 @@ class Ranking:
             refused_at=UNJUDGED,
         )
         self._by_row[row] = waiters
+        if waiters.overdue:
+            self._overdue[row] = None
         return row
 
     def remove(self, waiters: WaiterClass) -> None:
@@ -169,6 +132,7 @@ class Ranking:
         row = self._classes.numbers[waiters]
         self._classes["oldest"][row] = self._classes["since"][row] = np.inf
         del self._by_row[row]
+        self._overdue.pop(row, None)
         self._classes.drop(waiters)
         self._policies.drop(waiters.policy)
         self._kinds.drop(_kind(waiters.shape))
@@ -265,7 +229,7 @@ class Ranking:
             reserved: Nodes kept for the head of the queue, from all that reserve as it does.
 
         """
-        self._look_at_quotas()
+        self.rooms()
         if not self._grown and self._grown is not None and not self._classes["fresh"].any():
             return np.zeros(0, np.int64), False
         shape = self._classes["shape"]
@@ -295,22 +259,52 @@ class Ranking:
             self._classes["over"][row] = True
         return over
 
-    def _look_at_quotas(self) -> None:
-        """Have those looked at, wherever there is capacity, that are beyond their quota no more."""
-        falls = self._state.accounts.falls
-        if falls != self._quotas_as_of:
-            self._quotas_as_of = falls
+    def rooms(self) -> int:
+        """Count the times that quotas may have got more room, from 1 on.
+
+        Who is beyond its quota no more is looked at then, wherever there is capacity.
+        """
+        claims = {account: self._by_row[row] for account, row in self.claims().items()}
+        as_of = self._state.accounts.falls, claims
+        if as_of != self._quotas_as_of:
+            self._quotas_as_of = as_of
+            self._rooms += 1
             over = np.flatnonzero(self._classes["over"])
             free = over[~self._over(over)]
             self._classes["over"][free], self._classes["fresh"][free] = False, True
+        return self._rooms
+
+    def claims(self) -> dict[int, int]:
+        """Return for whom quota is kept: by the number of its account, the row of a class.
+
+        It is the first that was overtaken too often. Of what it would borrow nothing is kept.
+        """
+        accounts, classes = self._state.accounts, self._classes
+        claims: dict[int, int] = {}
+        ready = [row for row in self._overdue if classes["oldest"][row] < np.inf]
+        for row in sorted(ready, key=lambda x: (-classes["priority"][x], classes["oldest"][x], x)):
+            for account in (int(classes["tenant"][row]), int(classes["project"][row])):
+                if (accounts["nominal"][account] >= self._by_row[row].needs).all():
+                    claims.setdefault(account, row)
+        return claims
 
     def _over(self, rows: Rows) -> Bools:
-        over = np.zeros(len(rows), np.bool_)
-        if self._state.accounts.quotas and len(rows):
-            needs = [self._classes[name][rows] for name in RESOURCES]
-            for column in ("tenant", "project"):
-                over |= self._state.accounts.over(self._classes[column][rows], needs)
-        return over
+        """Return which classes are beyond the quota of their tenant or project: bool `[rows]`."""
+        return self._short(rows, "tenant") | self._short(rows, "project")
+
+    def _short(self, rows: Rows, column: str) -> Bools:
+        """Return which classes are beyond the quota of their tenant, or their project."""
+        if not self._state.accounts.quotas or not len(rows):
+            return np.zeros(len(rows), np.bool_)
+        classes, accounts = self._classes, self._classes[column][rows]
+        kept = np.zeros((len(rows), len(RESOURCES)), np.int64)
+        for account, first in self.claims().items():
+            behind = (accounts == account) & (rows != first)
+            behind &= classes["priority"][rows] <= classes["priority"][first]
+            kept[behind] = self._by_row[first].needs
+        needs = [classes[name][rows] for name in RESOURCES]
+        short: Bools = self._state.accounts.over(accounts, needs, kept)
+        return short
 
     def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:
         """Return which shapes may fit at some places (None: anywhere): bool `[shapes]`.
@@ -340,14 +334,17 @@ class Ranking:
 
     # Who comes first -------------------------------------------------------------------------
 
-    def overtaken(self, nodes: Nodes, priority: int, since: float) -> int | None:
+    def overtaken(
+        self, nodes: Nodes, of: tuple[Account, Account], priority: int, since: float
+    ) -> int | None:
         """Return the class whose first is passed over by what a request gets; the oldest of them.
 
-        It came before, is of no lower priority, within its quota and not overdue yet, and might be
-        on one of these nodes if they were empty.
+        It came before, is of no lower priority and not overdue yet, and might be on one of these
+        nodes if they were empty. Or it is beyond a quota that the request takes a part of.
 
         Args:
             nodes: What the request gets.
+            of: The accounts that it counts on.
             priority: Of the request.
             since: When it came, in seconds since the epoch.
 
@@ -356,8 +353,11 @@ class Ranking:
         older = (classes["oldest"] < since) & (classes["priority"] >= priority)
         rows = np.flatnonzero(older & (classes["precedence"] % 2 == 0))
         if len(rows):
-            rows = rows[self._open(nodes, empty=True)[classes["shape"][rows]]]
-            rows = rows[~self._over(rows)]
+            passed = self._open(nodes, empty=True)[classes["shape"][rows]] & ~self._over(rows)
+            for column, account in zip(("tenant", "project"), of, strict=True):
+                same = classes[column][rows] == self._state.accounts.number(account)
+                passed |= same & self._short(rows, column)
+            rows = rows[passed]
         return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
 
     def head(self) -> int | None:

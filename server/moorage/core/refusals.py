@@ -132,9 +132,16 @@ def too_many_quotas(most: int) -> Refusal:
 
 
 def over_quota(
-    account: tuple[str, str | None], resource: str, asked: int, figures: Mapping[str, int | None]
+    account: tuple[str, str | None],
+    resource: str,
+    asked: int,
+    figures: Mapping[str, int | None],
+    kept: tuple[int, str | None],
 ) -> Refusal:
-    """Its tenant, or project, may not hold so much more; where it never may, waiting is no use."""
+    """Its tenant, or project, may not hold so much more; where it never may, waiting is no use.
+
+    Some of the room may be kept for another request, which is named.
+    """
     tenant, project = account
     whose = f"Tenant “{tenant}”"
     if project is not None:
@@ -146,6 +153,9 @@ def over_quota(
     left = "" if never else f"; {figures['room']} are left now"
     details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
     details |= dict(figures) | {"verdict": "not_you", "never": never}
+    if kept[0] and not never:
+        left += f", and {kept[0]} are kept for request “{kept[1]}”"
+        details |= {"kept": kept[0], "kept_for": kept[1]}
     reason = f"{whose} {has}, but {may}{left}."
     return Refusal(
         Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {resource} in all", details

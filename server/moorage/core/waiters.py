@@ -20,6 +20,7 @@ from moorage.model import (
 
 __all__ = [
     "UNJUDGED",
+    "ClassLines",
     "LineKey",
     "Seniority",
     "Shape",
@@ -126,7 +127,7 @@ class WaiterLine:
         declined: What their policy answered, where it wants nothing of what is free; they are
             passed over until capacity grows where they fit.
         withheld: Nodes that it was not offered, since they were kept for the head of the queue.
-        over_quota_at: `Accounts.falls` when what it proposed was beyond their quota; 0: it was not.
+        over_quota_at: `Ranking.rooms` when what it proposed was beyond their quota; 0: it was not.
 
     """
 
@@ -143,6 +144,26 @@ class WaiterLine:
     def of(self) -> WaiterClass:
         """What they share with others that their policy is told something else about."""
         return self.key.waiters
+
+
+@dataclass(slots=True)
+class ClassLines:
+    """The lines of one class.
+
+    Attributes:
+        row: In the ranking.
+        ready: Those that are not passed over, by age.
+        declined: Those that are.
+        visited: How many of `ready` the wake that is under way has seen.
+
+    """
+
+    row: int
+    ready: list[tuple[float, int, WaiterLine]] = field(
+        default_factory=list[tuple[float, int, WaiterLine]]
+    )
+    declined: dict[WaiterLine, None] = field(default_factory=dict[WaiterLine, None])
+    visited: int = 0
 
 
 class Seniority(NamedTuple):

@@ -103,9 +103,16 @@ class Model:
 
     def beyond(self, tenant: str, project: str, wanted: dict[str, int]) -> bool:
         """Whether a quota does not allow so much more: of the tenant, or of the project."""
-        return self._beyond(tenant, None, wanted) or self._beyond(tenant, project, wanted)
+        return self.short(tenant, None, wanted) or self.short(tenant, project, wanted)
 
-    def _beyond(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
+    def owns(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
+        """Whether an account may hold so much without borrowing."""
+        nominal = self._quota(tenant, project).nominal
+        limits = {name: getattr(nominal, name) for name in wanted}
+        return all(limits[name] is None or more <= limits[name] for name, more in wanted.items())
+
+    def short(self, tenant: str, project: str | None, wanted: dict[str, int]) -> bool:
+        """Whether the quota of one account does not allow so much more."""
         known = {
             (x.tenant, None if project is None else x.terms.project) for x in self.leases.values()
         }

@@ -45,7 +45,7 @@ from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
 from moorage.model import Ask, Code, Demand, Lease
 from simulated import agreed
-from simulated.laws import Model, law, needs
+from simulated.laws import Model, holds, law, needs
 from simulated.policies import wanted
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class Witness:
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
                 self._in_turn(fact.lease, event)
+                self._keeps_quota(fact.lease, event)
                 self._overtaking(fact, event)
             if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
                 self._freed(fact, event, turn.facts[number + 1 : number + 2])
@@ -181,19 +182,50 @@ class Witness:
         said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
         for _, name in behind:
             ask = model.waiting[name].ask
-            if (
-                name == said
-                or name in self.declined
-                or ask.demand is None
-                or ask.alternatives
-                or self._beyond(ask)
-            ):
+            if name == said or name in self.declined or ask.demand is None or ask.alternatives:
                 continue
-            there = model.could_be(lease, ask.demand, ask.candidates)
-            law(not there, "each time that one is overtaken is counted", fact, name)
+            shared = [None] if lease.tenant == ask.tenant else []
+            shared += [ask.project] if shared and lease.terms.project == ask.project else []
+            short = any(model.short(ask.tenant, each, needs(ask.demand)) for each in shared)
+            there = model.could_be(lease, ask.demand, ask.candidates) and not self._beyond(ask)
+            law(not short and not there, "each time that one is overtaken is counted", fact, name)
 
     def _overdue(self, name: str) -> bool:
         return self.model.overtaken[name] >= self.world.overtaken_max
+
+    def _keeps_quota(self, lease: Lease, event: Event) -> None:
+        """Who was overtaken too often finds its quota, where it is its own, as its lease ends."""
+        said = event.request if isinstance(event, Proposed | ConsultFailed) else ""
+        for project in (None, lease.terms.project):
+            first, *_ = [*self._overdue_on(lease.tenant, project), ""]
+            if first in {"", said, *self.declined} or self._is_like(self.asks[lease.id], first):
+                continue
+            ask = self.model.waiting[first].ask
+            if lease.terms.priority <= ask.priority:
+                both = _sum(holds(lease.placement), needs(ask.demand))
+                short = self.model.short(lease.tenant, project, both)
+                law(not short, "quota is kept for who was overtaken too often", lease, first)
+
+    def _overdue_on(self, tenant: str, project: str | None) -> list[str]:
+        """Those that quota of an account may be kept for, the first one first."""
+        waiting = self.model.waiting
+        names = [
+            name
+            for name, waiter in waiting.items()
+            if self._overdue(name) and name not in self.model.paused
+            if waiter.ask.tenant == tenant and project in {None, waiter.ask.project}
+            if waiter.ask.demand is not None
+            if self.model.owns(tenant, project, needs(waiter.ask.demand))
+        ]
+        return sorted(names, key=lambda name: (-waiting[name].ask.priority, waiting[name].at))
+
+    def _is_like(self, ask: Ask, name: str) -> bool:
+        """Whether an ask waits for the same as one that was overtaken too often, and was, too."""
+        if name == ask.id or ask.id not in self.model.waiting or not self._overdue(ask.id):
+            return name == ask.id
+        other = self.model.waiting[name].ask
+        alike = ("tenant", "project", "policy", "demand", "candidates", "priority")
+        return all(getattr(ask, each) == getattr(other, each) for each in alike)
 
     def _not_in_vain(self, told: list[Preempted]) -> None:
         """Who is told to leave makes room, and none is told who need not.
@@ -520,7 +552,7 @@ class Witness:
                 needs_of = [
                     each.demand or wanted(each)
                     for each in alternatives.each(waiter)
-                    if not self._beyond(each)
+                    if not self._beyond(each, at_rest=True)
                 ]
                 where = waiter.candidates
                 for need in needs_of:
@@ -533,7 +565,7 @@ class Witness:
                     shut = ({*kept} - mine.keys()) | own
                     fits = waiter.demand is not None and model.fits(need, where, shut, mine)
                     law(not fits, "no request sleeps that could be served", name, line, mine)
-                if self._beyond(waiter):
+                if self._beyond(waiter, at_rest=True):
                     continue
                 need = waiter.demand or wanted(waiter)
                 idle = model.warm | model.resetting
@@ -552,7 +584,9 @@ class Witness:
             patient = name in known.requeued or (ask.terms is not None and ask.terms.wait_seconds)
             if not self._overdue(name) or not patient or ask.demand is None:
                 continue
-            if name in known.paused or name in self._declined() or self._beyond(ask):
+            if name in known.paused or name in self._declined():
+                continue
+            if self._beyond(ask, at_rest=True):
                 continue
             law(head != "", "who was overtaken too often goes first", name)
             higher = self.model.waiting[head].ask.priority > ask.priority
@@ -563,9 +597,23 @@ class Witness:
         kept = self.world.allocator.requests.queue.reserved_before(ask)
         return *kept, *self.model.withheld(ask, self.world.now, kept, need)
 
-    def _beyond(self, ask: Ask) -> bool:
-        """Whether a quota does not allow an ask what it needs."""
-        return self.model.beyond(ask.tenant, ask.project, needs(ask.demand or wanted(ask)))
+    def _beyond(self, ask: Ask, *, at_rest: bool = False) -> bool:
+        """Whether a quota does not allow an ask what it needs, or may be kept for another one."""
+        model, need = self.model, needs(ask.demand or wanted(ask))
+        if model.beyond(ask.tenant, ask.project, need):
+            return True
+        for project in (None, ask.project):
+            firsts = self._overdue_on(ask.tenant, project)
+            if at_rest:
+                declined = self._declined()
+                firsts = [name for name in firsts if name not in declined][:1]
+            for name in firsts:
+                other = model.waiting[name].ask
+                if other.priority >= ask.priority and not self._is_like(ask, name):
+                    both = _sum(need, needs(other.demand))
+                    if model.short(ask.tenant, project, both):
+                        return True
+        return False
 
     def _waits(self, to: Address) -> bool:
         message = self.unanswered[to]
@@ -631,6 +679,11 @@ class Witness:
         same_state(state, replayed(world.ledger))
         fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
         law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)
+
+
+def _sum(wanted: dict[str, int], kept: dict[str, int]) -> dict[str, int]:
+    """What is needed to have both, of what the first needs at all."""
+    return {name: more + kept[name] if more else 0 for name, more in wanted.items()}
 
 
 def replayed(facts: list[Fact]) -> State:
