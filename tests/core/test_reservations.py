@@ -296,6 +296,26 @@ def test_two_reservations_of_one_tenant_are_not_filled_by_one_lease(one: Hand) -
     assert kept == {"0": 500}
 
 
+def test_two_tenants_share_a_device_on_a_node_that_is_kept_for_the_head(one: Hand) -> None:
+    half = Demand(gpus=1, gpu_milli=500)
+    for tenant in (BOB, Tenant("eve")):
+        name = RequestId(f"reserved for {tenant}")
+        one.step(ReserveAsked(one.to(), name, tenant, half, 0.0, 100.0))
+    at(one, 1.0)
+    one.grant(ask("ann", ONE), place("n000", "7"))
+    one.ask(ask("head", Demand(gpus=7), wait=100.0, tenant="cay"))
+    assert one.allocator.requests.queue.reservation == (("c", "n000"),)
+    turn = one.ask(ask("bob", half, tenant=BOB))
+    taken = sum(
+        share.gpu_milli
+        for share in turn.effects[0].left_alone  # type: ignore[union-attr]  # A consultation.
+        if "0" in share.gpus
+    )
+    assert taken == 500, "its own half is open to it"
+    one.propose(turn, place("n000", "0", gpu_milli=500))
+    assert RequestId("bob") in one.allocator.state.leases
+
+
 def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:
     reserve(one, 0.0, 1_000.0, TWO)
     gives = {"preemptible": True, "ttl_seconds": 900.0}

@@ -13,7 +13,7 @@ from typing import Final
 from moorage.core.facts import Cordoned
 from moorage.core.reserved import NodeReservation, Place
 from moorage.core.state import State
-from moorage.model import Lease, Placement, RequestId, Share, Tenant
+from moorage.model import Lease, Nodes, Placement, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
 __all__ = [
@@ -93,7 +93,13 @@ def room(
 
 
 def left_alone(
-    state: State, tenant: Tenant, now: float, until: float, *, whatever_ends: bool = False
+    state: State,
+    tenant: Tenant,
+    now: float,
+    until: float,
+    *,
+    whatever_ends: bool = False,
+    only_own: Nodes = (),
 ) -> Placement:
     """Return what a lease of a tenant that lasts until then may not take of what is free.
 
@@ -104,6 +110,7 @@ def left_alone(
         until: When the lease ends.
         whatever_ends: For a fleet on which leases are taken to have ended: what is reserved, less
             what its tenants hold of it.
+        only_own: Nodes of which it gets what its tenant reserved there, and no more.
 
     Returns:
         Shares of nodes that are reserved in part; those that are reserved whole are shut.
@@ -112,7 +119,7 @@ def left_alone(
     found: list[Share] = []
     for place in state.reserved.on:
         theirs = before(state, place, tenant, until)
-        row = state.fleet.row(*place) if theirs else None
+        row = state.fleet.row(*place) if theirs or place in only_own else None
         if row is None:
             continue
         free, kept = _free(state, row), Amounts()
@@ -123,6 +130,8 @@ def left_alone(
                 kept |= free - left
         if not whatever_ends:
             kept &= free
+        if place in only_own:
+            kept |= free - own(state, place, tenant)
         found += shares(place, kept) if kept else ()
     return tuple(found)
 
@@ -143,13 +152,6 @@ def own(state: State, place: Place, tenant: Tenant) -> Amounts:
     if row is None:
         return Amounts()
     return _unused(mine, place, _held(state, place)) & _free(state, row)
-
-
-def beyond_own(state: State, place: Place, tenant: Tenant) -> Iterator[Share]:
-    """Yield what else of a node is free."""
-    row = state.fleet.row(*place)
-    if row is not None:
-        yield from shares(place, _free(state, row) - own(state, place, tenant))
 
 
 def begins(state: State, lease: Lease, after: float) -> float:

@@ -58,16 +58,19 @@ def parts(
     kept: Nodes = (),
     *,
     whatever_ends: bool = False,
+    only_own: Nodes = (),
 ) -> Placement:
     """Return what a request may not get of nodes that are open to it: others reserved that.
 
-    The arguments are those of `withheld`; of `whatever_ends`, see `room.left_alone`.
+    The arguments are those of `withheld`; of the last two, see `room.left_alone`.
     """
     if not state.reserved or ask.terms is None:
         return ()
     kept = (*kept, *anti_affinity.shut(state, ask))
     until = _until(state, feasibility, ask, now, kept)
-    return room.left_alone(state, ask.tenant, now, until, whatever_ends=whatever_ends)
+    return room.left_alone(
+        state, ask.tenant, now, until, whatever_ends=whatever_ends, only_own=only_own
+    )
 
 
 def _until(state: State, feasibility: Feasibility, ask: Ask, now: float, kept: Nodes) -> float:
@@ -204,10 +207,9 @@ class Withheld:
 
         Of a node that is kept for a waiter, it gets what its tenant reserved there, and no more.
         """
-        kept, now = self._queue.reserved_before(ask), self._turn.now
-        own = (room.beyond_own(self._state, place, ask.tenant) for place in self._own(ask, kept))
-        others = parts(self._state, self._feasibility, ask, now, kept)
-        return (*others, *(share for shares in own for share in shares))
+        kept = self._queue.reserved_before(ask)
+        own = self._own(ask, kept)
+        return parts(self._state, self._feasibility, ask, self._turn.now, kept, only_own=own)
 
     def reserved(self, ask: Ask, kept: Nodes | None = None) -> Nodes:
         """Return the nodes that are not for a request: kept for a waiter, or reserved for later.
