@@ -5,9 +5,9 @@ from by_hand import Hand, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense
-from moorage.core.events import QuotaAsked, ReleaseAsked
+from moorage.core.events import QuotaAsked, ReleaseAsked, WorkloadKept, WorkloadStarted
 from moorage.core.facts import Granted
-from moorage.model import Amounts, Demand, Quota, RequestId, Tenant
+from moorage.model import Amounts, Demand, Provision, Quota, RequestId, Tenant
 
 WHOLE, ONE = Demand(gpus=4), Demand(gpus=1)
 TIMES = 3
@@ -108,3 +108,28 @@ def test_the_count_survives_restarts_and_checkpoints(hand: Hand) -> None:
         assert again.state == hand.allocator.state
         assert again.state.overtaken == {"ann-2": TIMES}
         assert again.requests.queue.lines()[0].of.overdue
+
+
+def test_who_is_overtaken_too_often_by_a_take_over_stands_in_line() -> None:
+    """It is put into a class of its own while the wake that serves the other one goes on."""
+    hand = Hand(Allocator(overtaken_max=1))
+    hand.see(nodes(2, 4))
+    warm = {"tenant": "dee", "provision": Provision("memory", keep_warm_seconds=60.0)}
+    hand.grant(ask("brief", ONE, tenant="eve", terms={"ttl_seconds": 9.0}), place("n000", "0"))
+    hand.grant(ask("long", ONE, tenant="eve"), place("n001", "0"))
+    hand.grant(ask("first", ONE, **warm), place("n001", "1"))
+    fencing = hand.allocator.state.leases[RequestId("first")].fencing
+    hand.step(WorkloadStarted(RequestId("first"), fencing))
+    hand.ask(ask("large", Demand(gpus=4, cpu_milli=1), wait=1000.0, tenant="eve"))
+    hand.now += 1.0
+    hand.ask(ask("head", WHOLE, wait=1000.0, tenant="bob"))
+    assert head(hand) == "head"
+    assert hand.allocator.requests.queue.reservation == (("c", "n000"),)
+    hand.now += 1.0
+    hand.propose(hand.ask(ask("second", ONE, wait=1000.0, **warm)), {"declined": "not yet"})
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("first"), "token of first"))
+    hand.propose(turn, {"declined": "not yet"})
+    turn = hand.step(WorkloadKept(RequestId("first"), fencing))
+    assert [f.overtakes for f in turn.facts if isinstance(f, Granted)] == ["large"]
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("brief"), "token of brief"))
+    assert consults(turn)[0] == "large"

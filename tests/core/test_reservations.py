@@ -7,7 +7,14 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense
-from moorage.core.events import RenewAsked, ReserveAsked, Restarted, Tick, UnreserveAsked
+from moorage.core.events import (
+    CancelAsked,
+    RenewAsked,
+    ReserveAsked,
+    Restarted,
+    Tick,
+    UnreserveAsked,
+)
 from moorage.core.facts import Reserved, Unreserved
 from moorage.core.invariants import check
 from moorage.model import ClusterId, Code, Demand, RequestId, Tenant
@@ -314,6 +321,18 @@ def test_two_tenants_share_a_device_on_a_node_that_is_kept_for_the_head(one: Han
     assert taken == 500, "its own half is open to it"
     one.propose(turn, place("n000", "0", gpu_milli=500))
     assert RequestId("bob") in one.allocator.state.leases
+
+
+def test_who_was_offered_its_own_part_alone_is_asked_again_when_there_is_more(one: Hand) -> None:
+    reserve(one, 0.0, 100.0, ONE)
+    at(one, 1.0)
+    one.grant(ask("ann", ONE), place("n000", "7"))
+    one.ask(ask("head", Demand(gpus=7), wait=100.0, tenant="cay"))
+    turn = one.ask(ask("bob", None, wait=100.0, tenant=BOB))
+    assert turn.effects[0].reserved == ()  # type: ignore[union-attr]  # A consultation.
+    one.step(CancelAsked(one.to(), RequestId("head"), Tenant("cay")))
+    turn = one.propose(turn, {"declined": "one device is not enough"})
+    assert consults(turn) == ["bob"]
 
 
 def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:

@@ -34,6 +34,8 @@ class Pending:
     """How many proposals had been turned down then: a policy may have missed what they were for."""
     reserved: Nodes = field(default=())
     """Nodes that were kept for a waiter ahead of it."""
+    only_own: Nodes = field(default=())
+    """Nodes kept for such a waiter of which it could have what its tenant reserved."""
     left_alone: Placement = field(default=())
     """What of other nodes was reserved."""
     avoided: Nodes = field(default=())

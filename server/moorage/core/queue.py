@@ -385,7 +385,8 @@ class WaitingQueue:
         finally:
             for its in seen.values():
                 its.visited = 0
-                self._ready_from(its, 0)
+                if its.ready:  # Else its row may be that of a new class by now.
+                    self._ready_from(its, 0)
 
     def _in_order(self, rows: list[int], seen: dict[int, ClassLines]) -> Iterator[WaiterLine]:
         """Yield the lines of classes, merged, up to the first of the last class of many."""

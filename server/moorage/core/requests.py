@@ -193,6 +193,7 @@ class Requests:
             () if pending.insisted else self._feasibility.avoided(pending.ask, reserved)
         )
         self._pending.add(pending)
+        pending.only_own = self.withheld.only_own(pending.ask)
         pending.left_alone = self.withheld.parts(pending.ask)
         shut = (*reserved, *pending.avoided)
         self._turn.emit(Consult(pending.ask, self._number, shut, pending.left_alone))
@@ -317,8 +318,8 @@ class Requests:
         waits = ask.id in self._state.waiting and self._is_patient(ask)
         if waits or pending.consultations >= CONSULTS_MAX:
             return False
-        seen = pending.gains, pending.turned_down, pending.reserved
-        if seen == (self._state.gains, self._turned_down, reserved):
+        seen = pending.gains, pending.turned_down, pending.reserved, pending.only_own
+        if seen == (self._state.gains, self._turned_down, reserved, self.withheld.only_own(ask)):
             return False
         return self._fits(ask, reserved)
 
@@ -402,13 +403,16 @@ class Requests:
         self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
         own = self.withheld.nodes(ask)
+        withheld = (*kept, *pending.only_own)
         if ask.alternatives and pending.over is not None:
-            self._queue.declined(ask, pending.over, gains, kept)  # Until its quota has room, too.
+            self._queue.declined(
+                ask, pending.over, gains, withheld
+            )  # Until its quota has room, too.
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             if not own:  # Else it says nothing of others like it: the queue looks for itself.
                 self._queue.does_not_fit(ask, gains, kept)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
-            self._queue.declined(ask, refusal, gains, kept)
+            self._queue.declined(ask, refusal, gains, withheld)
         self._turn.wakes = True  # What is kept for this line may have moved, or grown.
 
     def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:

@@ -208,7 +208,7 @@ class Withheld:
         Of a node that is kept for a waiter, it gets what its tenant reserved there, and no more.
         """
         kept = self._queue.reserved_before(ask)
-        own = self._own(ask, kept)
+        own = self.only_own(ask, kept)
         return parts(self._state, self._feasibility, ask, self._turn.now, kept, only_own=own)
 
     def reserved(self, ask: Ask, kept: Nodes | None = None) -> Nodes:
@@ -220,11 +220,15 @@ class Withheld:
 
         """
         kept = self._queue.reserved_before(ask) if kept is None else kept
-        own = self._own(ask, kept)
+        own = self.only_own(ask, kept)
         return (*(node for node in kept if node not in own), *self.nodes(ask))
 
-    def _own(self, ask: Ask, kept: Nodes) -> Nodes:
-        """Return the nodes that are kept for others, and of which its tenant reserved enough."""
+    def only_own(self, ask: Ask, kept: Nodes | None = None) -> Nodes:
+        """Return the nodes that are kept for others, and of which its tenant reserved enough.
+
+        The arguments are those of `reserved`.
+        """
+        kept = self._queue.reserved_before(ask) if kept is None else kept
         if not kept or not self._state.reserved or ask.terms is None:
             return ()
         fleet, rows = self._state.fleet.imagined(), dict[Place, int]()

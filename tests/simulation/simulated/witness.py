@@ -37,13 +37,14 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Ended, Fact, Granted, Paused, Preempted, Refusal, Renewed, Requeued
 from moorage.core.invariants import check
-from moorage.core.queue import CONSULTED_MAX
+from moorage.core.queue import CONSULTED_MAX, WaitingQueue
 from moorage.core.refusals import PASSING
 from moorage.core.requests import CONSULTS_MAX, FAULTS_MAX
 from moorage.core.state import State, apply
 from moorage.core.turn import Turn
+from moorage.core.waiters import WaiterLine
 from moorage.core.warm_reuse import EVICTED
-from moorage.model import Ask, Code, Demand, Lease
+from moorage.model import Ask, Code, Demand, Lease, Nodes
 from simulated import agreed
 from simulated.laws import Model, holds, law, needs
 from simulated.policies import wanted
@@ -69,9 +70,21 @@ class Witness:
         self.released: dict[str, Lease] = {}
         self.stopped: set[tuple[str, int]] = set()
         self.reserved: tuple[Any, int, str] = ((), 0, "")
+        self.kept_on = set[tuple[str, str]]()
+        """Nodes that are kept for the head all through the turn: it may be another meanwhile."""
         self.declined: set[str] = set()
         self.consultations = Counter[str]()
         self.turns = 0
+
+    def follow(self, queue: WaitingQueue) -> None:
+        """See for whom the queue of a new life keeps nodes, within its turns."""
+        reserve = queue.reserve
+
+        def seen(head: WaiterLine | None, nodes: Nodes) -> None:
+            self.kept_on &= {*nodes}
+            reserve(head, nodes)
+
+        queue.reserve = seen  # type: ignore[method-assign]  # Seen from outside, it does the same.
 
     # Steps ---------------------------------------------------------------------------------
 
@@ -88,7 +101,7 @@ class Witness:
         if isinstance(event, WorkloadFailed | WorkloadStopped):
             self.let_go.add((event.lease, event.fencing))
         queue = self.world.allocator.requests.queue
-        self.reserved = ((), 0, "")
+        self.reserved, self.kept_on = ((), 0, ""), {*queue.reservation}
         self.declined = self._declined()
         if queue.head is not None:
             first = next(iter(queue.head.waiters))
@@ -354,16 +367,11 @@ class Witness:
         if ready and self._overdue(head):
             behind |= lease.terms.priority == priority and not self._overdue(lease.id)
         if behind and ready and not declined:  # Nothing kept if it pauses.
-            still = self.world.allocator.requests.queue.reservation  # It moves as capacity grows.
-            touched = (
-                {
-                    (share.cluster_id, share.node_id)
-                    for share in lease.placement
-                    if not agreed.is_own(self.model, lease, share)
-                }
-                & {*kept}
-                & {*still}
-            )
+            touched = {
+                (share.cluster_id, share.node_id)
+                for share in lease.placement
+                if not agreed.is_own(self.model, lease, share)
+            } & self.kept_on
             law(not touched, "the head's nodes are left alone", lease, kept)
         if not self.world.honest or ask.demand is None:
             return
@@ -387,7 +395,12 @@ class Witness:
                 key = (other.tenant, other.policy, other.terms.priority)
                 busy = self.world.allocator.requests.undecided.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
                 asleep[key] += -CONSULTED_MAX if busy else 1
-        law(all(n <= 0 for n in asleep.values()), "priority goes first", lease, asleep)
+        undecided = self.world.allocator.requests.undecided.waiters
+        for (tenant, policy, least), many in asleep.items():
+            consulted = undecided.get(policy, Counter[int]())
+            busy = sum(n for priority, n in consulted.items() if priority >= least)
+            sleeps = many > 0 and busy < CONSULTED_MAX
+            law(not sleeps, "priority goes first", lease, tenant, policy, asleep)
 
     def _answer(self, effect: Respond | Recall, event: Event) -> None:
         to = effect.to

@@ -185,6 +185,7 @@ class World:
 
     def _be_born(self) -> None:
         self.allocator = Allocator(self.pause_seconds, self.overtaken_max)
+        self.witness.follow(self.allocator.requests.queue)
         self.turns: list[Turn] = []
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []
