@@ -335,6 +335,28 @@ def test_who_was_offered_its_own_part_alone_is_asked_again_when_there_is_more(on
     assert consults(turn) == ["bob"]
 
 
+def test_what_was_used_before_it_had_begun_is_open_to_its_tenant(one: Hand) -> None:
+    """Who waits is told of the start, also where a lease came between it and the tick."""
+    reserve(one, 5.0, 100.0, Demand(gpus=2, cpu_milli=2_000))
+    one.grant(ask("ann", ONE), place("n000", "7"))
+    one.ask(ask("head", Demand(gpus=6), wait=100.0, tenant="cay"))
+    one.now = 5.0
+    one.grant(ask("used", ONE, tenant=BOB, terms={"priority": 1}), place("n000", "0"))
+    assert consults(one.ask(ask("waits", ONE, wait=100.0, tenant=BOB))) == []
+    assert consults(one.step(Tick())) == ["waits"]
+
+
+def test_one_that_ends_before_it_is_served_beside_its_like(hand: Hand) -> None:
+    hand.see(nodes(3, 1))
+    hand.grant(ask("ann", ONE), place("n000", "0"))
+    reserve(hand, 50.0, 100.0)
+    pair = Demand(gpus=1, nodes=2)
+    hand.ask(ask("long", pair, wait=100.0))
+    assert len(hand.allocator.requests.queue.reservation) == 2
+    turn = hand.ask(ask("brief", pair, wait=100.0, terms={"ttl_seconds": 9.0}))
+    assert consults(turn) == ["brief"]
+
+
 def test_who_has_what_it_reserved_gives_way_to_no_other(one: Hand) -> None:
     reserve(one, 0.0, 1_000.0, TWO)
     gives = {"preemptible": True, "ttl_seconds": 900.0}

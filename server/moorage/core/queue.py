@@ -108,6 +108,8 @@ class WaitingQueue:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
         self._aged(line)
+        if self._state.reserved:  # Its lease may end before a reservation that is in others' way.
+            line.refused_at = UNJUDGED
         self._ranking.judge_again(self._classes[key.waiters].row)
 
     def remove(self, ask: Ask) -> None:

@@ -302,8 +302,9 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
 
 def _reserve(state: State, fact: Reserved | Unreserved) -> None:
     if isinstance(fact, Reserved):
+        before = state.reserved.by_id.get(fact.reservation.id)
         state.reserved.put(fact.reservation)
-        if fact.reservation.begun and not fact.reservation.used:
+        if fact.reservation.begun and (before is None or not before.begun):
             state.growth.note(fact.reservation.nodes)  # Its tenant may come now.
             state.gains += 1
         state._due(fact.reservation.id)  # noqa: SLF001  # Called by apply().
