@@ -360,14 +360,6 @@ MUTANTS = [
         "a checkpoint gives the live state",
     ),
     Mutant(
-        "forgets who waits for a quota that its policy went beyond",
-        "core/ranking.py",
-        'self._classes["over"][row] = True',
-        "pass",
-        "priority goes first",
-        f"{OVERTAKING + 353}",
-    ),
-    Mutant(
         "forgets who waits for a quota",
         "core/ranking.py",
         'self._classes["over"][free], self._classes["fresh"][free] = False, True',
