@@ -15,6 +15,8 @@ from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceNode, TracePod
 from moorage.model import Lease, LeaseTerms, PolicyRef, Share
 
+pytestmark = pytest.mark.heavy
+
 NODES = [TraceNode(f"n{number:02}", 64_000, 262_144, 4, "A") for number in range(10)]
 PODS = [
     TracePod("c", 2000, 1024, 0, 0),

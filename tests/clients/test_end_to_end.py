@@ -27,6 +27,8 @@ from moorage_client import (
     Services,
 )
 
+pytestmark = pytest.mark.heavy
+
 README = Path(moorage_client.__file__).with_name("README.md").read_text()
 
 POLICY = """

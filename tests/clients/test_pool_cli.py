@@ -11,6 +11,8 @@ import pytest
 
 from moorage_client.pool import ResourcePoolAdapter
 
+pytestmark = pytest.mark.heavy
+
 MOORAGE = Path(sys.executable).with_name("moorage")
 SECONDS_MAX = 30
 

@@ -14,6 +14,8 @@ import pytest
 from moorage_client import ConnectionFailed
 from moorage_client.pool import ResourcePoolAdapter
 
+pytestmark = pytest.mark.heavy
+
 MOORAGE = Path(sys.executable).with_name("moorage")
 NOBODY = 65_534
 SECONDS_MAX = 30

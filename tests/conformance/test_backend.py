@@ -37,6 +37,8 @@ from moorage.backends.specs import (
     ServiceResourceSpec,
 )
 
+pytestmark = pytest.mark.heavy
+
 SEEN_SECONDS_MAX = 20
 
 

@@ -9,6 +9,8 @@ from served import Server, ask_message, cluster, policy, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 # The least GPUs of one healthy node whose free memory together suffices.
 POOLS = policy(
     """

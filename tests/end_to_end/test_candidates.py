@@ -10,6 +10,8 @@ from served import FIRST_FIT, Server, ask_message, cluster, policy
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 SEEN = "seen:1.0-x"
 CHEAPEST = "cheapest:1.0-x"
 DOCUMENTS = {

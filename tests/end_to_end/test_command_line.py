@@ -18,6 +18,8 @@ from served import FIRST_FIT, Server, cluster, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 BIN = Path(sys.executable).parent
 HELD = {"gpus": 2, "models": ["A100"]}
 

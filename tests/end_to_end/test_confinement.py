@@ -12,6 +12,8 @@ from moorage.backends.local import confinement
 from moorage.backends.local.container_mounts import shows
 from moorage.benchmarks.daemon_process import child, serve_command, serve_variables
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 WAYS = {"mounts": [], "siblings": ["setpriv", "--bounding-set=-sys_admin"]}
 
 

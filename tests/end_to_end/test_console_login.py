@@ -12,6 +12,8 @@ from websockets.sync.client import connect
 
 from moorage.benchmarks.daemon_process import daemon
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 TOKENS = '[tokens]\nann = "of-ann"\nbob = "of-bob"\n'
 FOREIGN = "https://evil.example"
 

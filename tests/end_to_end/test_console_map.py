@@ -20,6 +20,8 @@ from moorage.benchmarks import load
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 COLUMNS = ("state", "milli", "tenant", "ends")
 FREE, HELD, CORDONED = 0, 1, 4
 TERMS = {"ttl_seconds": 600}

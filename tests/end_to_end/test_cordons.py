@@ -14,6 +14,8 @@ from moorage.benchmarks.daemon_process import child, daemon, serve_command, serv
 from moorage_client import BlockingClient, NotFound, RequestRefused
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 
 @contextlib.contextmanager
 def served(data: Path) -> Iterator[Server]:

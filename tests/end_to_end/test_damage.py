@@ -18,6 +18,8 @@ from moorage.benchmarks.daemon_process import child, daemon, serve_command, serv
 from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 LEASE = {"ttl_seconds": 3_600}
 PLACES = 3
 FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}

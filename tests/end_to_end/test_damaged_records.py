@@ -14,6 +14,8 @@ from test_backends import dead, fill, in_state, killed, marked, release, run
 
 from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 WRITES = ["sh", "-c", "echo words; exec sleep 1000"]
 
 

@@ -20,6 +20,8 @@ from moorage.benchmarks.daemon_process import child, daemon
 from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 LEASE = {"ttl_seconds": 3_600}
 
 

@@ -8,6 +8,8 @@ from served import Server, cluster, policy, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage.web.notes import READS
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 BODIES = {
     "POST /clusters": cluster("east"),
     "PUT /clusters/{cluster_id}": {"$set": {"tags": ["a"]}},

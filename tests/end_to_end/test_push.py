@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from served import policy
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 POLICY = policy("return {'cluster_id': 'lab', 'gpus': ['0']}", "x")["code"]
 EXAMPLES = [{"request": {"resources": {"gpus": 1}}, "output": {"cluster_id": "lab"}}]
 FAILING = [{"request": {}, "output": {"cluster_id": "elsewhere"}}]

@@ -17,6 +17,8 @@ from moorage.benchmarks.daemon_process import child, daemon, serve_command, serv
 from moorage_client import BlockingClient, LeaseLost, NotFound, RequestRefused
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 TOKENS = {"MOORAGE_TOKENS": "ann:a1,bob:b1,ops:o1", "MOORAGE_OPERATORS": "ops"}
 POLICY = "first_fit:1.0-stable"
 ONE = {"resources": {"gpus": 1}}

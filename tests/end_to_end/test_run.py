@@ -18,6 +18,8 @@ from served import Server, cluster, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 MOORAGE = str(Path(sys.executable).parent / "moorage")
 
 

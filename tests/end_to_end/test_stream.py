@@ -12,6 +12,8 @@ from moorage.benchmarks.daemon_process import daemon
 from moorage.protocol.replies import Event, decode_reply, progress
 from moorage_client.blocking import BlockingClient
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
 
 

@@ -20,6 +20,8 @@ from moorage.benchmarks.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons.
+
 SLEEP = ["sleep", "100000"]
 STUBBORN = ["sh", "-c", "trap '' TERM; exec sleep 100000"]
 

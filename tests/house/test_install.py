@@ -16,6 +16,8 @@ import pytest
 
 from moorage_client.server_extra import MODULES
 
+pytestmark = pytest.mark.heavy
+
 DIRECT_MAX = 7
 SERVER_ONLY = {"fastapi", "uvicorn", "uvloop", "prometheus-client"}
 SECONDS_MAX = 60

@@ -20,6 +20,8 @@ from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import Fleet
 
+pytestmark = pytest.mark.heavy
+
 NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(
     f"n{n},64000,262144,{4 if n % 2 else 2},{'A100' if n % 2 else 'T4'}\n" for n in range(6)
 )

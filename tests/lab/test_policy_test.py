@@ -9,6 +9,8 @@ from moorage.lab.examples import clusters, metrics, requests
 from moorage.lab.policy_test import HASH_SEEDS, QUICK_SECONDS, PolicyTestJob, try_policy
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy
+
 ONE = {"inputs": {}, "resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
 
 
