@@ -87,6 +87,26 @@ def test_room_counts_wherever_capacity_is(hand: Hand) -> None:
     check(hand.allocator.state)
 
 
+def test_who_was_asked_about_while_its_quota_filled_is_asked_again(hand: Hand) -> None:
+    """What makes room again is where the waiter could not be."""
+    hand.see(nodes(1, 1, "d"))
+    hand.see(nodes(1, 2, "e"))
+    allow(hand, "ann", gpus(2))
+    there = {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]}
+    hand.grant(of("bob", "b"), there)
+    hand.grant(of("bob", "c"), there | {"cluster_id": "e"})
+    hand.ask(ask("head", Demand(gpus=2), 60.0, tenant="cay", candidates=("e",)))
+    waits = ask("waits", ONE, 60.0, candidates=("d",))
+    assert consults(hand.ask(waits)) == []
+    asked = release(hand, "b")
+    assert consults(asked) == ["waits"]
+    hold(hand, "ann", "a", "0")
+    hold(hand, "ann", "a2", "1")
+    hand.propose(asked, there)
+    assert RequestId("waits") in hand.allocator.state.waiting
+    assert consults(release(hand, "a")) == ["waits"]
+
+
 def test_a_changed_quota_wakes_who_waited_for_it(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     hold(hand, "ann", "a", "0")

@@ -339,8 +339,8 @@ MUTANTS = [
     Mutant(
         "does not count who is overtaken within its quota",
         "core/ranking.py",
-        "passed |= same & self._short(rows, column)",
-        "pass",
+        "rows = rows[shares | (there & ~over)]",
+        "rows = rows[there & ~over]",
         "each time that one is overtaken is counted",
         OVERTAKING_SEEDS,
     ),

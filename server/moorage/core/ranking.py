@@ -353,11 +353,13 @@ class Ranking:
         older = (classes["oldest"] < since) & (classes["priority"] >= priority)
         rows = np.flatnonzero(older & (classes["precedence"] % 2 == 0))
         if len(rows):
-            passed = self._open(nodes, empty=True)[classes["shape"][rows]] & ~self._over(rows)
+            shares, over = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
             for column, account in zip(("tenant", "project"), of, strict=True):
-                same = classes[column][rows] == self._state.accounts.number(account)
-                passed |= same & self._short(rows, column)
-            rows = rows[passed]
+                short = self._short(rows, column)
+                over |= short
+                shares |= short & (classes[column][rows] == self._state.accounts.number(account))
+            there = self._open(nodes, empty=True)[classes["shape"][rows]]
+            rows = rows[shares | (there & ~over)]
         return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
 
     def head(self) -> int | None:

@@ -222,7 +222,7 @@ class Schema:
 
         Returns:
             The object itself, or a copy with the defaults of what was left out, and without what
-            is null: that is as good as left out, but where `any` value may stand.
+            is null: that means left out, except where `any` value may stand.
 
         Raises:
             SchemaError: It is not what the schema says.

@@ -299,7 +299,7 @@ class ResourceStore:
             warm, claim.warm = claim.warm, None
             if warm is not None and claim.spoiled:
                 pool.stuck.append(warm)
-            elif warm is not None:  # It was never handed out, and is as good as it was.
+            elif warm is not None:  # It was never handed out, so it is unchanged.
                 pool.moving += 1
         if warm is None or claim.spoiled:
             self._pass_on(pool)
