@@ -352,3 +352,22 @@ def test_the_command_line(server, tmp_path):
     assert "the request is refused: Tenant “local” has" in shown
     assert "expected CLUSTER" in run("whatif", "--add-nodes", "east", code=2)
     run("whatif", code=2)
+
+
+def test_it_knows_for_whom_quota_is_kept(tmp_path):
+    """Smaller requests of its tenant have passed one as often as they may."""
+    environment = {"MOORAGE_BACKENDS": "memory", "MOORAGE_OVERTAKEN_MAX": "1"}
+    with daemon(tmp_path, environment=environment) as running:
+        server = Server(running)
+        server.register(cluster("east", nodes=2, gpus=4))
+        server.publish(catalog.document("first_fit"))
+        server.say({"op": "set_quota", "tenant": "local", "nominal": {"gpu_milli": 4000}})
+        hold(server, 2)
+        with server.socket() as socket:
+            waiting(server, socket, 4)
+            hold(server, 1)
+            asked = whatif(server, request=request(1))["answer"]
+            reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        server.close()
+    assert reply["error"]["kept"] == 4000
+    assert asked["code"] == reply["error"]["code"] == "quota_exceeded", asked

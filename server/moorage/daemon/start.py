@@ -314,7 +314,9 @@ def _requests(
     bounds = OperationBounds(config.lease_ttl_seconds_max, core.tokens.is_operator)
     decisions = Decisions(stores.ledger, core.tokens.is_operator)
     fleets = RecalledFleets(stores.ledger, decisions, core.tokens.is_operator)
-    terms = WhatIfBounds(config.sandbox, _limits(config), core.tokens.is_operator)
+    terms = WhatIfBounds(
+        config.sandbox, _limits(config), core.tokens.is_operator, config.overtaken_max
+    )
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(access, decisions, fleets, whatifs)
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)

@@ -67,6 +67,7 @@ class WhatIfJob:
         sees_all: Whether rows of others are shown.
         mode: As `moored serve --sandbox`.
         limits: Of one evaluation and its cell.
+        overtaken_max: As of the queue.
 
     """
 
@@ -81,6 +82,7 @@ class WhatIfJob:
     sees_all: bool
     mode: Mode
     limits: Limits
+    overtaken_max: int
 
 
 async def whatif(job: WhatIfJob) -> Document:
@@ -128,7 +130,7 @@ class _World(Rehearsal):
     def __init__(self, job: WhatIfJob, documents: "CopiedDocuments") -> None:
         super().__init__(job.mode, job.limits, services=documents)
         self.now = job.at
-        self.allocator = Allocator(requeue_pause_seconds=0.0)
+        self.allocator = Allocator(0.0, job.overtaken_max)
         self.facts: list[Fact] = []
         self._stopping: list[Lease] = []
         self._said: Document = {}

@@ -51,12 +51,14 @@ class WhatIfBounds:
         mode: Of the jail.
         limits: Of one evaluation.
         is_operator: Tells who sees what would become of others.
+        overtaken_max: As of the queue.
 
     """
 
     mode: Mode
     limits: Limits
     is_operator: Callable[[Tenant], bool]
+    overtaken_max: int
 
 
 class WhatIfs:
@@ -221,6 +223,7 @@ class WhatIfs:
             "sees_all": self._bounds.is_operator(tenant),
             "mode": self._bounds.mode,
             "limits": self._bounds.limits,
+            "overtaken_max": self._bounds.overtaken_max,
         }
         return await asyncio.to_thread(_encoded, job, facts)
 
