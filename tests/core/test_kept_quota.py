@@ -138,3 +138,10 @@ def test_of_two_the_first_is_served_first(hand: Hand) -> None:
     assert consults(turn) == ["large"]
     hand.propose(turn, place("n000", "0", "1", "2", "3"))
     assert leave(hand, "large") == ["second"]
+
+
+def test_after_a_restart_a_waiter_is_told_why_it_waits(hand: Hand) -> None:
+    again = Hand(Allocator(overtaken_max=TIMES))
+    again.allocator.replay(hand.facts)
+    told = again.inquire("why", subject="large")
+    assert (told["state"], told["code"], told["used"]) == ("waiting", "quota_exceeded", 4000)

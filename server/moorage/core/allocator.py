@@ -52,7 +52,7 @@ from moorage.core.reservations import AdvanceReservations
 from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
 from moorage.core.warm_reuse import WarmReuse
-from moorage.model import Cluster, Tenant
+from moorage.model import Cluster, RequestId, Tenant
 
 
 class Allocator:
@@ -218,7 +218,11 @@ class Allocator:
                 self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        known = self._turn.decisions
+        known, waiter = self._turn.decisions, self.state.waiting.get(RequestId(inquiry.subject))
+        if waiter is not None and waiter.lease is None and waiter.ask.id not in known:
+            last = self._asks.in_the_way(waiter.ask)  # What it was told is forgotten at a restart.
+            told = {} if last is None else explain.refusal_object(last)
+            known = {**known, waiter.ask.id: {"state": "waiting", **told}}
         queue, now = self.requests.queue, self._turn.now
         answer = explain.answer(inquiry, self.state, queue, known, self.feasibility, now)
         if answer is None:

@@ -402,14 +402,15 @@ class Requests:
             self._queue.add(ask)
         self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
-        own = self.withheld.nodes(ask)
         withheld = (*kept, *pending.only_own)
         if ask.alternatives and pending.over is not None:
             self._queue.declined(
                 ask, pending.over, gains, withheld
             )  # Until its quota has room, too.
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
-            if not own:  # Else it says nothing of others like it: the queue looks for itself.
+            if not self.withheld.nodes(
+                ask
+            ):  # Else it says nothing of others like it: the queue looks for itself.
                 self._queue.does_not_fit(ask, gains, kept)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
             self._queue.declined(ask, refusal, gains, withheld)
@@ -431,17 +432,18 @@ class Requests:
 
     def waited_enough(self, request: RequestId) -> None:
         """Refuse a request whose time in the queue is up: this is how things stand."""
-        waiter, details = self._state.waiting[request], dict[str, Any]()
-        ask = waiter.ask
-        last = self._queue.last_declined(ask)
-        last = last or self._quotas.refusal(ask)
+        waiter = self._state.waiting[request]
+        ask, last = waiter.ask, self.in_the_way(waiter.ask)
+        details = {} if last is None else {"last": explain.refusal_object(last)}
+        waited, patient = self._turn.now - waiter.at, self._is_patient(ask)
+        self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
+
+    def in_the_way(self, ask: Ask) -> Refusal | None:
+        """Return why a waiter waits, as things stand; None where only its policy knows."""
+        last = self._queue.last_declined(ask) or self._quotas.refusal(ask)
         if last is None and ask.demand is not None:
             last = self.withheld.refusal(ask, self.withheld.nodes(ask))
-        if last is not None:
-            details = {"last": explain.refusal_object(last)}
-        waited = self._turn.now - waiter.at
-        patient = self._is_patient(ask)
-        self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
+        return last
 
     def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
         """End an ask with a "no" that waiting would not change."""
