@@ -53,6 +53,7 @@ class RemoteProcess:
         self._worker = worker
         self._transport = _Transport(worker.send, number)
         self._asked = 0
+        self._early: list[relay.CellSaid | relay.Closed] = []
 
     @property
     def in_touch(self) -> bool:
@@ -63,11 +64,18 @@ class RemoteProcess:
         """As in `CellProcess`."""
         self.cell = cell
         cell.connection_made(self._transport)
+        early, self._early = self._early, []
+        for message in early:
+            self.take(message)
 
-    def said(self, message: relay.CellSaid) -> None:
-        """Pass on what the cell wrote."""
-        self._transport.given_bytes = message.given_bytes
-        if self.cell is not None:
+    def take(self, message: relay.CellSaid | relay.Closed) -> None:
+        """Pass on what the cell wrote, or that it closed its channel, once somebody reads it."""
+        if self.cell is None:
+            self._early.append(message)  # It may come with the news that the cell was forked.
+        elif isinstance(message, relay.Closed):
+            self.cell.connection_lost(None)
+        else:
+            self._transport.given_bytes = message.given_bytes
             self.cell.data_received(message.data)
 
     def kill(self) -> None:
@@ -204,11 +212,8 @@ class RemoteWorker(Spawner):
             self._ended(message.cell, Death(cause, message.innocent, message.held_mib))
         elif process is None:
             return  # It was killed meanwhile.
-        elif isinstance(message, relay.CellSaid):
-            process.said(message)
-        elif isinstance(message, relay.Closed):
-            if process.cell is not None:
-                process.cell.connection_lost(None)
+        elif isinstance(message, (relay.CellSaid, relay.Closed)):
+            process.take(message)
         elif (order := self._orders.get(message.cell)) is not None and not order.done():
             if isinstance(message, relay.Born):
                 order.set_result(process)
