@@ -69,7 +69,7 @@ class RemoteProcess:
             self.take(message)
 
     def take(self, message: relay.CellSaid | relay.Closed) -> None:
-        """Pass on what the cell wrote, or that it closed its channel, once somebody reads it."""
+        """Pass on what the cell wrote, or that it closed its channel, once that is read."""
         if self.cell is None:
             self._early.append(message)  # It may come with the news that the cell was forked.
         elif isinstance(message, relay.Closed):
