@@ -819,10 +819,11 @@ export interface QuotaTerms {
   notice_seconds: number;
 }
 
-/** Why a request or lease is as it is; further fields depend on what became of it. */
+/** Why a request or lease is as it is, or waits now; further fields depend on that. */
 export interface Reasons {
   request: string;
   state?: string;
+  overtaken?: number;
   reason?: string;
   code?: Code;
   lease?: LeaseAnswer;

@@ -140,8 +140,18 @@ def test_of_two_the_first_is_served_first(hand: Hand) -> None:
     assert leave(hand, "large") == ["second"]
 
 
-def test_after_a_restart_a_waiter_is_told_why_it_waits(hand: Hand) -> None:
+def test_a_waiter_is_told_what_is_in_its_way_now(hand: Hand) -> None:
+    """Also after a restart, which forgets what it was told."""
+    pass_by(hand, TIMES)
     again = Hand(Allocator(overtaken_max=TIMES))
     again.allocator.replay(hand.facts)
-    told = again.inquire("why", subject="large")
-    assert (told["state"], told["code"], told["used"]) == ("waiting", "quota_exceeded", 4000)
+    for each in (hand, again):
+        told = each.inquire("why", subject="large")
+        assert (told["state"], told["code"], told["used"]) == ("waiting", "quota_exceeded", 4000)
+        assert told["overtaken"] == TIMES
+    hand.now += 1.0
+    hand.ask(ask("later", ONE, wait=1000.0))
+    assert hand.inquire("why", subject="later")["used"] == 4000
+    leave(hand, "a3")
+    told = hand.inquire("why", subject="later")
+    assert (told["used"], told["kept_for"]) == (3000, "large")

@@ -4,8 +4,9 @@ The daemon is the only caller. It hands each event to the part whose subject it 
 `leases`, `warm_reuse`, or the queue. It never reads a clock and never rolls dice.
 """
 
-from collections.abc import Iterable
-from typing import assert_never
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping
+from typing import Any, assert_never
 
 from moorage.core import explain
 from moorage.core.backfill import Backfill
@@ -218,11 +219,12 @@ class Allocator:
                 self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        known, waiter = self._turn.decisions, self.state.waiting.get(RequestId(inquiry.subject))
-        if waiter is not None and waiter.lease is None and waiter.ask.id not in known:
-            last = self._asks.in_the_way(waiter.ask)  # What it was told is forgotten at a restart.
-            told = {} if last is None else explain.refusal_object(last)
-            known = {**known, waiter.ask.id: {"state": "waiting", **told}}
+        known: MutableMapping[str, dict[str, Any]] = self._turn.decisions
+        waiter = self.state.waiting.get(RequestId(inquiry.subject))
+        if waiter is not None and waiter.lease is None:
+            last = self._asks.in_the_way(waiter.ask)  # What it was told may be true no longer.
+            told = explain.refusal_object(last) if last else known.get(waiter.ask.id, {})
+            known = ChainMap({waiter.ask.id: {"state": "waiting", **told}}, known)
         queue, now = self.requests.queue, self._turn.now
         answer = explain.answer(inquiry, self.state, queue, known, self.feasibility, now)
         if answer is None:

@@ -215,6 +215,7 @@ def _why(
     asked = record.pop("asked", None)
     if waiter is not None:
         asked = waiter.ask.demand, waiter.ask.candidates
+        record["overtaken"] = state.overtaken.get(request, 0)
     if inquiry.filters:
         refusal = _add_nodes(record, inquiry, asked, feasibility)
         if refusal is not None:

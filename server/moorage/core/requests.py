@@ -441,9 +441,8 @@ class Requests:
     def in_the_way(self, ask: Ask) -> Refusal | None:
         """Return why a waiter waits, as things stand; None where only its policy knows."""
         last = self._queue.last_declined(ask) or self._quotas.refusal(ask)
-        if last is None and ask.demand is not None:
-            last = self.withheld.refusal(ask, self.withheld.nodes(ask))
-        return last
+        reserved = self.withheld.reserved(ask)
+        return last if last or self._fits(ask, reserved) else self.withheld.refusal(ask, reserved)
 
     def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
         """End an ask with a "no" that waiting would not change."""

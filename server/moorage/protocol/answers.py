@@ -182,10 +182,11 @@ class CancelledRequest(Struct):
 
 
 class Reasons(Struct):
-    """Why a request or lease is as it is; further fields depend on what became of it."""
+    """Why a request or lease is as it is, or waits now; further fields depend on that."""
 
     request: str
     state: str | UnsetType = UNSET
+    overtaken: int | UnsetType = UNSET
     reason: str | UnsetType = UNSET
     code: Code | UnsetType = UNSET
     lease: LeaseAnswer | UnsetType = UNSET
