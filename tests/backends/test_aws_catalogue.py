@@ -58,6 +58,7 @@ def product(kind: str, price: str, unit: str = "Hrs") -> str:
     return json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms})
 
 
+@pytest.mark.heavy
 def test_a_refreshed_list_is_used_from_then_on(aws, tmp_path):
     aws.memory.prices = [product("g5.xlarge", "1.42"), product("t3.micro", "0.0000000000")]
     made = refresh(AwsCalls(), tmp_path, "eu-west-1")
@@ -72,6 +73,7 @@ def test_a_refreshed_list_is_used_from_then_on(aws, tmp_path):
     assert load(tmp_path, "us-east-1").region == "us-east-1"
 
 
+@pytest.mark.heavy
 def test_a_refresh_that_fails_leaves_the_list_as_it_was(aws, tmp_path):
     with pytest.raises(BackendError, match="no prices of eu-west-1"):
         refresh(AwsCalls(), tmp_path, "eu-west-1")

@@ -14,6 +14,8 @@ from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.specs import ProcessResourceSpec
 
+pytestmark = pytest.mark.heavy
+
 SEEN_SECONDS_MAX = 20
 FOREVER = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
 

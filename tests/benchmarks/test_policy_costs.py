@@ -16,6 +16,7 @@ PODS = [
 ]
 
 
+@pytest.mark.heavy
 def test_every_policy_is_measured_while_it_fills_the_fleet():
     figures = policy_costs.policies(NODES, PODS)
     assert figures["fgd_cpu_to_fgd"] == 1

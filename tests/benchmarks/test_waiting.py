@@ -85,6 +85,7 @@ def trace(tmp_path):
     return path
 
 
+@pytest.mark.heavy
 def test_the_command_prints_a_row_for_each_order(trace, tmp_path):
     picture = tmp_path / "waits.svg"
     command = [sys.executable, "-m", "moorage", "bench", "waiting", "--pods", str(trace)]

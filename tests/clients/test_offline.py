@@ -62,6 +62,7 @@ def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path
     assert "SyntaxError: '(' was never closed" in told["findings"][0]
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
     policy, broken = tmp_path / "rule.py", tmp_path / "broken.json"
     policy.write_text(POLICY)

@@ -6,6 +6,8 @@ from served import Server, cluster
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy
+
 PRICE = "moorage.io/gpu-hour-price"
 NAMES = [f"site-{number:02}" for number in range(40)]
 

@@ -10,6 +10,8 @@ from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy
+
 KEPT = {"gpus": 1}
 TERMS = {"ttl_seconds": 300, "idempotency_key": "one and the same"}
 OFTEN = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
@@ -26,7 +28,6 @@ def has(folder: Path, text: str) -> list[Path]:
     return [path for path in files if text.encode() in path.read_bytes()]
 
 
-@pytest.mark.heavy
 def test_no_file_holds_a_token_and_a_retry_is_told_it_again(tmp_path):
     asked = ask_message(resources=KEPT, lease=TERMS)
     with daemon(tmp_path, environment=OFTEN) as running:
@@ -56,7 +57,6 @@ def test_no_file_holds_a_token_and_a_retry_is_told_it_again(tmp_path):
         server.close()
 
 
-@pytest.mark.heavy
 def test_tokens_outlive_the_secret_that_they_were_made_with(tmp_path):
     asked = ask_message(resources=KEPT, lease=TERMS)
     secret = tmp_path / "lease_secret"

@@ -3,6 +3,8 @@
 import pytest
 from served import FIRST_FIT, cluster
 
+pytestmark = pytest.mark.heavy
+
 ZONE = "topology.kubernetes.io/zone"
 
 

@@ -9,6 +9,8 @@ from websockets.sync.client import connect
 from moorage.model import AntiAffinity, LeaseTerms
 from moorage_client import BlockingClient, NoCapacity
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def zoned(server):

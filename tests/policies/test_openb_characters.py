@@ -25,6 +25,7 @@ from moorage.model import Demand
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
 pytestmark = [
+    pytest.mark.heavy,
     pytest.mark.trace,
     pytest.mark.skipif(not DATA.is_dir(), reason=f"the production traces are not at {DATA}"),
 ]

@@ -42,6 +42,7 @@ def test_examples_without_a_server_run(text, tmp_path):
     assert "4 0.93" in shown or "svg" in text
 
 
+@pytest.mark.heavy
 def test_the_example_with_a_server_runs(tmp_path):
     gpus = [{"modelName": "A100", "memory": 81_920}] * 2
     node = {"id": "n0", "gpus": {"count": 2, "gpus": gpus}, "vcpus": {"count": 8}, "memory": 4096}
