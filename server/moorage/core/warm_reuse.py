@@ -178,8 +178,7 @@ class WarmReuse:
         allowed = ask.candidates
         for lease in self._idle():
             nodes = {(share.cluster_id, share.node_id) for share in lease.placement}
-            named = allowed is None or any(cluster_id in allowed for cluster_id, _ in nodes)
-            if named and nodes.isdisjoint(reserved):
+            if any(allowed is None or node[0] in allowed for node in nodes.difference(reserved)):
                 self._evict(ask, [lease])
                 return ()
         return None

@@ -476,8 +476,10 @@ class Model:
         self._count(lease, -1)
         self.active.discard(fact.lease)
         self.requeued[fact.lease] = lease
-        due = self.expires[fact.lease]
-        self.waiting[fact.lease] = Queued(asks[fact.lease], lease.asked_at, due)
+        ask, due = asks[fact.lease], self.expires[fact.lease]
+        if lease.choice is not None:  # It waits for what it had.
+            ask = replace(ask, demand=ask.alternatives[lease.choice])
+        self.waiting[fact.lease] = Queued(ask, lease.asked_at, due)
 
     def _paused(self, fact: Paused) -> None:
         law(fact.lease in self.requeued, "only a lease in the queue pauses", fact)

@@ -1,0 +1,34 @@
+"""Warm leases give way to a request that does not say what it needs."""
+
+from by_hand import Hand, ask, nodes, place
+
+from moorage.core.events import ReleaseAsked, WorkloadKept, WorkloadStarted
+from moorage.core.facts import Ending
+from moorage.core.warm_reuse import EVICTED
+from moorage.model import ClusterId, Demand, Provision, RequestId
+
+ONE = Demand(gpus=1)
+
+
+def there(*gpus: str) -> dict[str, object]:
+    return place("n000", *gpus) | {"cluster_id": "d"}
+
+
+def test_a_gang_of_which_a_part_is_kept_for_the_head_gives_way_too() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    hand.see(nodes(1, 2, "d"))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    gang = [place("n000", "0"), there("0")]
+    hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=kept), gang)
+    hand.grant(ask("b", ONE), place("n000", "1"))
+    hand.grant(ask("d", ONE), there("1"))
+    hand.step(WorkloadStarted(RequestId("gang"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("gang"), "token of gang"))
+    hand.step(WorkloadKept(RequestId("gang"), 1))
+    hand.ask(ask("head", Demand(gpus=2), wait=100.0, candidates=(ClusterId("d"),)))
+    assert hand.allocator.requests.queue.reservation == (("d", "n000"),)
+    hand.now += 1.0
+    turn = hand.ask(ask("unsaid", None, wait=100.0))
+    facts = hand.propose(turn, {"declined": "nothing is free"}).facts
+    assert [each.reason for each in facts if isinstance(each, Ending)] == [EVICTED]
