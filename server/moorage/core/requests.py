@@ -440,9 +440,10 @@ class Requests:
 
     def in_the_way(self, ask: Ask) -> Refusal | None:
         """Return why a waiter waits, as things stand; None where only its policy knows."""
-        last = self._queue.last_declined(ask) or self._quotas.refusal(ask)
+        if last := self._queue.last_declined(ask) or self._quotas.refusal(ask):
+            return last
         reserved = self.withheld.reserved(ask)
-        return last if last or self._fits(ask, reserved) else self.withheld.refusal(ask, reserved)
+        return None if self._fits(ask, reserved) else self.withheld.refusal(ask, reserved)
 
     def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
         """End an ask with a "no" that waiting would not change."""

@@ -96,7 +96,7 @@ class BaseResource(abc.ABC):
             NotImplementedError: This kind cannot be.
 
         """
-        raise NotImplementedError(
+        raise NotImplementedError(  # Not abstract: a kind without it may be used all the same.
             f"a {self.category} resource cannot be reset: end it and acquire another, or give its"
             " class a reset()"
         )

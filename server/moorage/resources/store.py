@@ -357,8 +357,8 @@ class ResourceStore:
         if fit:
             try:
                 await resource.reset()
-            except NotImplementedError:
-                pass  # Of a user's own kind: the look at it decides.
+            except NotImplementedError:  # Of a user's own kind: the look at it decides.
+                pass
             except Exception:  # noqa: BLE001  # What cannot be reset is ended, whatever it said.
                 fit = False
         if fit and not pool.closed and await _is_fit(pool.runner, resource):

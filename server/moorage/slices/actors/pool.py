@@ -33,6 +33,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
             NotImplementedError: The subclass does not say how.
 
         """
+        # Not abstract: users may make the class itself, and are told this.
         raise NotImplementedError(f"{type(self).__name__} does not say how actors are created")
 
     def get_all_actors_in_pool(self) -> list[Any]:

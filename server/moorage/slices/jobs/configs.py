@@ -36,6 +36,7 @@ class _Config:
 
     def resources(self) -> dict[str, float]:
         """Return what one task takes."""
+        # Private: only its kinds are made, and each has its own.
         raise NotImplementedError("a kind of accelerator says what a task takes")
 
     def get_remote_options(self) -> dict[str, Any]:
