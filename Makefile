@@ -1,5 +1,5 @@
-# `make demo` and `make test` work on a fresh clone with Python >= 3.11, make and a C compiler:
-# each makes .venv first, once. A second run costs nothing until pyproject.toml changes.
+# `make demo` and `make test` work on a fresh clone with Python >= 3.11 and make: each makes .venv
+# first, once. A second run costs nothing until pyproject.toml changes.
 
 VENV ?= .venv
 # The interpreter that .venv is made with; empty takes the newest that is fit for it.
@@ -25,16 +25,23 @@ demo: $(VENV)/product ## Show the main job, end to end, on this machine.
 	@$(BIN)/moored demo
 
 .PHONY: test
-test: lint test-fast test-heavy ## Check everything: lint, then the fast tests, then the heavy ones.
+test: lint test-fast ## Check what a change breaks most often: lint and the fast tests, in minutes.
+
+.PHONY: test-all
+test-all: $(VENV)/heavy lint test-fast test-heavy ## Check everything.
 
 .PHONY: lint
 lint: $(VENV)/dev ## Check format, style, types, layers, what breaks clients, and docs.
 	$(BIN)/ruff format --check $(SOURCES) tests
 	$(BIN)/ruff check $(SOURCES) tests
-	$(BIN)/mypy
+	$(MAKE) --no-print-directory types
 	$(BIN)/lint-imports
 	$(BIN)/python tools/specifications.py check
 	$(MAKE) --no-print-directory docs
+
+.PHONY: types
+types: $(VENV)/dev ## Check types.
+	$(BIN)/mypy
 
 .PHONY: docs
 docs: $(VENV)/dev ## Build the docs into build/docs, strictly.
@@ -46,24 +53,34 @@ test-fast test-portable test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
-	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder --durations 10
+
+# What tells one Python from another: cells and their modules, and what reads users' code and files.
+PORTABLE := $(addprefix tests/,clients policies policy query sandbox slots web)
 
 .PHONY: test-portable
 test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests that tell one Python from another.
-	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder \
-	    $(addprefix --ignore=tests/,benchmarks conformance docs end_to_end examples house lab simulation)
+	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder $(PORTABLE)
+
+# One of the groups in tests/conftest.py; empty for all, those that measure last and one by one.
+GROUP ?=
+HEAVY := $(BIN)/pytest --durations 10 -m
 
 .PHONY: test-heavy
-test-heavy: $(VENV)/dev kubernetes-tools ## Run the tests that take minutes, those that measure last and one by one.
-	$(BIN)/pytest -m "heavy and not quiet" -n auto --dist loadfile
-	$(BIN)/pytest -m quiet --reruns 2
+test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes quiet,$(GROUP)),,kubernetes-tools) ## Run the tests that take minutes; GROUP=ray for those of one group.
+ifneq ($(GROUP),quiet)
+	$(HEAVY) "heavy and $(or $(GROUP),not quiet)" -n auto --dist loadfile
+endif
+ifneq ($(filter quiet,$(or $(GROUP),quiet)),)
+	$(HEAVY) quiet
+endif
 
 .PHONY: kubernetes-tools
-kubernetes-tools: $(VENV)/dev ## Build the Kubernetes that tests need, once; without Go they skip.
+kubernetes-tools: $(VENV)/heavy ## Build the Kubernetes that tests need, once; without Go they skip.
 	@$(BIN)/python tests/kubernetes/kubernetes_binaries.py
 
 .PHONY: kubernetes-playground
-kubernetes-playground: $(VENV)/dev ## Run a Kubernetes of fake GPU nodes, and a moored beside it.
+kubernetes-playground: $(VENV)/heavy ## Run a Kubernetes of fake GPU nodes, and a moored beside it.
 	@$(BIN)/python tests/kubernetes/playground.py
 
 .PHONY: format
@@ -103,7 +120,12 @@ $(VENV)/product: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable '.[server]'
 	@touch $@
 
-# What the checks and the docs need on top of it.
+# What lint, the fast tests and the docs need on top of it.
 $(VENV)/dev: $(VENV)/product
 	@$(BIN)/python -m pip install --quiet --group dev --group docs
+	@touch $@
+
+# What the heavy tests need on top of that: Ray, Kubernetes, browser and AWS tools.
+$(VENV)/heavy: $(VENV)/dev
+	@$(BIN)/python -m pip install --quiet --group heavy
 	@touch $@

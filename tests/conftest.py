@@ -13,11 +13,11 @@ import subprocess
 import tarfile
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import docker
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -32,6 +32,21 @@ IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
 _LONG_ROOMS: Final = ("end_to_end", "sandbox", "lab")
+_GROUP_OF_FIXTURE: Final = {
+    "aws_server": "aws",
+    "chromium": "browser",
+    "container_engine": "containers",
+    "plane": "kubernetes",
+    "ray_world": "ray",
+}
+_GROUP_OF_FOLDER: Final = {"sandbox": "sandbox", "simulation": "simulation", "slices": "ray"}
+_GROUPS: Final = (
+    "fast",
+    "quiet",
+    "daemons",
+    *sorted({*_GROUP_OF_FIXTURE.values(), *_GROUP_OF_FOLDER.values()}),
+)
+"""`make test-heavy GROUP=…` runs one of them, all but the first; each test is in one."""
 
 
 class _Leftovers(logging.Handler):
@@ -62,6 +77,9 @@ _MAY_LACK: Final = re.compile(
     r"root may look into every process|the production traces are not at|no control groups here"
     r"|no Landlock|no GPU here|only root can make a small disk"
 )
+
+
+_HEAVY_FILE: Final = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.heavy", re.MULTILINE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -105,9 +123,52 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files that are heavy as a whole out of the fast tests: their extras are not here."""
+    if config.option.markexpr == "not heavy" and collection_path.suffix == ".py":
+        return bool(_HEAVY_FILE.search(collection_path.read_text(encoding="utf-8"))) or None
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # Before `-m` chooses.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the packages go first whose single files take long: no worker ends alone with one."""
+    """Mark each test with its group, and run long files first: no worker ends alone with one."""
+    for item in items:
+        if not _GROUP_OF_FIXTURE.keys().isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("heavy")
+        item.add_marker(_group(item))
     items.sort(key=lambda item: Path(item.path).relative_to(_HERE).parts[0] not in _LONG_ROOMS)
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the group of a test: by its own marks, else by what it starts, else by its folder."""
+    if not item.get_closest_marker("heavy"):
+        return "fast"
+    for name in _GROUPS:
+        if item.get_closest_marker(name):
+            return name
+    for fixture, group in _GROUP_OF_FIXTURE.items():
+        if fixture in getattr(item, "fixturenames", ()):
+            return group
+    return _GROUP_OF_FOLDER.get(Path(item.path).relative_to(_HERE).parts[0], "daemons")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Show why a test failed that passed at its second try, and how long each group took."""
+    tries = terminalreporter.stats.get("rerun", [])
+    if tries:
+        terminalreporter.section("failed at first")
+    for report in tries:
+        terminalreporter.write_sep("_", report.nodeid)
+        terminalreporter.write_line(report.longreprtext)
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                group = next((name for name in _GROUPS if name in report.keywords), "fast")
+                seconds[group] += report.duration
+    for name, total in sorted(seconds.items(), key=lambda each: -each[1]):
+        terminalreporter.write_line(f"{total:8.0f} s in tests of the group {name}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -166,6 +227,7 @@ def container_engine() -> Iterator[Any]:
             pytest.skip(f"{tool} is not here; on Debian: apt-get install {package}")
     if os.getuid() != 0:
         pytest.skip("the tests' own Podman needs root")
+    pytest.importorskip("docker", reason="the extra `containers` is not installed")
     with tempfile.TemporaryDirectory(prefix="pod-") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
         place = folder / "podman.sock"
@@ -217,6 +279,8 @@ def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
 
 
 def _connected(place: Path) -> Any:
+    import docker  # noqa: PLC0415  # An extra, which the fast tests do without.
+
     deadline = time.monotonic() + SERVICE_SECONDS_MAX
     while not place.exists() and time.monotonic() < deadline:
         time.sleep(0.05)  # The server has no other way to say that it listens.

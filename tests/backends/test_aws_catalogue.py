@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from moorage.backends.base import BackendError
-
-pytest.importorskip("boto3", reason="the extra `aws` is not installed")
-
 from moorage.backends.aws.calls import AwsCalls
 from moorage.backends.aws.catalogue import load, refresh
+from moorage.backends.base import BackendError
+
+pytestmark = pytest.mark.heavy  # The extra `aws`.
 
 
 @pytest.fixture
@@ -58,7 +57,6 @@ def product(kind: str, price: str, unit: str = "Hrs") -> str:
     return json.dumps({"product": {"attributes": {"instanceType": kind}}, "terms": terms})
 
 
-@pytest.mark.heavy
 def test_a_refreshed_list_is_used_from_then_on(aws, tmp_path):
     aws.memory.prices = [product("g5.xlarge", "1.42"), product("t3.micro", "0.0000000000")]
     made = refresh(AwsCalls(), tmp_path, "eu-west-1")
@@ -73,7 +71,6 @@ def test_a_refreshed_list_is_used_from_then_on(aws, tmp_path):
     assert load(tmp_path, "us-east-1").region == "us-east-1"
 
 
-@pytest.mark.heavy
 def test_a_refresh_that_fails_leaves_the_list_as_it_was(aws, tmp_path):
     with pytest.raises(BackendError, match="no prices of eu-west-1"):
         refresh(AwsCalls(), tmp_path, "eu-west-1")

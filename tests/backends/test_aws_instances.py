@@ -4,11 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from moorage.backends.aws.instances import parse
 from moorage.backends.base import Phase
 
-pytest.importorskip("boto3", reason="the extra `aws` is not installed")
-
-from moorage.backends.aws.instances import parse
+pytestmark = pytest.mark.heavy  # The extra `aws`.
 
 BASE = {
     "InstanceId": "i-1",

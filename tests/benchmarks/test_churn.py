@@ -119,7 +119,6 @@ def test_means_have_the_standard_errors_of_seeds_and_differences_are_paired():
 
 @pytest.mark.heavy
 def test_the_table_is_plain_json_progress_is_told_and_pictures_are_drawn(folder):
-    pytest.importorskip("matplotlib")
     told = []
     for queued, name in ((False, "a.svg"), (True, "b.png")):
         job = ChurnJob(["fgd", "expected_fill"], [0.8, 0.9], seeds=2, length=0.1, queued=queued,

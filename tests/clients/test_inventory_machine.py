@@ -103,6 +103,7 @@ def with_driver(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.heavy  # A C compiler.
 def test_devices_links_and_mig_instances(driver):
     done = with_driver(driver())
     assert (done.returncode, done.stderr) == (0, "")
@@ -121,18 +122,21 @@ def test_devices_links_and_mig_instances(driver):
     assert document["gpus"] == {"count": 5, "memory": 3 * 40_960 + 2 * 4864}
 
 
+@pytest.mark.heavy  # A C compiler.
 def test_a_driver_without_devices_is_a_note(driver):
     done = with_driver(driver(1))
     assert done.returncode == 0
     assert "no NVIDIA GPUs: the driver knows none" in done.stderr
 
 
+@pytest.mark.heavy  # A C compiler.
 def test_a_driver_that_is_not_loaded_is_a_note(driver):
     done = with_driver(driver(9))
     assert done.returncode == 0
     assert "no NVIDIA GPUs: NVML says: Driver Not Loaded" in done.stderr
 
 
+@pytest.mark.heavy  # A C compiler.
 def test_a_device_that_cannot_be_read_is_no_machine_without_it(driver):
     done = with_driver(driver(15))
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,5 +1,6 @@
 """Lets the tests of conformance import `aws_world` and others, and ask for their fixtures."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -8,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kubernetes"))
 
 from aws_world import aws, aws_server  # After the lines above.
 from kubernetes_plane import fresh_plane, plane
-from ray_world import ray_world
+
+with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
+    from ray_world import ray_world
 
 __all__ = ["aws", "aws_server", "fresh_plane", "plane", "ray_world"]

@@ -48,7 +48,6 @@ def shipped(*names):
 
 @pytest.mark.heavy
 async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
-    pytest.importorskip("matplotlib")
     told = []
     for turn in ("a", "b"):
         files = [tmp_path / f"{turn}.svg", tmp_path / f"{turn}.png"]

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from moorage.slices import SlicePoolManager, SliceSettings
+
+with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
+    import ray
+    from ray.cluster_utils import Cluster
 
 TYPE: Final = "v4-16"
 SECONDS_MAX: Final = 60

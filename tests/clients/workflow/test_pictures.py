@@ -43,9 +43,9 @@ def result() -> ExecutionResult:
     )
 
 
+@pytest.mark.heavy  # The extra `plots`.
 def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path):
-    pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
-    import matplotlib as mpl  # noqa: PLC0415  # Where it is.
+    import matplotlib as mpl  # noqa: PLC0415  # An extra.
 
     for name in ("load", "train", "broken"):
         # Tasks of microseconds: on a busy machine one may be too short beside the rest for a name.
@@ -61,8 +61,10 @@ def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.heavy  # The extra `plots`.
 def test_nodes_are_put_together_where_they_ran(result, tmp_path):
-    mpl = pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
+    import matplotlib as mpl  # noqa: PLC0415  # An extra.
+
     for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
         result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
     with mpl.rc_context({"svg.fonttype": "none"}):
@@ -70,8 +72,10 @@ def test_nodes_are_put_together_where_they_ran(result, tmp_path):
     assert {"lab/n0", "lab/n1"} <= set(re.findall(r">(\S+)<", (tmp_path / "run.svg").read_text()))
 
 
+@pytest.mark.heavy  # The extra `plots`.
 def test_names_are_no_formulas(tmp_path):
-    mpl = pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
+    import matplotlib as mpl  # noqa: PLC0415  # An extra.
+
     dag, need = graph("$x$", r"$\frac$"), ResourceRequirements({r"$\foo$": 1})
     pool = ResourcePool({r"$\foo$": 1})
     tasks = dict.fromkeys(dag, lambda: 1)
@@ -87,8 +91,8 @@ def test_names_are_no_formulas(tmp_path):
     )
 
 
+@pytest.mark.heavy  # The extra `plots`.
 def test_a_picture_that_cannot_be_drawn_says_why(result, tmp_path):
-    pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
     with pytest.raises(WorkflowError, match="cannot draw into"):
         draw_timeline(result, tmp_path / "run.nonsense")
     with pytest.raises(WorkflowError, match="cannot draw into"):

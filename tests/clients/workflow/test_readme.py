@@ -31,10 +31,9 @@ def run(text: str, folder: Path, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.heavy  # The extra `plots`.
 @pytest.mark.parametrize("text", LOCAL)
 def test_examples_without_a_server_run(text, tmp_path):
-    if "draw_timeline" in text:
-        pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
     shown = run(text, tmp_path)
     files = re.findall(r'"(\w+\.(?:json|svg))"', text)
     assert files

@@ -1,6 +1,7 @@
 """A real Ray on this machine: a head without processors, and raylets that tests start and kill."""
 
 import asyncio
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from ray.cluster_utils import Cluster
 
 import moorage
 from moorage.sandbox.host.sandbox import WorkerSettings
+
+with contextlib.suppress(ImportError):  # An extra, which the fast tests do without.
+    from ray.cluster_utils import Cluster
 
 # Lets the tests of this package import `served`, and that `interface`.
 sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("end_to_end", "web")]

@@ -111,7 +111,8 @@ class ClusterConnection:
     async def _send(self, method: str, path: str, query: dict[str, Any], body: Any) -> bytes:
         bound = aiohttp.ClientTimeout(CALL_SECONDS_MAX, sock_connect=CONNECT_SECONDS_MAX)
         async with self._answer(method, path, query, body, bound) as response:
-            return await response.read()
+            content: bytes = await response.read()
+            return content
 
     @contextlib.asynccontextmanager
     async def stream(
