@@ -40,13 +40,19 @@ _GROUP_OF_FIXTURE: Final = {
     "ray_world": "ray",
 }
 _GROUP_OF_FOLDER: Final = {"sandbox": "sandbox", "simulation": "simulation", "slices": "ray"}
-_GROUPS: Final = (
-    "fast",
-    "quiet",
-    "daemons",
-    *sorted({*_GROUP_OF_FIXTURE.values(), *_GROUP_OF_FOLDER.values()}),
-)
-"""`make test-heavy GROUP=…` runs one of them, all but the first; each test is in one."""
+_GROUPS: Final = {
+    "fast": "what `make test` runs",
+    "quiet": "holds measured figures to their bounds, so nothing else may run beside it",
+    "aws": "asks moto's server",
+    "browser": "drives Debian's Chromium",
+    "containers": "starts containers at a Podman of its own",
+    "kubernetes": "needs a control plane of tests/kubernetes, which Go builds once per machine",
+    "ray": "needs a real Ray of some raylets, which it starts",
+    "sandbox": "heavy tests of the jail",
+    "simulation": "laws of the core under random events, and the mutants that they kill",
+    "daemons": "all other heavy tests: of whole servers, the command line and the house",
+}
+"""Each test is in one of them; `make test-heavy GROUP=…` runs one, all but the first."""
 
 
 class _Leftovers(logging.Handler):
@@ -121,6 +127,12 @@ def pytest_xdist_auto_num_workers() -> int | None:
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # A user who sets it knows better.
     return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register a mark for each group."""
+    for name, meaning in _GROUPS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -25,6 +25,14 @@ def test_of_the_machine():
 """
 SKIPPED_WHOLE = "import pytest\npytest.importorskip('nonesuch', reason='no nonesuch')\n"
 
+FLAKY = """
+tries = []
+
+def test_that_passes_at_its_second_try():
+    tries.append(1)
+    assert len(tries) > 1, "the reason of the first failure"
+"""
+
 
 def test_without_git_the_files_of_the_tree_are_those_that_are_not_ignored(
     names, tmp_path: Path
@@ -63,3 +71,14 @@ def test_with_skips_fail_a_skip_is_a_failure_unless_nothing_could_be_installed(
     code, shown = play(root, tmp_path, "--skips-fail", *workers)
     assert code not in {0, 5}
     assert "no nonesuch" in shown
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_first_failure_is_shown_where_the_second_try_passes(
+    root: Path, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_flaky.py").write_text(FLAKY)
+    code, shown = play(root, tmp_path, "--reruns", "1", *workers)
+    assert code == 0
+    assert "1 passed, 1 rerun" in shown
+    assert "AssertionError: the reason of the first failure" in shown
