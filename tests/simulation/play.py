@@ -1,11 +1,17 @@
-"""Plays seeds of the simulation: `play.py 17`, `play.py 0:200 --events 300 --digest`."""
+"""Plays seeds of the simulation: `play.py 17`, `play.py 0:200 --events 300 --digest`.
+
+`play.py 0:200 --mutant "frees at Ending"` plays a mutant of the core until it dies.
+"""
 
 import argparse
 import hashlib
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
+from mutated.functions import mutated
+from mutated.mutants import MUTANTS
 from simulated.story import story_of
 from simulated.world import World, run
 
@@ -16,7 +22,15 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=300)
     parser.add_argument("--digest", action="store_true", help="print a hash of all facts")
     parser.add_argument("--transcript", type=Path, help="write the last seed's story there")
+    mutants = {mutant.name: mutant for mutant in MUTANTS}
+    parser.add_argument("--mutant", choices=mutants, metavar="NAME", help="play this one")
     given = parser.parse_args()
+    mutant = mutants.get(given.mutant)
+    with mutated(mutant.of, mutant.edit) if mutant else nullcontext():
+        return play(given)
+
+
+def play(given: argparse.Namespace) -> int:
     first, _, last = given.seeds.partition(":")
     digest, began, world = hashlib.sha256(), time.monotonic(), None
     for seed in range(int(first), int(last or int(first) + 1)):

@@ -1,0 +1,102 @@
+"""Finds the functions of the core by name, and has mutants take their place for a while."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import moorage
+from mutated.edits import DoesNotApply, Edit, Function
+
+PARTS = ("core", "policy", "model.py")
+"""Of the package: what the simulation plays."""
+
+
+@contextmanager
+def mutated(name: str, edit: Edit) -> Iterator[None]:
+    """Have a function do what its edit says: for all who have imported it, in this process.
+
+    Args:
+        name: The end of the function's dotted name: as much as no other function has.
+        edit: What is changed.
+
+    Raises:
+        DoesNotApply: there is no such function, or not one place in it that the edit is for.
+
+    """
+    (module, qualified), function = find(name)
+    edit.once(function, f"{module}.{qualified}")
+    live = _live(module, qualified)
+    before = live.__code__
+    live.__code__ = _compiled(function, qualified, before.co_filename)
+    try:
+        yield
+    finally:
+        live.__code__ = before
+
+
+def find(name: str) -> tuple[tuple[str, str], Function]:
+    """Return the module of a function, its name there, and a copy of its tree.
+
+    Raises:
+        DoesNotApply: there is no such function, or there are several.
+
+    """
+    found = [each for each in _functions() if f".{'.'.join(each)}".endswith(f".{name}")]
+    if len(found) != 1:
+        where = ", ".join(map(".".join, found)) or "none"
+        raise DoesNotApply(f"one function is expected whose name ends in {name}; found: {where}")
+    return found[0], deepcopy(_functions()[found[0]])
+
+
+@cache
+def _functions() -> dict[tuple[str, str], Function]:
+    root = Path(inspect.getfile(moorage)).parent
+    files = [file for part in PARTS for file in (root / part, *root.glob(f"{part}/**/*.py"))]
+    return {
+        (".".join(("moorage", *file.relative_to(root).with_suffix("").parts)), name): function
+        for file in files
+        if file.is_file()
+        for name, function in _defined(ast.parse(file.read_text()), "")
+    }
+
+
+def _defined(node: ast.AST, within: str) -> Iterator[tuple[str, Function]]:
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, ast.ClassDef):
+            yield from _defined(each, f"{within}{each.name}.")
+        elif isinstance(each, Function):
+            yield f"{within}{each.name}", each
+
+
+def _compiled(function: Function, qualified: str, file: str) -> CodeType:
+    """Return the code of a changed function, whose lines are where they were."""
+    node: ast.stmt = function
+    for name in reversed(qualified.split(".")[:-1]):
+        (around,) = ast.parse(f"class {name}: pass").body
+        assert isinstance(around, ast.ClassDef)
+        around.body = [node]
+        node = around
+    todo = [compile(ast.Module([node], []), file, "exec", dont_inherit=True)]
+    for code in todo:
+        if code.co_qualname == qualified:
+            break
+        todo += [const for const in code.co_consts if isinstance(const, CodeType)]
+    return code
+
+
+def _live(module: str, qualified: str) -> FunctionType:
+    found: Any = import_module(module)
+    for name in qualified.split("."):
+        found = vars(found)[name]
+    for wrapper in ("fget", "func", "__func__"):  # Of a property, a cached one, a class method.
+        found = getattr(found, wrapper, found)
+    function = inspect.unwrap(found)
+    assert isinstance(function, FunctionType), f"{module}.{qualified} is not a function"
+    return function
