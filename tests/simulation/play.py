@@ -13,13 +13,13 @@ from pathlib import Path
 from mutated.functions import mutated
 from mutated.mutants import MUTANTS
 from simulated.story import story_of
-from simulated.world import World, run
+from simulated.world import EVENTS, World, run
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", help="one seed, or FIRST:LAST+1")
-    parser.add_argument("--events", type=int, default=300)
+    parser.add_argument("--events", type=int, default=EVENTS)
     parser.add_argument("--digest", action="store_true", help="print a hash of all facts")
     parser.add_argument("--transcript", type=Path, help="write the last seed's story there")
     mutants = {mutant.name: mutant for mutant in MUTANTS}

@@ -3,12 +3,11 @@
 import random
 
 import pytest
-from simulated.world import run
+from simulated.world import played
 
 from moorage.core.fleet_map import COLUMNS, FREE, HELD, FleetMap
 from moorage.core.state import State, apply
 
-EVENTS = 300
 AHEAD = 7
 
 
@@ -46,7 +45,7 @@ def is_true(shown: FleetMap, state: State) -> None:
 def test_the_map_follows_the_facts(seed):
     chance, state = random.Random(seed), State()
     shown, seen, known = made(state), rows(made(state)), 1
-    for fact in run(seed, EVENTS).ledger:
+    for fact in played(seed).ledger:
         apply(state, fact)
         shown.apply(fact)
         if shown.is_outdated:
@@ -71,7 +70,7 @@ def test_the_map_follows_the_facts(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
-    facts, state = run(seed, EVENTS).ledger, State()
+    facts, state = played(seed).ledger, State()
     for number, fact in enumerate(facts):
         apply(state, fact)
         if number % AHEAD == 0 and number > AHEAD:
@@ -84,7 +83,7 @@ def test_facts_that_the_state_was_ahead_of_change_nothing(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_tenant_learns_of_others_only_what_is_busy(seed):
-    world, state = run(seed, EVENTS), State()
+    world, state = played(seed), State()
     for fact in world.ledger:
         apply(state, fact)
         if len(state.leases) > 3:

@@ -13,11 +13,10 @@ from mutated.edits import Body, DoesNotApply, Edit, Function, Replace
 from mutated.functions import find, mutated
 from mutated.mutants import MUTANTS, Mutant
 from simulated.laws import LawBroken
-from simulated.world import World, run
+from simulated.world import EVENTS, World, run
 
 from moorage.core.turn import Turn
 
-EVENTS = 300
 SEEDS = 500
 """Played from the one on that is known to kill a mutant, where it survives that one."""
 

@@ -8,6 +8,7 @@ yet delivered, every socket, every cell and all reports on their way; backends l
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from typing import Literal
 
@@ -78,6 +79,8 @@ from simulated.laws import LawBroken, Model
 from simulated.policies import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
+EVENTS = 300
+"""That a world is played for, where nobody says otherwise."""
 GRACE_SECONDS = 10.0
 LABELLED = 1_000_000
 """From this seed on nodes have labels that demands ask for; the worlds before are without."""
@@ -594,3 +597,9 @@ def run(seed: int, events: int, kind: type[World] = World) -> World:
         )
         raise
     return world
+
+
+@cache
+def played(seed: int) -> World:
+    """Return the world of a seed for tests that look at what came of it: played once for all."""
+    return run(seed, EVENTS)
