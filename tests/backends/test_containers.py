@@ -93,6 +93,8 @@ def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(
         LocalBackend(tmp_path).refuse(ContainerResourceSpec(**fields))
 
 
+@pytest.mark.heavy
+@pytest.mark.containers
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
@@ -108,6 +110,8 @@ def test_without_a_container_engine_containers_are_refused_plainly(
         LocalBackend(tmp_path).refuse(ContainerResourceSpec())
 
 
+@pytest.mark.heavy
+@pytest.mark.containers
 async def test_a_container_of_unknown_state_is_not_forgotten(tmp_path, monkeypatch):
     """Its engine may be back soon, and it with it: who asks must not take its GPUs for free."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")

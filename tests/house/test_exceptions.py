@@ -59,6 +59,7 @@ print(*threading.enumerate())
 """
 
 
+@pytest.mark.heavy  # All extras.
 def test_the_packages_import_without_starting_anything(tmp_path) -> None:
     """Importing a module has no effects: no warning, no thread, no file."""
     done = subprocess.run(

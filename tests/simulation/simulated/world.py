@@ -80,7 +80,7 @@ from simulated.policies import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
 EVENTS = 300
-"""That a world is played for, where nobody says otherwise."""
+"""Of a world, unless a caller gives another number."""
 GRACE_SECONDS = 10.0
 LABELLED = 1_000_000
 """From this seed on nodes have labels that demands ask for; the worlds before are without."""
