@@ -1,0 +1,27 @@
+"""What an executor of `moorage_client.workflow` adds to a task does not grow with the graph."""
+
+import math
+import time
+
+import pytest
+
+from moorage.benchmarks import workflow
+
+NODES_FEW, NODES_MANY = 1_000, 8_000
+GROWTH_MAX = 2.5
+"""Of n log n; what goes over all nodes for each of them grows six times as much as that."""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("build", [workflow._chain, workflow._wide])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_executor_costs_about_n_log_n(kind, build) -> None:
+    """In CPU time, few and many in turn, the least of each: other work only ever adds."""
+    few, many = (
+        workflow._kinds(build(nodes), time.process_time)[kind] for nodes in (NODES_FEW, NODES_MANY)
+    )
+    best = workflow._quickest({"few": few, "many": many})
+    expected = NODES_MANY * math.log(NODES_MANY) / (NODES_FEW * math.log(NODES_FEW))
+    growth = best["many"] / best["few"] / expected
+    print(f"{growth:.2f} of n log n")
+    assert growth <= GROWTH_MAX
