@@ -1,5 +1,8 @@
 """The index says of every document what `evaluate` says, through every change."""
 
+import statistics
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,6 +278,29 @@ def test_few_documents_are_looked_at_without_a_column():
     index.matching(parse_mongo({"n": 1}))
     assert len(index.matching(parse_mongo(query))) == SCAN_MAX
     assert [source.text for source in index._columns] == ["n"]
+
+
+@pytest.mark.parametrize("changing", [False, True])
+def test_a_query_costs_what_its_hits_cost_however_many_documents_there_are(changing):
+    """In CPU time; what looks at each document would take a hundred times as long of many."""
+    condition = parse_mongo({"tag": "wanted", "gpus": {"$gte": 4}, "region": {"$regex": "^eu-"}})
+    taken = []
+    for count in (100, 10_000):
+        index, seconds = DocumentIndex(), []
+        for n in range(count):
+            tag = "wanted" if n < 10 else f"team-{n % 50}"
+            index.put(f"{n:05}", {"tag": tag, "gpus": 8, "region": f"eu-{n % 7}", "load": n})
+        for n in range(50):
+            if changing:
+                index.put("00003", {"tag": "wanted", "gpus": 8, "region": "eu-3", "load": -n})
+            began = time.thread_time()
+            found = index.matching(condition)
+            seconds.append(time.thread_time() - began)
+            assert len(found) == 10
+        taken.append(statistics.median(seconds))
+    few, many = taken
+    print(f"{many / few:.1f} times")
+    assert many <= 20 * few
 
 
 def test_an_expression_that_would_read_too_much_is_refused_by_its_place():
