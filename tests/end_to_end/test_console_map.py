@@ -26,7 +26,10 @@ COLUMNS = ("state", "milli", "tenant", "ends")
 FREE, HELD, CORDONED = 0, 1, 4
 TERMS = {"ttl_seconds": 600}
 WATCHERS = 50
-COST_MAX = 0.10
+ROUNDS = 3
+ROUND_REQUESTS = 500
+COST_MAX = 0.33
+"""Some hundredths on most machines; each grant sent to each map would be half of all."""
 
 
 class Map:
@@ -267,7 +270,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.quiet
 @pytest.mark.heavy
 async def test_fifty_open_maps_cost_little(tmp_path):
     """Rounds with and without alternate in one run; what is compared are their medians."""
@@ -275,12 +277,11 @@ async def test_fifty_open_maps_cost_little(tmp_path):
         server = Server(running)
         server.register(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         server.publish(catalog.document("first_fit"))
-        one = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 1})
-        asked = [json.dumps(one)] * 1_500
+        one = ask_message(resources={"gpus": 1}, lease=TERMS)
+        asked = [json.dumps(one)] * ROUND_REQUESTS
         await load.drive(running.ws, asked, connections=4, window=8)
-        rates: dict[bool, list[float]] = {True: [], False: []}
         taken: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(5):
+        for _ in range(ROUNDS):
             for watched in (False, True):
                 pages = None
                 if watched:
@@ -290,17 +291,15 @@ async def test_fifty_open_maps_cost_little(tmp_path):
                     )
                     for _ in range(WATCHERS):
                         assert await pages.stdout.readline() == b"watching\n"
-                await asyncio.sleep(1.5)  # The leases of the round before are over.
                 before = processor_seconds(running.pid)
                 done = await load.drive(running.ws, asked, connections=4, window=8)
                 taken[watched].append(processor_seconds(running.pid) - before)
                 assert all(b'"success":true' in reply for reply in done.replies)
-                rates[watched].append(done.per_second)
                 if pages is not None:
                     pages.terminate()
                     await pages.wait()
         # By the daemon's own processor time: what else runs here takes from both kinds of rounds.
         cost = 1 - median(taken[False]) / median(taken[True])
-        print(f"{WATCHERS} maps cost {cost:.1%}; grants/s {rates}, seconds {taken}")
+        print(f"{WATCHERS} maps cost {cost:.1%}; CPU seconds {taken}")
         assert cost <= COST_MAX
         server.close()
