@@ -22,7 +22,7 @@ from moorage.resources.resources import BackendRunner
 
 pytestmark = pytest.mark.heavy
 
-SEEN_SECONDS_MAX = 20
+SEEN_SECONDS_MAX = 60
 SMALL = InstanceResourceSpec(instance_type="t3.micro")
 ZONE, MARKET = "Placement.AvailabilityZone", "InstanceMarketOptions.MarketType"
 SHARE = Share(ClusterId("cloud"), NodeId("n1"), ("0",), cpu_milli=2000, memory_mib=4096)

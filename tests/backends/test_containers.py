@@ -22,7 +22,7 @@ from moorage.backends.local.readiness import answers
 from moorage.backends.specs import ContainerResourceSpec, Readiness
 from moorage.model import ClusterId, NodeId, Share
 
-HEARD_SECONDS_MAX = 20
+HEARD_SECONDS_MAX = 60
 GPU = "moorage-test-0"
 
 
@@ -332,7 +332,9 @@ async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(
         await inside(backend, "setsid sleep 555 & sleep 555", timeout_seconds=0.5)
     assert "sleep 555" not in (await inside(backend, "ps -o args")).replace("ps -o", "")
     begun = asyncio.create_task(backend.execute("a", ("sleep", "555")))
-    await asyncio.sleep(0.5)  # Well into the command, which takes minutes.
+    async with asyncio.timeout(HEARD_SECONDS_MAX):
+        while "sleep 555" not in await inside(backend, "ps -o args | grep -v grep"):
+            pass  # It begins meanwhile, and takes minutes.
     begun.cancel()
     with pytest.raises(asyncio.CancelledError):
         await begun

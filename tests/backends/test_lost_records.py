@@ -16,7 +16,7 @@ from moorage.backends.specs import ProcessResourceSpec
 
 pytestmark = pytest.mark.heavy
 
-SEEN_SECONDS_MAX = 20
+SEEN_SECONDS_MAX = 60
 FOREVER = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
 
 

@@ -29,7 +29,7 @@ from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 
-SEEN_SECONDS_MAX = 20
+SEEN_SECONDS_MAX = 60
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_a_thread_watches(daemon):
         assert list(news) == [], "nothing happens, and the loop ends"
         lease = client.ask("first:1-x", resources={"gpus": 1}, lease=terms).lease
         client.release(lease.id, lease.token)
-        seen = [(event.event, event.data["id"]) for event in news]
+        seen = [(event.event, event.data["id"]) for event in (news.next(60), news.next(60))]
         assert seen == [("granted", lease.id), ("ended", lease.id)], "and the next one goes on"
         assert news.next(0) is None
         with pytest.raises(RequestRefused, match="there is no topic"):
@@ -209,7 +209,7 @@ def test_a_thread_watches(daemon):
             waiting = [pool.submit(list, more), pool.submit(more.next)]
             assert not any(each.done() for each in waiting)
             more.close()
-            assert [each.result(10) for each in waiting] == [[], None], "closed by another thread"
+            assert [each.result(60) for each in waiting] == [[], None], "closed by another thread"
         more.close()
         left_open = client.watch("leases")
     assert list(left_open) == list(news) == []

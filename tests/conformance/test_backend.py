@@ -39,7 +39,7 @@ from moorage.backends.specs import (
 
 pytestmark = pytest.mark.heavy
 
-SEEN_SECONDS_MAX = 20
+SEEN_SECONDS_MAX = 60
 
 
 class Bench(Protocol):

@@ -20,7 +20,7 @@ from moorage.model import SessionId, Tenant
 from moorage.protocol import AllocationRequest, Resume, success
 from moorage.protocol.codes import SESSION_HEADER
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """Bound of every wait; nothing is expected to come near it."""
 UPGRADE = (
     "Host: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

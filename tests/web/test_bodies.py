@@ -13,12 +13,17 @@ LARGE = b" " * BODY_BYTES_MAX
 """As large as one may be; the clients below send it, and then nothing for a while."""
 
 
-def request(tenant: str, chunk: bytes, end: asyncio.Event) -> Request:
+def request(
+    tenant: str, chunk: bytes, end: asyncio.Event, waits: asyncio.Semaphore | None = None
+) -> Request:
+    """Return a request of one chunk; `waits` is released once that has been read."""
     chunks = [{"type": "http.request", "body": chunk, "more_body": True}]
 
     async def receive() -> dict:
         if chunks:
             return chunks.pop()
+        if waits is not None:
+            waits.release()
         await end.wait()
         return {"type": "http.request", "body": b"", "more_body": False}
 
@@ -30,10 +35,11 @@ def request(tenant: str, chunk: bytes, end: asyncio.Event) -> Request:
 
 @pytest.mark.heavy  # For a moment it holds 200 MiB.
 async def test_a_tenant_that_sends_slowly_leaves_room_for_others():
-    bodies, end = BodyReader(), asyncio.Event()
+    bodies, end, waits = BodyReader(), asyncio.Event(), asyncio.Semaphore(0)
     fits = TENANT_BYTES_MAX // BODY_BYTES_MAX
-    slow = [asyncio.create_task(bodies.read(request("a", LARGE, end))) for _ in range(fits)]
-    await asyncio.sleep(0.1)  # Each has sent what it has, and waits.
+    slow = [asyncio.create_task(bodies.read(request("a", LARGE, end, waits))) for _ in range(fits)]
+    for _ in slow:
+        await waits.acquire()
     with pytest.raises(ServiceError) as caught:
         await bodies.read(request("a", b"more", end))
     assert caught.value.code is Code.BUSY

@@ -10,7 +10,7 @@ from websockets.exceptions import InvalidStatus
 from moorage.protocol.origins import Origins
 from moorage.web.server import WebServer
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 
 
 async def said(port: int, request: str) -> tuple[int, str]:

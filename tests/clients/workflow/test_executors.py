@@ -36,7 +36,7 @@ from moorage_client.workflow.waiting import OVERTAKEN_MAX
 KINDS = [ResourceAwareExecutor, AsyncResourceAwareExecutor]
 both = pytest.mark.parametrize("kind", KINDS)
 gpu = ResourceRequirements.gpu
-WAIT = 20  # Seconds that nothing here takes; a bound for what would hang.
+WAIT = 60  # Seconds that nothing here takes; a bound for what would hang.
 
 
 def execute(executor, tasks):

@@ -37,16 +37,20 @@ class Owner:
 
     def __init__(self, folder: Path) -> None:
         self.backend = LocalBackend(folder)
-        self.events: list[Event] = []
+        self.ended = asyncio.Event()
         self.tasks = Tasks()
         self.room = WorkloadControl(
-            {"local": self.backend}, self.events.append, self.tasks, lambda _seen: None
+            {"local": self.backend}, self._hear, self.tasks, lambda _seen: None
         )
         spec = {"command": ["sh", "-c", "echo oh; exit 7"]}
         place = (Share(ClusterId("c"), NodeId("n")),)
         policy, terms = PolicyRef("rule", "0"), LeaseTerms(60.0)
         held = Lease(NAME, Tenant("t"), digest(""), policy, place, 1, 0.0, 60.0, terms)
         self.lease = replace(held, provision=Provision("local", spec), state="starting")
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, WorkloadEnded):
+            self.ended.set()
 
     async def logs(self, offset: int = 0) -> dict[str, Any]:
         message = wire.Logs(lease=NAME, token="", offset=offset)
@@ -63,8 +67,7 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     await made.room.open([])
     made.room.start(made.lease)
     async with asyncio.timeout(60):
-        while not any(isinstance(event, WorkloadEnded) for event in made.events):  # noqa: ASYNC110  # As below.
-            await asyncio.sleep(0.01)  # A list does not report that it has grown.
+        await made.ended.wait()
     made.lease = replace(made.lease, state="active")  # The core has not been told yet.
     yield made
     await made.backend.stop(NAME)

@@ -40,16 +40,27 @@ class House:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._heard = asyncio.Event()
         self.progress: list[WorkloadReport] = []
         self.tasks = Tasks()
         backends = {"memory": MemoryBackend()}
-        self.room = WorkloadControl(backends, self.events.append, self.tasks, self.progress.append)
+        self.room = WorkloadControl(backends, self._hear, self.tasks, self.progress.append)
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self._heard.set()
 
     async def heard(self, kind: type[Event]) -> Event:
-        async with asyncio.timeout(10):
-            while not any(isinstance(event, kind) for event in self.events):  # noqa: ASYNC110  # As below.
-                await asyncio.sleep(0.01)  # A list does not report that it has grown.
+        async with asyncio.timeout(60):
+            while not any(isinstance(event, kind) for event in self.events):
+                self._heard.clear()
+                await self._heard.wait()
         return next(event for event in self.events if isinstance(event, kind))
+
+    async def settled(self) -> None:
+        """Wait until all orders are over: nothing more comes of them."""
+        async with asyncio.timeout(60):
+            await asyncio.gather(*self.tasks._running)
 
     async def warm(self, **spec) -> Lease:
         """Start a workload for a lease that is over by now, and forget what was said of it."""
@@ -76,7 +87,7 @@ async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_n
     said = [WorkloadStarted(second.id, second.fencing, "memory://first")]
     assert house.events == said, "before anything was waited for"
     house.room.start(second)
-    await asyncio.sleep(0.05)  # For what is not to come.
+    await house.settled()
     assert house.events == said
 
 
@@ -86,7 +97,7 @@ async def test_what_dies_after_the_look_is_news_of_the_lease_that_took_it_over(h
     ended = await house.heard(WorkloadEnded)
     assert (ended.lease, ended.fencing, ended.exit_code) == (second.id, second.fencing, 3)
     house.room.start(second)  # Durable at last; it was told what became of it.
-    await asyncio.sleep(0.05)  # For what is not to come.
+    await house.settled()
     assert len(house.events) == 2
 
 

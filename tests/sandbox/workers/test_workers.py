@@ -52,6 +52,12 @@ async def asked(bench: Any, count: int = 40, body: str = SLEEPS) -> tuple[float,
     return time.perf_counter() - began, outcomes
 
 
+async def at_work(world: Any, bench: Any) -> None:
+    """Wait until one more evaluation has been answered: others are under way then."""
+    before = len(bench.order)
+    await world.until(lambda: len(bench.order) > before)
+
+
 def all_answered(outcomes: list[Any]) -> bool:
     answers = [each.value["n"] for each in outcomes if isinstance(each, Proposed)]
     return answers == list(range(len(outcomes)))
@@ -138,7 +144,7 @@ async def test_throughput_grows_and_a_killed_raylet_loses_nothing(world, make_be
     print(f"\n40 asks of a policy that takes 0.2 s: one raylet {one:.2f} s, {40 / one:.0f}/s;"
           f" two {two:.2f} s, {40 / two:.0f}/s; x{one / two:.2f}")  # fmt: skip
     running = asyncio.ensure_future(asked(bench, 120))
-    await asyncio.sleep(0.5)  # They are at work then.
+    await at_work(world, bench)
     await asyncio.to_thread(world.kill, world.raylets[0])
     seconds, outcomes = await running
     assert all_answered(outcomes)
@@ -201,7 +207,7 @@ async def test_all_workers_lost_is_as_without_ray(world, make_bench) -> None:
     bench = await make_bench(workers=world.workers())
     await world.up(bench, 1)
     running = asyncio.ensure_future(asked(bench, 16))
-    await asyncio.sleep(0.3)  # As above.
+    await at_work(world, bench)
     await asyncio.to_thread(world.kill, world.raylets[0])
     _, outcomes = await running
     assert all_answered(outcomes)
