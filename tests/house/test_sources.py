@@ -114,7 +114,7 @@ _TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
 
 
 def test_no_test_asserts_a_time(tests) -> None:
-    """Other work on the machine decides it; figures are held to bounds in the group `quiet`."""
+    """Other work on the machine decides it: `moored bench` reports times, tests count."""
     assert found(_TIMED, tests) == []
 
 
