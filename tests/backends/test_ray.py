@@ -43,7 +43,7 @@ async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBacke
 
 
 async def written(backend: RayBackend, name: str) -> str:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # Nothing tells.
             await asyncio.sleep(0.05)  # As above.
     return text.strip()

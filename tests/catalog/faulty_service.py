@@ -151,11 +151,11 @@ class FaultyServiceInThread:
 
     def __enter__(self) -> FaultyService:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self.faulty.start(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.faulty.start(), self._loop).result(60)
         return self.faulty
 
     def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.faulty.stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.faulty.stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()

@@ -283,7 +283,7 @@ async def test_mistakes_of_the_program_stay_python_errors(harbour):
 async def test_closing_ends_what_still_waits(harbour):
     harbour.mute.add("why")
     client = Client(harbour.url)
-    async with client, asyncio.timeout(10):
+    async with client, asyncio.timeout(60):
         asking = asyncio.create_task(client.why("r"))
         await asyncio.to_thread(harbour.wait_for, lambda: harbour.count("why") == 1)
         await client.close()

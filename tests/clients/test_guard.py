@@ -166,7 +166,7 @@ async def test_many_leases_at_once(harbour):
                 await asyncio.sleep(0.01)  # As above.
             return held.id
 
-    async with Client(harbour.url) as client, asyncio.timeout(20):
+    async with Client(harbour.url) as client, asyncio.timeout(60):
         held = await asyncio.gather(*(hold(client) for _ in range(30)))
     assert len(set(held)) == 30
     assert {lease["state"] for lease in harbour.leases.values()} == {"ended"}

@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(self.path)
         self.server.heard.append((self.command, self.path, json.loads(body) if body else None))
-        self.server.open.wait(10)
+        self.server.open.wait(60)
         missing = (404, {"error": "Cluster not found"})
         status, document = self.server.answers.get(f"{self.command} {path}", missing)
         text = document if isinstance(document, bytes) else json.dumps(document).encode()

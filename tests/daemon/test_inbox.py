@@ -64,6 +64,6 @@ async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits
     assert [turn.done() for turn in turns] == [True] * READERS_PER_BATCH + [False] * 2
     inbox.take()
     waiting = asyncio.ensure_future(inbox.wait())
-    await asyncio.wait_for(turns[-1], 10)
+    await asyncio.wait_for(turns[-1], 60)
     inbox.post(Tick())
     await waiting

@@ -19,7 +19,7 @@ async def run(port, source: str) -> str:
     client = await asyncio.create_subprocess_exec(
         sys.executable, "-", stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         _, logged = await client.communicate(source.encode())
     assert client.returncode == 0
     lines = logged.decode().splitlines()

@@ -32,11 +32,11 @@ async def test_signals_stay_the_daemons(site):
 async def test_close_lets_requests_finish_and_is_idempotent(site, caplog):
     with caplog.at_level(logging.WARNING):
         asking = asyncio.create_task(site.client.post("/allocate", content=b"hold"))
-        await asyncio.wait_for(site.house.asked.wait(), 10)
+        await asyncio.wait_for(site.house.asked.wait(), 60)
         closing = asyncio.create_task(site.server.close())
         site.house.held.set()
         answer = await asking
-        await asyncio.wait_for(closing, 20)
+        await asyncio.wait_for(closing, 60)
         await site.server.close()
     assert answer.status_code == 200
     with pytest.raises(httpx.ConnectError):
@@ -51,7 +51,7 @@ async def test_requests_that_outlast_the_drain_are_told_so(site, caplog):
         asking = asyncio.create_task(
             site.client.post(f"http://127.0.0.1:{port}/allocate", content=b"hold")
         )
-        await asyncio.wait_for(site.house.asked.wait(), 10)
+        await asyncio.wait_for(site.house.asked.wait(), 60)
         await asyncio.wait_for(server.close(), 20)
         answer = await asking
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")

@@ -62,7 +62,7 @@ async def test_jobs_are_published_in_order_on_the_loop_even_if_they_are_not_awai
         published.append((number, threading.get_ident()))
 
     holding = threading.Event()
-    tasks = [asyncio.create_task(store.run(lambda _: holding.wait(10) and 0, publish))]
+    tasks = [asyncio.create_task(store.run(lambda _: holding.wait(60) and 0, publish))]
     tasks += [
         asyncio.create_task(store.run(lambda _, number=number: number, publish))
         for number in range(1, 20)
@@ -81,10 +81,10 @@ async def test_more_jobs_than_the_queue_holds_are_refused(store):
 
     def hold(_):
         started.set()
-        holding.wait(10)
+        holding.wait(60)
 
     first = asyncio.create_task(store.run(hold))
-    await asyncio.to_thread(started.wait, 10)
+    await asyncio.to_thread(started.wait, 60)
     tasks = [asyncio.create_task(store.run(lambda db: None)) for _ in range(JOBS_MAX)]
     await asyncio.sleep(0)
     with pytest.raises(ServiceError) as caught:

@@ -109,7 +109,7 @@ class Opened:
 
     async def until(self, kind):
         """Return the first change of a kind, which must come in time."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (found := [each for each in self.changes if isinstance(each, kind)]):
                 self.heard.clear()
                 await self.heard.wait()

@@ -108,7 +108,7 @@ class TestTheResourceSchedulingModule:
         """What needs other things runs beside a node that waits for the only GPU."""
         pool, meeting = ResourcePool({"gpu": 1, "cpu": 2}), threading.Barrier(2)
         needs = {"gpu": ResourceRequirements.gpu(1), "cpu": ResourceRequirements.cpu(2)}
-        tasks = {"gpu": lambda: meeting.wait(20), "cpu": lambda: meeting.wait(20)}
+        tasks = {"gpu": lambda: meeting.wait(60), "cpu": lambda: meeting.wait(60)}
         assert execute(kind(graph("gpu", "cpu"), pool, needs), tasks).succeeded == 2
 
 
