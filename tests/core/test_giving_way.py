@@ -1,8 +1,8 @@
 """Warm leases give way to a request that does not say what it needs."""
 
-from by_hand import Hand, ask, nodes, place
+from by_hand import Hand, ask, consults, nodes, place
 
-from moorage.core.events import ReleaseAsked, WorkloadKept, WorkloadStarted
+from moorage.core.events import ReleaseAsked, WorkloadKept, WorkloadStarted, WorkloadStopped
 from moorage.core.facts import Ending
 from moorage.core.warm_reuse import EVICTED
 from moorage.model import ClusterId, Demand, Provision, RequestId
@@ -32,3 +32,26 @@ def test_a_gang_of_which_a_part_is_kept_for_the_head_gives_way_too() -> None:
     turn = hand.ask(ask("unsaid", None, wait=100.0))
     facts = hand.propose(turn, {"declined": "nothing is free"}).facts
     assert [each.reason for each in facts if isinstance(each, Ending)] == [EVICTED]
+
+
+def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    for number, name in enumerate(("first", "second")):
+        hand.now += 1.0
+        asked = ask(name, ONE, provision=kept, inputs={"number": number})
+        hand.grant(asked, place("n000", str(number)))
+        lease = hand.allocator.state.leases[asked.id]
+        hand.step(WorkloadStarted(lease.id, lease.fencing))
+        hand.step(ReleaseAsked(hand.to(), lease.id, f"token of {name}"))
+        hand.step(WorkloadKept(lease.id, lease.fencing))
+    turn = hand.ask(ask("pair", None))
+    for number, name in enumerate(("first", "second"), 1):
+        facts = hand.propose(turn, {"declined": "it wants two whole GPUs"}).facts
+        ending = [each for each in facts if isinstance(each, Ending)]
+        assert [(each.lease, each.reason) for each in ending] == [(name, EVICTED)]
+        turn = hand.step(WorkloadStopped(RequestId(name), number))
+        assert consults(turn) == ["pair"]
+    hand.propose(turn, place("n000", "0", "1"))
+    assert list(hand.allocator.state.leases) == ["pair"]

@@ -19,7 +19,7 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Refusal, Requeued
 from moorage.core.invariants import check
-from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX, likeness
 from moorage.core.refusals import PASSING
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.turn import Turn
@@ -309,3 +309,20 @@ def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() ->
     turn = fail(hand, "r")
     hand.ask(ask("waiter", ONE, wait=60.0))
     assert consults(unanswered(hand, turn)) == ["waiter"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"provision": Provision("memory", {"command": ["other"]})},
+        {"provision": Provision("memory", {"command": ["one"], "stop_seconds": 1})},
+        {"parameters": {"x": 1}},
+        {"demand": Demand(gpus=1, cpu_milli=1000)},
+        {"tenant": Tenant("bob")},
+    ],
+    ids=["command", "spec", "parameters", "resources", "tenant"],
+)
+def test_a_request_that_differs_in_anything_takes_no_warm_workload_over(change: dict) -> None:
+    kept = {"demand": ONE, "provision": Provision("memory", {"command": ["one"]})}
+    assert likeness(ask("a", **kept)) == likeness(ask("b", wait=9.0, **kept))
+    assert likeness(ask("a", **kept)) != likeness(ask("b", **kept | change))

@@ -278,7 +278,49 @@ WRONG = [
     ({"lease": {"preemptible": 1}}, "lease.preemptible", "true or false"),
     ({"lease": {"idempotency_key": "k" * 129}}, "lease.idempotency_key", "128 characters"),
     ({"lease": {"ttl": 60}}, "lease.ttl", "one of ttl_seconds"),
+    (
+        {"lease": {"anti_affinity": {"group": "g", "topology": "planet"}}},
+        "lease.anti_affinity.topology",
+        '"zone"',
+    ),
+    (
+        {"resources": {"where": [{"key": "a", "operator": "In"}]}},
+        "resources.where[0]",
+        "`values` beside In",
+    ),
+    (
+        {"resources": {"where": [{"key": "a", "operator": "Exists", "values": ["b"]}]}},
+        "resources.where[0]",
+        "no `values` beside Exists",
+    ),
+    (
+        {"resources": {"where": [{"key": "a", "operator": "Gt", "values": ["1"]}]}},
+        "resources.where[0].operator",
+        '"NotIn"',
+    ),
+    (
+        {"resources": {"gpus": 2}, "alternatives": [{"gpus": 1}, {"gpus": -1}]},
+        "alternatives[1].gpus",
+        "between 0 and 1024",
+    ),
+    ({"resources": {"gpus": 2}, "alternatives": [{"gpus": 1}] * 8}, "alternatives", "at most 7"),
+    ({"lease": {"ttl_seconds": 2, "ttl_seconds_min": 3}}, "lease", "ttl_seconds_min"),
     ({"provision": {"backend": "local", "specs": {}}}, "provision.specs", "one of backend, spec"),
+    (
+        {"provision": {"backend": "local", "on_failure": "restart"}},
+        "provision.on_failure",
+        '"requeue"',
+    ),
+    (
+        {"provision": {"backend": "local", "on_failure": "requeue", "attempts_max": 0}},
+        "provision.attempts_max",
+        "from 1 to 100",
+    ),
+    (
+        {"provision": {"backend": "local", "on_failure": "requeue", "attempts_max": 101}},
+        "provision.attempts_max",
+        "from 1 to 100",
+    ),
     ({"policy_rule_uri": 5}, "policy_rule_uri", "name:version-tag"),
     ({"policy_rule_uri": "u" * 513}, "policy_rule_uri", "512 characters"),
     ({"inputs": []}, "inputs", "an object"),
@@ -311,6 +353,12 @@ def test_a_wrong_field_is_named_with_what_was_expected(
     assert expected in error.expected
     assert error.field in error.reason
     assert error.id == (None if "id" in changes else 9)
+
+
+def test_alternatives_stand_beside_resources() -> None:
+    error = refused(text(alternatives=[{"gpus": 1}]))
+    assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
+    assert "`resources` beside `alternatives`" in error.reason
 
 
 def test_the_reason_is_the_sentence_of_the_documents() -> None:
@@ -346,6 +394,10 @@ def test_operations_are_read() -> None:
 def test_an_operation_refuses_keys_it_does_not_know() -> None:
     error = refused('{"op": "renew", "id": 1, "lease": "l", "token": "t", "ttl": 5}')
     assert (error.code, error.field, error.id) == (Code.BAD_MESSAGE, "ttl", 1)
+    error = refused('{"op": "drain", "cluster": "c", "seconds": -1}')
+    assert (error.code, error.field) == (Code.BAD_MESSAGE, "seconds")
+    error = refused('{"op": "cordon", "node": "n"}')
+    assert (error.code, error.field) == (Code.MISSING_FIELDS, "cluster")
 
 
 @pytest.mark.parametrize("op", ["status", "why"])
