@@ -1,17 +1,22 @@
 """What the end-to-end tests do with a running daemon, and documents to feed it."""
 
 import base64
+import contextlib
 import io
 import json
+import subprocess
 import time
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
+import pytest
 from interface import CHECKED_BYTES_MAX, Interface
 from websockets.sync.client import connect
 
 from moorage.benchmarks.daemon_process import Running
+from moorage_client.cli.program import run
 
 FIRST_FIT = "first_fit:1.0-stable"
 
@@ -48,11 +53,19 @@ def archive(**files: str) -> str:
 
 
 class Server:
-    """A running daemon, and the few things that tests do with it."""
+    """A running daemon, and the few things that tests do with it.
 
-    def __init__(self, running: Running) -> None:
+    Args:
+        running: The daemon.
+        token: What every request shows, unless it brings its own.
+
+    """
+
+    def __init__(self, running: Running, token: str = "") -> None:
         self.running = running
-        self.http = httpx.Client(base_url=running.http, timeout=30)
+        self.token = token
+        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.http = httpx.Client(base_url=running.http, headers=self.headers, timeout=30)
         self.http.event_hooks = {"response": [self._check]}
         self._interface: Interface | None = None
 
@@ -81,7 +94,11 @@ class Server:
             assert answer.status_code == 200, answer.text
 
     def socket(self, headers: dict[str, str] | None = None):
-        options = {"compression": None, "max_size": None, "additional_headers": headers}
+        options = {
+            "compression": None,
+            "max_size": None,
+            "additional_headers": headers or self.headers,
+        }
         return connect(self.running.ws, **options)
 
     def say(self, *messages: dict | str) -> list[dict]:
@@ -93,6 +110,29 @@ class Server:
 
     def ask(self, policy: str = FIRST_FIT, **more) -> dict:
         return self.say(ask_message(policy, **more))[0]
+
+    def release(self, lease: dict) -> dict:
+        """Release a lease, and return the reply."""
+        return self.say({"op": "release", "lease": lease["id"], "token": lease["token"]})[0]
+
+    def moorage(
+        self, *words: str | Path, folder: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of the client in this process: quick, where its text is what counts."""
+        urls = {"MOORAGE_URL": self.running.ws, "MOORAGE_HTTP_URL": self.running.http}
+        given = urls | {"MOORAGE_TOKEN": self.token, "COLUMNS": "200", "NO_COLOR": "1"} | variables
+        out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.chdir(folder or Path.cwd()),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            for name, value in given.items():
+                patch.setenv(name, value)
+            code = run([str(word) for word in words])
+        wrote = out.buffer.getvalue().decode()
+        return subprocess.CompletedProcess(words, code, wrote, err.getvalue())
 
     def close(self) -> None:
         self.http.close()

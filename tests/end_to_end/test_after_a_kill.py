@@ -1,0 +1,85 @@
+"""What operators and waiters have said outlasts kill -9: one daemon holds all of it."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from served import FIRST_FIT, Server, ask_message, cluster, until
+from websockets.sync.client import connect
+
+from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
+from moorage.model import Demand
+from moorage_client import BlockingClient, RequestRefused
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy
+
+OPERATOR = {"MOORAGE_TOKENS": "ann:a1,ops:o1", "MOORAGE_OPERATORS": "ops"}
+CONFIGURED = {
+    "MOORAGE_QUOTAS": "bob gpus=1 borrow_gpus=2, ann/one memory_mib=5",
+    "MOORAGE_USAGE_HALF_LIFE_SECONDS": "60",
+}
+
+
+def of(model: str, gpus: int = 1) -> dict:
+    return {"gpus": gpus, "models": [model]}
+
+
+def test_reservations_cordons_quotas_and_alternatives_outlast_a_kill(tmp_path: Path) -> None:
+    data, log, now = tmp_path / "data", tmp_path / "stderr.log", time.time()
+    terms = {"ttl_seconds": 300.0, "wait_seconds": 300.0, "idempotency_key": "elastic"}
+    some = [of("A100", number) for number in (4, 3, 2)]
+    wants = {"resources": some[0], "alternatives": some[1:], "lease": terms}
+    times = {"starts_at": now + 3600, "ends_at": now + 7200}
+    with child(serve_command(data), log, serve_variables()) as (process, ready):
+        for document in (
+            cluster("one", nodes=1, gpus=4),
+            cluster("two", nodes=1, gpus=1, model="H100"),
+            cluster("out", nodes=2, gpus=1, model="L4"),
+        ):
+            httpx.post(f"{ready['http']}/clusters", json=document, timeout=60).raise_for_status()
+        rule = catalog.document("first_fit")
+        httpx.post(f"{ready['http']}/policy", json=rule, timeout=60).raise_for_status()
+        with BlockingClient(ready["ws"]) as client, connect(ready["ws"]) as waiting:
+            reserved = client.call({"op": "reserve", "resources": of("H100"), **times})
+            quota = {"op": "set_quota", "tenant": "ann", "nominal": {"gpu_milli": 2000}}
+            assert client.call(quota)["resources"]["gpu_milli"]["room"] == 2000
+            client.cordon("out", reason="power")
+            big = client.ask(FIRST_FIT, resources=some[1], lease={"ttl_seconds": 300.0}).lease
+            assert big is not None
+            waiting.send(json.dumps(ask_message(FIRST_FIT, **wants)))
+            until(client.queue)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+    with daemon(data, environment=CONFIGURED) as running, BlockingClient(running.ws) as client:
+        server = Server(running)
+        assert client.call({"op": "reservations"})["reservations"] == [reserved]
+        server.http.put("/clusters/out", json=cluster("out", 3, 1, "L4")).raise_for_status()
+        assert not server.ask(resources=of("L4"), lease={"ttl_seconds": 60})["success"]
+        assert client.uncordon("out")["unavailable"] is None
+        assert server.ask(resources=of("L4"), lease={"ttl_seconds": 60})["success"]
+
+        rows = client.call({"op": "quotas"})["quotas"]
+        names = [(row["tenant"], row["project"]) for row in rows]
+        assert names == [("ann", None), ("ann", "one"), ("bob", None)]
+        assert rows[0]["resources"]["gpu_milli"]["quota"] == 2000
+        assert rows[2]["quota"]["borrow"] == {"gpu_milli": 2000}
+        (row,) = client.call({"op": "quotas", "filters": {"tenant": "bob"}})["quotas"]
+        assert row["resources"]["gpu_milli"]["quota"] == 1000
+
+        (row,) = client.queue()
+        assert [each["gpus"] for each in row["alternatives"]] == [4, 3, 2]
+        client.release(big.id, big.token)
+        wants["resources"] = Demand(gpus=4, models=("A100",))  # The same in other words.
+        lease = client.ask(FIRST_FIT, **wants).lease
+        assert lease is not None
+        assert lease.choice == 0
+        server.close()
+    with daemon(data, environment=OPERATOR) as running, BlockingClient(running.ws, "o1") as ops:
+        with pytest.raises(RequestRefused) as caught:  # Of another tenant than reserved it.
+            ops.ask(FIRST_FIT, resources=of("H100"), lease={"ttl_seconds": 5000})
+        assert caught.value.details["ttl_max_seconds"] <= 3600
