@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -22,18 +19,9 @@ FAILING = [{"request": {}, "output": {"cluster_id": "elsewhere"}}]
 @pytest.fixture
 def push(server, tmp_path):
     """The command, run in a folder of its own."""
-    environment = {**os.environ, "MOORAGE_HTTP_URL": server.running.http, "NO_COLOR": "1"}
 
     def run(*arguments, command="push"):
-        return subprocess.run(
-            [Path(sys.executable).with_name("moorage"), "policy", command, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        return server.moorage("policy", command, *arguments, folder=tmp_path)
 
     return run
 
