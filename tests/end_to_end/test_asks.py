@@ -2,7 +2,7 @@
 
 import json
 
-from served import archive, ask_message, cluster, policy
+from served import ask_message, cluster, policy
 
 
 def hold(server, **more) -> dict:
@@ -103,13 +103,6 @@ def test_eight_requests_at_once_get_eight_different_gpus_and_the_ninth_a_reason(
     assert (never["code"], never["misfits"]) == ("never_fits", {"gpu_count": 4})
 
 
-def test_shares_of_one_gpu_add_up_to_it(server):
-    ask = {"resources": {"gpus": 1, "gpu_milli": 400, "models": ["H100"]}}
-    shares = [hold(server, **ask)["lease"]["placement"][0] for _ in range(3)]
-    assert [share["gpus"] for share in shares] == [["0"], ["0"], ["1"]]
-    assert [share["gpu_milli"] for share in shares] == [400, 400, 400]
-
-
 def test_replies_without_ids_come_in_order_and_with_ids_carry_them(server):
     messages = [
         ask_message(resources={"gpus": 1}),
@@ -154,14 +147,6 @@ def test_renew_why_status_and_wrong_tokens(server):
     assert thief["error"]["code"] == "wrong_token"
 
 
-def test_a_repeated_key_returns_the_first_lease(server):
-    terms = {"ttl_seconds": 60, "idempotency_key": "job-7"}
-    first, again = hold(server, lease=terms), hold(server, lease=terms)
-    assert again["lease"] == first["lease"]
-    other = hold(server, lease=terms, policy="best_fit:1.0-stable")
-    assert other["error"]["code"] in {"unknown_policy", "idempotency_mismatch"}
-
-
 def test_a_waiter_is_served_when_another_lets_go(server):
     all_east = {"resources": {"gpus": 4}, "clusters": ["east"]}
     holders = [hold(server, **all_east)["lease"] for _ in range(2)]
@@ -179,27 +164,6 @@ def test_a_waiter_is_served_when_another_lets_go(server):
     server.leases.append(reply["lease"])
 
 
-def test_a_session_full_of_waiters_is_still_heard(server):
-    filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
-    lease = {"ttl_seconds": 60, "wait_seconds": 60}
-    ask = ask_message(resources={"gpus": 1}, lease=lease, clusters=["east"])
-    release = {"op": "release", "lease": filled[0]["id"], "token": filled[0]["token"], "id": "free"}
-    with server.socket() as socket:
-        for number in range(300):  # More than may be in flight on one session.
-            socket.send(json.dumps({**ask, "id": number}))
-        socket.send(json.dumps({"op": "cancel", "request": "299", "id": "cancel"}))
-        replies = {reply["id"]: reply for reply in (json.loads(socket.recv(30)) for _ in range(2))}
-        assert replies["cancel"]["success"]
-        assert replies[299]["error"]["code"] == "cancelled"
-        socket.send(json.dumps(release))
-        replies = {reply["id"]: reply for reply in (json.loads(socket.recv(30)) for _ in range(2))}
-        server.leases.append(replies[0]["lease"])
-        for number in range(1, 299):
-            socket.send(json.dumps({"op": "cancel", "request": str(number)}))
-        for _ in range(2 * 298):
-            socket.recv(30)
-
-
 def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
     filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
@@ -210,13 +174,6 @@ def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
         assert (reply["id"], reply["error"]["code"]) == ("cancel", "unknown_request")
         server.say({"op": "release", "lease": filled[0]["id"], "token": filled[0]["token"]})
         server.leases.append(json.loads(socket.recv(30))["lease"])
-
-
-def test_a_gang_is_granted_whole_or_not_at_all(server):
-    gang = hold(server, resources={"gpus": 4, "nodes": 2}, clusters=["west"])
-    assert [share["node_id"] for share in gang["lease"]["placement"]] == ["west-0", "west-1"]
-    again = hold(server, resources={"gpus": 4, "nodes": 2}, clusters=["west"])
-    assert again["error"]["code"] == "no_capacity"
 
 
 def test_dry_run_decides_and_holds_nothing(server):
@@ -303,71 +260,12 @@ return found
     assert read("north", "east")["north"] == ["HTTP error occurred", "APIError"]
 
 
-def test_context_lasts_across_evaluations_but_not_across_errors(server):
-    body = """
-context["count"] = context.get("count", 0) + 1
-if input_data["inputs"].get("fail"):
-    raise ValueError("as asked")
-return {"count": context["count"]}
-"""
-    server.publish(policy(body, "count:1-x"))
-    assert server.ask("count:1-x")["data"] == {"count": 1}
-    assert server.ask("count:1-x")["data"] == {"count": 2}
-    failed = server.ask("count:1-x", inputs={"fail": True})
-    assert failed["error"]["code"] == "policy_error"
-    assert "ValueError: as asked" in failed["message"]
-    assert server.ask("count:1-x")["data"] == {"count": 3}
-
-
-def test_an_archive_with_siblings_runs(server):
-    files = {
-        "function": "from helper import name\n"
-        "class AIOSv1PolicyRule:\n"
-        "    def __init__(self, rule_id, settings, parameters): self.rule_id = rule_id\n"
-        "    def eval(self, parameters, input_data, context):\n"
-        "        return {'from': name, 'rule_id': self.rule_id}\n",
-        "helper": "name = 'helper'\n",
-    }
-    server.publish({"policy_rule_uri": "packed:1-x", "code": archive(**files)})
-    assert server.ask("packed:1-x")["data"] == {"from": "helper", "rule_id": "packed:1-x"}
-
-
-def test_an_unsound_proposal_grants_nothing_and_says_why(server):
-    cases = {
-        "ghost": ('return {"cluster_id": "ghost"}', "cluster_id"),
-        "node": ('return {"cluster_id": "east", "node_id": "x", "gpus": ["0"]}', "node_id"),
-        "gpu": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": ["9"]}', "gpus"),
-        "two": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": [0, 1]}', "gpus"),
-        "none": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": []}', "gpus"),
-    }
-    for name, (body, field) in cases.items():
-        server.publish(policy(body, f"unsound-{name}:1-x"))
-        error = hold(server, policy=f"unsound-{name}:1-x")["error"]
-        assert (error["code"], error["field"]) == ("policy_unsound", field), name
-    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
-
-
 def test_a_value_that_names_no_cluster_is_passed_on(server):
     server.publish(policy('return {"error": "GPU memory"}', "error:1-x"))
     passed_on = server.ask("error:1-x", clusters=["east"])
     assert passed_on == {"success": True, "data": {"error": "GPU memory"}}
     error = hold(server, policy="error:1-x")["error"]
     assert (error["code"], error["data"]) == ("policy_declined", {"error": "GPU memory"})
-
-
-def test_management_is_reachable(server):
-    source = policy("return {}", "managed:1-x")
-    source["code"] += "    def management(self, action, data):\n        return {action: data}\n"
-    server.publish(source, policy("return {}", "unmanaged:1-x"))
-    manage = {"op": "manage", "action": "tune", "data": {"x": 1}}
-    done, refused, unknown = server.say(
-        {**manage, "policy_rule_uri": "managed:1-x"},
-        {**manage, "policy_rule_uri": "unmanaged:1-x"},
-        {**manage, "policy_rule_uri": "nobody:1-x"},
-    )
-    assert done == {"success": True, "data": {"tune": {"x": 1}}}
-    assert "management" in refused["message"]
-    assert unknown["error"]["code"] == "unknown_policy"
 
 
 def test_the_http_twin_answers_the_same(server):
@@ -390,28 +288,6 @@ def test_inventory_changes_reach_the_next_ask(server):
     assert reply["warnings"] == ["Clusters that are not live were left out: fresh."]
     server.http.delete("/clusters/fresh").raise_for_status()
     assert server.ask(clusters=["fresh"])["error"]["code"] == "unknown_clusters"
-
-
-def test_provisioning_on_the_memory_backend_starts_and_stops(server):
-    def state(lease) -> str:
-        return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]["state"]
-
-    spec = {"backend": "memory", "spec": {}}
-    lease = hold(server, provision=spec)["lease"]
-    assert lease["state"] == "starting"
-    while state(lease) == "starting":
-        pass
-    assert state(lease) == "active"
-    failing = hold(server, provision={"backend": "memory", "spec": {"fail": "no image"}})["lease"]
-    while state(failing) == "starting":
-        pass
-    why = server.say({"op": "why", "lease": failing["id"]})[0]["data"]
-    assert (why["state"], why["reason"]) == ("ended", "backend failed: no image")
-    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
-    while state(lease) == "ending":
-        pass
-    assert state(lease) == "ended"
-    assert hold(server, provision={"backend": "moon"})["error"]["field"] == "provision.backend"
 
 
 def test_a_declining_value_is_told_once_and_not_kept(server):
