@@ -2,13 +2,14 @@
 
 import json
 
+import httpx
 import pytest
 from served import Server, cluster, policy, until
 
 from moorage.benchmarks.daemon_process import daemon
 from moorage.web.notes import READS
 
-pytestmark = pytest.mark.heavy  # Many daemons.
+pytestmark = pytest.mark.heavy
 
 BODIES = {
     "POST /clusters": cluster("east"),
@@ -56,23 +57,30 @@ def managed(name):
     return document
 
 
-@pytest.fixture
-def noting(tmp_path):
+@pytest.fixture(scope="module")
+def shared():
     variables = {
         "MOORAGE_TOKENS": "ann:sesame",
         "MOORAGE_OPERATORS": "ann",
         "MOORAGE_LOG_LEVEL": "info",
     }
-    with daemon(tmp_path, environment=variables) as running:
-        server = Server(running)
-        server.http.headers["Authorization"] = "Bearer sesame"
+    with daemon(environment=variables) as running:
+        server = Server(running, "sesame")
         yield server
         server.close()
 
 
+@pytest.fixture
+def noting(shared):
+    """The daemon; only lines of the test itself count."""
+    shared.before = 0
+    shared.before = len(changes(shared))
+    return shared
+
+
 def changes(server):
     read = map(json.loads, server.running.log.read_text().splitlines())
-    return [line for line in read if line.get("event") == "changed"]
+    return [line for line in read if line.get("event") == "changed"][server.before :]
 
 
 def said(server, operation, bodies):
@@ -128,19 +136,19 @@ def test_what_was_refused_or_only_read_leaves_none(noting):
 
 def test_what_a_header_says_of_the_remote_is_told_apart(noting):
     forged = {"X-Forwarded-For": "10.9.9.9"}
-    noting.http.post("/clusters", json=cluster("east"), headers=forged).raise_for_status()
+    noting.http.post("/clusters", json=cluster("west"), headers=forged).raise_for_status()
     (line,) = changes(noting)
     assert line["forwarded_for"] == "10.9.9.9"
     assert line["remote"].startswith("127.0.0.1:")
-    assert (line["id"], line["who"]) == ("east", "ann")
+    assert (line["id"], line["who"]) == ("west", "ann")
 
 
 def test_who_logs_in_and_out_has_lines(noting):
-    noting.http.headers.pop("Authorization")
-    noting.http.headers["Origin"] = noting.running.http
-    told = noting.http.post("/console/session", json={"token": "sesame"}).json()["data"]
-    headers = {"X-Console-Token": told["csrf"]}
-    noting.http.delete("/console/session", headers=headers).raise_for_status()
+    url = noting.running.http
+    with httpx.Client(base_url=url, headers={"Origin": url}) as page:
+        login = page.post("/console/session", json={"token": "sesame"}).json()["data"]
+        headers = {"X-Console-Token": login["csrf"]}
+        page.delete("/console/session", headers=headers).raise_for_status()
     assert [(line["who"], line["what"]) for line in changes(noting)] == [
         ("ann", "POST /console/session"),
         ("ann", "DELETE /console/session"),
@@ -149,11 +157,9 @@ def test_who_logs_in_and_out_has_lines(noting):
 
 
 def test_management_over_the_socket_has_its_line_too(noting):
-    noting.publish(managed("one:1-x"))
-    message = {"op": "manage", "policy_rule_uri": "one:1-x", "action": "look", "data": {}}
-    with noting.socket({"Authorization": "Bearer sesame"}) as socket:
-        socket.send(json.dumps(message))
-        assert json.loads(socket.recv(30))["success"]
+    noting.publish(managed("own:1-x"))
+    message = {"op": "manage", "policy_rule_uri": "own:1-x", "action": "look", "data": {}}
+    assert noting.say(message)[0]["success"]
     until(lambda: len(changes(noting)) == 2)
     line = changes(noting)[-1]
     assert (line["who"], line["what"], line["action"]) == ("ann", "manage", "look")
@@ -161,10 +167,8 @@ def test_management_over_the_socket_has_its_line_too(noting):
 
 
 def test_a_flush_has_its_line(noting):
-    with noting.socket({"Authorization": "Bearer sesame"}) as socket:
-        for message in ({"op": "flush", "cluster": "east"}, {"op": "flush"}):
-            socket.send(json.dumps(message))
-            assert json.loads(socket.recv(30))["data"] == {"flushed": []}
+    for reply in noting.say({"op": "flush", "cluster": "east"}, {"op": "flush"}):
+        assert reply["data"] == {"flushed": []}
     until(lambda: len(changes(noting)) == 2)
     assert [(each["who"], each["what"], each["cluster"]) for each in changes(noting)] == [
         ("ann", "flush", "east"),
