@@ -174,6 +174,8 @@ async def test_a_stop_ends_sessions_that_are_away(port):
 
 async def test_resume_is_the_first_message(port):
     client = await port.client()
+    error = (await client.resume(client.session))["error"]
+    assert (error["code"], error["field"]) == ("not_found", "session"), "not one's own"
     await client.ask(0)
     assert await client.data() == {"n": 0}
     reply = await client.resume(client.session, id=1)
