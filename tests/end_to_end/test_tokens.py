@@ -81,25 +81,12 @@ def test_tokens_outlive_the_secret_that_they_were_made_with(tmp_path):
         server.close()
 
 
-@pytest.mark.parametrize(
-    ("environment", "on"),
-    [
-        ({}, True),
-        ({"MOORAGE_TOKENS": "ann:sesame"}, False),
-        ({"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_BACKENDS": "local"}, True),
-    ],
-)
-def test_local_is_off_where_there_are_tokens_unless_it_is_asked_for(tmp_path, environment, on):
-    with daemon(tmp_path, environment=environment) as running:
-        server = Server(running)
-        if "MOORAGE_TOKENS" in environment:
-            server.http.headers["Authorization"] = "Bearer sesame"
+def test_local_is_off_where_there_are_tokens():
+    with daemon(environment={"MOORAGE_TOKENS": "ann:sesame"}) as running:
+        server = Server(running, "sesame")
         fill(server)
         started = {"backend": "local", "spec": {"command": ["true"]}}
-        body = ask_message(resources=KEPT, lease={"ttl_seconds": 60}, provision=started)
-        reply = server.http.post("/allocate", json=body).json()
-        assert reply["success"] is on
-        if not on:
-            assert reply["error"]["field"] == "provision.backend"
-            assert "`backends`" in reply["message"]
+        reply = server.ask(resources=KEPT, lease={"ttl_seconds": 60}, provision=started)
+        assert reply["error"]["field"] == "provision.backend"
+        assert "`backends`" in reply["message"]
         server.close()
