@@ -168,22 +168,6 @@ def test_a_placement_elsewhere_is_not_started_here(server):
     server.http.delete("/clusters/far").raise_for_status()
 
 
-def test_a_service_is_active_when_it_answers(server):
-    script = (
-        "import http.server as h, os; "
-        "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
-    )
-    lease = run(
-        server,
-        ["python3", "-c", script],
-        category="service",
-        readiness={"path": "/"},
-    )
-    in_state(server, lease, "active")
-    release(server, lease)
-    in_state(server, lease, "ended")
-
-
 @pytest.mark.heavy
 def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(tmp_path):
     with killed(tmp_path) as running:
