@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, policy
+from served import Server, cluster, policy
 
 from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
@@ -128,46 +128,6 @@ def test_metrics_of_another_service_reach_the_policy(outpost, site):
     assert "warnings" not in reply
 
 
-def test_what_is_new_there_can_be_asked_for_here_at_once(outpost, site):
-    fill(site, "new")
-    site.publish(policy("return {'cluster_id': 'new'}", "new:1.0-x"))
-    asked = {"clusters": ["new", "none", "../x"], "lease": LEASE, "resources": {"gpus": 1}}
-    reply = outpost.ask("new:1.0-x", **asked)
-    assert reply["lease"]["placement"][0]["cluster_id"] == "new"
-    # A policy and a cluster never seen take both requests: the metrics come with the next ask.
-    of_metrics, of_clusters = reply["warnings"]
-    assert of_metrics.startswith("The metrics of 1 clusters were not read and are null: new.")
-    assert "at most 2 requests" in of_metrics
-    assert of_clusters == "Unknown clusters were left out: none, ../x."
-    site.http.delete("/clusters/new").raise_for_status()
-    gone = until(lambda: outpost.ask(FIRST_FIT, clusters=["new"]), lambda r: not r["success"])
-    assert gone["error"]["code"] == "unknown_clusters"
-
-
-def test_a_policy_that_is_not_there_and_one_that_does_not_load(outpost, site):
-    unknown = outpost.ask("nobody:1.0-x")
-    assert unknown["error"]["code"] == "unknown_policy"
-    assert site.running.http in unknown["message"]
-    twin = outpost.http.post("/allocate", json=ask_message("nobody:1.0-x"))
-    assert (twin.status_code, twin.json()["error"]["code"]) == (500, "unknown_policy")
-    (managed,) = outpost.say(
-        {"op": "manage", "policy_rule_uri": "nobody:1.0-x", "action": "x", "data": {}}
-    )
-    assert managed["error"]["code"] == "unknown_policy"
-
-
-def test_writing_is_for_the_service_that_keeps_it(outpost, site):
-    for path, body in (
-        ("/clusters", cluster("x")),
-        ("/cluster", metrics("x")),
-        ("/policy", catalog.document("best_fit")),
-    ):
-        refused = outpost.http.post(path, json=body)
-        assert refused.status_code == 400
-        assert site.running.http in refused.text
-    assert [each["id"] for each in outpost.http.get("/clusters/east").json()["nodes"]["nodeData"]]
-
-
 # Death and return ---------------------------------------------------------------------------------
 
 
@@ -256,43 +216,6 @@ def truth(names):
     return behave
 
 
-def test_two_requests_for_any_number_of_candidates_and_none_for_the_next(tmp_path):
-    names = [f"c{number:03}" for number in range(200)]
-    with FaultyServiceInThread() as faulty:
-        faulty.behave = truth(names)
-        slow = {"MOORAGE_METRICS_FRESH_SECONDS": "600", "MOORAGE_CLUSTER_REFRESH_SECONDS": "600"}
-        services = (*PARTS, "SEARCH_SERVER_API_URL")
-        with serving(**dict.fromkeys(services, faulty.url), **slow) as here:
-            faulty.asked.clear()
-            assert len(here.ask("reads:1.0-metrics", clusters=names)["data"]) == 200
-            assert [each.path for each in faulty.asked] == [
-                "/policy/reads:1.0-metrics",
-                "/cluster/query",
-            ]
-            faulty.asked.clear()
-            assert len(here.ask("reads:1.0-metrics")["data"]) == 200
-            assert faulty.asked == []
-            for action in ("filter", "search"):
-                found = here.ask("reads:1.0-metrics", **{action: {"matchType": "cluster"}})
-                assert list(found["data"]) == [names[-1]]
-            assert [each.path for each in faulty.asked] == [
-                "/api/no-ir/filter",
-                "/api/no-ir/similarity-search",
-            ]
-
-
-@pytest.mark.parametrize(("status", "code"), [(404, "unavailable"), (400, "bad_message")])
-def test_a_search_service_without_the_endpoint_is_no_fault_of_the_body(status, code):
-    with FaultyServiceInThread() as faulty:
-        faulty.behave = answer({"success": False, "message": "no such thing"}, status)
-        with serving(SEARCH_SERVER_API_URL=faulty.url) as here:
-            here.register(cluster("east"))
-            here.publish(policy(FIRST_NODE, "first:1-x"))
-            found = here.ask("first:1-x", filter={"matchType": "cluster", "filter": {}})
-            assert found["error"]["code"] == code
-            assert "no such thing" in found["message"]
-
-
 def test_the_examples_of_a_mirrored_policy_run_and_what_fails_is_said_with_each_answer(tmp_path):
     examples = [
         {"name": "one", "request": {"resources": {"gpus": 1}}},
@@ -341,8 +264,11 @@ ALWAYS_OLD = NEVER_OLD | {
 }
 
 
-@pytest.mark.parametrize("age", [NEVER_OLD, ALWAYS_OLD], ids=["never old", "always old"])
-@pytest.mark.parametrize("search", [True, False], ids=["search too", "search here"])
+@pytest.mark.parametrize(
+    ("age", "search"),
+    [(NEVER_OLD, False), (ALWAYS_OLD, True)],
+    ids=["never old, search here", "always old, search too"],
+)
 def test_no_ask_makes_more_than_two_requests(age, search):
     names = [f"c{number:03}" for number in range(50)]
     with FaultyServiceInThread() as faulty:
@@ -375,23 +301,6 @@ def test_no_ask_makes_more_than_two_requests(age, search):
                     assert bool(unread) == (None in reply["data"].values())
                 if age is NEVER_OLD and kind != "new":
                     assert not unread
-
-
-def test_a_policy_in_use_is_read_again_in_the_background_and_costs_no_ask(tmp_path):
-    with FaultyServiceInThread() as faulty:
-        faulty.behave = truth(["east"])
-        age = NEVER_OLD | {"MOORAGE_POLICY_FRESH_SECONDS": "4"}
-        with serving(**dict.fromkeys(PARTS, faulty.url), **age) as here:
-
-            def read():
-                return faulty.count("/policy/")
-
-            assert here.ask("reads:1.0-metrics")["success"]
-            assert read() == 1
-            for times in (1, 2, 3):
-                assert here.ask("reads:1.0-metrics")["success"]
-                assert read() == times  # It was read just now, and that costs no ask,
-                until(read, lambda count, times=times: count == times + 1)  # nor does it need one.
 
 
 LIES = {
@@ -469,15 +378,3 @@ def test_a_registry_or_a_store_that_lies_gets_every_ask_a_reply(part):
                 assert reply["success"] or reply["error"]["code"] != "internal", (lie, reply)
                 assert reply["success"] or reply["message"], lie
         assert here.running.log.read_text() == ""
-
-
-def test_replies_stay_in_order_where_some_have_to_wait(lied_to):
-    here, faulty = lied_to
-    faulty.behave = truth(["east"])
-    until(lambda: here.ask("reads:1.0-metrics"), lambda r: not doubts(r))
-    with here.socket() as client:
-        for number in range(20):
-            uri = "reads:1.0-metrics" if number % 2 else f"none:1.0-x{number}"
-            client.send(json.dumps(ask_message(uri)))
-        verdicts = [json.loads(client.recv(30))["success"] for _ in range(20)]
-    assert verdicts == [False, True] * 10
