@@ -8,14 +8,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from cut_proxy import cut_proxy
-from served import FIRST_FIT, Server, ask_message, cluster, until
+from served import FIRST_FIT, Server, ask_message, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import daemon
-from moorage.protocol.codes import Close
 from moorage_client import BlockingClient, Client
-from moorage_policies import catalog
 
 ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
 PATIENT = {"ttl_seconds": 60, "wait_seconds": 60}
@@ -155,31 +152,6 @@ def asks(server: Server) -> int:
     return metric(server, "moorage_asks_total")
 
 
-def test_the_last_that_resumes_speaks_for_the_session(server, proxy):
-    held = hold_all(server)
-    with Talk(proxy.url) as lost:
-        lost.send(**wait_for_all("mine"))
-        until(lambda: waiting(server))
-        proxy.cut()
-    with Talk(server.running.ws) as first, Talk(server.running.ws) as second:
-        for each in (first, second):
-            each.send(op="resume", session=lost.session, id="back")
-        assert [each.heard()["data"]["open"] for each in (first, second)] == [["mine"]] * 2
-        release(server, held)
-        ends = [each.heard_or_closed() for each in (first, second)]
-        (granted,) = (each for each in ends if type(each) is dict)
-        assert Close.RESUMED in ends
-        assert granted["id"] == "mine"
-        release(server, granted["lease"])
-
-
-def test_a_connection_that_is_still_there_is_told_that_it_lost_the_session(server):
-    with Talk(server.running.ws) as old, Talk(server.running.ws) as new:
-        old.say(op="watch", topics=["leases"])
-        assert new.resume(old.session)["data"]["topics"] == ["leases"]
-        assert old.closed() == Close.RESUMED
-
-
 def test_watched_topics_go_on_and_what_happened_meanwhile_is_told(server, proxy):
     with Talk(proxy.url) as lost:
         lost.say(op="watch", topics=["leases", "map"], id=1)
@@ -197,19 +169,6 @@ def test_watched_topics_go_on_and_what_happened_meanwhile_is_told(server, proxy)
         assert told["leases"]["data"]["id"] == held["id"]
         assert told["map"]["event"] == "snapshot", "the whole map, not what changed in it"
         release(server, held)
-
-
-@pytest.mark.parametrize("session", ["0" * 32, "own", "closed"])
-def test_what_cannot_be_resumed_is_refused_alike(server, session):
-    with Talk(server.running.ws) as gone:
-        pass
-    until(lambda: open_sessions(server) == 0)
-    with Talk(server.running.ws) as talk:
-        name = {"own": talk.session, "closed": gone.session}.get(session, session)
-        error = talk.resume(name)["error"]
-        assert (error["code"], error["field"]) == ("not_found", "session")
-        assert talk.say(op="queue", id=1)["success"], "the connection goes on with its own"
-        assert talk.resume(gone.session)["error"]["code"] == "bad_message"
 
 
 async def test_the_client_resumes_by_itself_and_keeps_its_places(server, proxy):
@@ -262,59 +221,3 @@ def test_the_blocking_client_resumes_too(server, proxy):
         answer = asked.result(60)
         assert answer.lease.id == place
         client.release(answer.lease.id, answer.lease.token)
-
-
-@pytest.fixture(scope="module")
-def strict():
-    """A daemon that keeps sessions for one second, and knows two tenants."""
-    environment = {
-        "MOORAGE_SESSION_RESUME_SECONDS": "1",
-        "MOORAGE_TOKENS": "ann:ann-token,bob:bob-token",
-    }
-    with daemon(environment=environment) as running:
-        server = Server(running)
-        server.http.headers["Authorization"] = "Bearer ann-token"
-        server.register(cluster("east"))
-        server.publish(catalog.document("first_fit"))
-        yield server
-        server.close()
-
-
-def test_only_the_same_tenant_resumes_a_session(strict):
-    with cut_proxy(urlsplit(strict.running.ws).port) as proxy:
-        lost = Talk(proxy.url, "ann-token")
-        with Talk(proxy.url, "bob-token") as bob:
-            reply = bob.resume(lost.session)
-            assert reply["error"]["code"] == "not_found"
-            assert reply["error"] == bob_error(strict, "f" * 32)
-        with Talk(proxy.url, "ann-token") as ann:
-            assert ann.resume(lost.session)["success"]
-
-
-def bob_error(server: Server, session: str) -> dict:
-    with Talk(server.running.ws, "bob-token") as bob:
-        return bob.resume(session)["error"]
-
-
-def test_when_its_time_is_over_the_session_is_gone_and_the_key_finds_the_waiter(strict):
-    url = strict.running.ws
-    with Talk(url, "ann-token") as ann, cut_proxy(urlsplit(url).port) as proxy:
-        held = ann.say(**wait_for_all(1))["lease"]
-        lost = Talk(proxy.url, "ann-token")
-        lost.say(op="watch", topics=["fleet"], id=1)
-        lost.send(**wait_for_all(2, idempotency_key="k"))
-        until(lambda: ann.say(op="queue")["data"]["waiting"])
-        (row,) = ann.say(op="queue")["data"]["waiting"]
-        proxy.cut()
-        until(lambda: 'moorage_watchers{topic="fleet"} 0.0' in strict.http.get("/metrics").text)
-        with Talk(url, "ann-token") as back:
-            assert back.resume(lost.session)["error"]["code"] == "not_found"
-            back.send(**wait_for_all(3, idempotency_key="k"))
-            release_of(ann, held)
-            reply = back.heard()
-            assert (reply["id"], reply["lease"]["id"]) == (3, row["request"])
-            release_of(ann, reply["lease"])
-
-
-def release_of(talk: Talk, lease: dict) -> None:
-    assert talk.say(op="release", lease=lease["id"], token=lease["token"])["success"]
