@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from served import cluster, policy, until
+from served import policy, until
 
 from moorage.benchmarks.daemon_process import daemon
-from moorage_policies import catalog
 
 ECHO = "return input_data['inputs']['answer']"
 ASK_MESSAGE = {
@@ -65,67 +64,6 @@ def test_a_policy_whose_examples_pass_is_registered(server):
     assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("name", catalog.shipped())
-def test_the_shipped_policies_pass_the_same_examples(server, name):
-    """Through `cluster_data` and through the columns alike."""
-    document = catalog.document(name)
-    examples = [
-        {"request": {"resources": {"gpus": 4}}, "output": {"cluster_id": "lab"}},
-        {
-            "request": {"resources": {"gpus": 1}},
-            "fleet": [cluster("x", 1)],
-            "output": {"cluster_id": "x"},
-        },
-    ]
-    document |= {"policy_rule_uri": "vetted:1-x", "metadata": {"examples": examples}}
-    for derived in ("name", "version", "release_tag"):
-        document.pop(derived, None)
-    answer = server.http.post("/policy", json=document)
-    assert answer.status_code == 200, answer.text
-
-
-def test_a_policy_sees_the_fleet_of_its_example_and_nothing_of_the_server(server):
-    body = """
-client = self.settings["cluster_client"]
-_, lab = client.read_cluster("lab")
-_, all_of_them = client.execute_query({})
-metrics = self.settings["cluster_metrics_client"].get_cluster("lab")
-seen = sorted(input_data["cluster_data"])
-model = input_data["cluster_data"]["lab"]["data"]["tags"]
-context["count"] = context.get("count", 0) + 1
-return {"seen": seen, "lab": lab["id"], "all": len(all_of_them), "model": model,
-        "metrics": metrics["clusterId"], "count": context["count"], "seed": input_data["seed"],
-        "east": client.read_cluster("east")[0]}
-"""
-    examples = [
-        {
-            "request": {},
-            "fleet": [cluster("lab", tags=[tag])],
-            "metrics": [{"clusterId": "lab"}],
-            "output": {
-                "seen": ["lab"],
-                "lab": "lab",
-                "all": 1,
-                "model": [tag],
-                "metrics": "lab",
-                "count": 1,
-                "seed": seed,
-                "east": False,
-            },
-        }
-        for seed, tag in enumerate(("first", "second"), 1)
-    ]
-    answer = publish(server, *examples, body=body)
-    assert answer.status_code == 200, answer.text
-
-
-def test_what_examples_leave_in_the_context_is_gone(server):
-    body = "context['n'] = context.get('n', 0) + 1\nreturn context['n']"
-    answer = publish(server, {"request": {}, "output": 1}, {"request": {}, "output": 1}, body=body)
-    assert answer.status_code == 200, answer.text
-    assert server.ask("vetted:1-x")["data"] == 1
-
-
 @pytest.mark.parametrize(
     ("example", "said"),
     [
@@ -162,11 +100,6 @@ def test_a_policy_that_fails_its_example_is_refused(server, example, said):
     assert (error["code"], error["field"]) == ("bad_policy", "metadata.examples[0]")
     assert said in error["reason"]
     assert server.http.get("/policy/vetted:1-x").status_code == 404
-
-
-def test_an_exception_is_shown_with_its_line(server):
-    answer = publish(server, {"request": {}})
-    assert answer.json()["message"].splitlines()[-1].strip() == ECHO
 
 
 @pytest.mark.parametrize(
