@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import ask_message, policy, until
+from served import policy
 
 from moorage_client.cli import skeleton
 
@@ -29,18 +29,9 @@ class AIOSv1PolicyRule:
 
 
 def moorage(server, *arguments, code=0, folder=None):
-    urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
-    return_code = subprocess.run(
-        [BIN / "moorage", *arguments],
-        env={**os.environ, **urls, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert return_code.returncode == code, return_code.stderr
-    return return_code
+    done = server.moorage(*arguments, folder=folder, PATH=f"{BIN}:{os.environ['PATH']}")
+    assert done.returncode == code, done.stderr
+    return done
 
 
 def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
@@ -116,26 +107,3 @@ def test_examples_say_what_a_policy_is_for(server, tmp_path):
     push = ("policy", "push", "ranks.py", "--uri", "ranks:1-x")
     assert "FAILS" in moorage(server, *push, code=6, folder=tmp_path).stderr
     moorage(server, *push, "--examples", "examples.json", folder=tmp_path)
-
-
-def test_a_policy_that_hangs_is_told_with_its_line(server, tmp_path):
-    hangs = policy("while True:\n    pass", "hangs:1-x")["code"]
-    (tmp_path / "hangs.py").write_text(hangs)
-    said = moorage(server, "policy", "test", "hangs.py", code=6, folder=tmp_path).stdout
-    assert "did not answer within 1 s and was stopped (hangs.py, line " in said
-
-
-def test_what_fails_as_a_shadow_is_not_activated(server):
-    good = policy("return {'cluster_id': 'east', 'node_id': 'east-0'}", "shadowed:1-x")
-    bad = policy("return missing", "shadowed:2-x")
-    server.publish(good, bad)
-    moorage(server, "policy", "activate", "shadowed:1-x")
-    moorage(server, "policy", "shadow", "shadowed", "shadowed:2-x")
-    server.say(*[ask_message("shadowed", resources={"gpus": 1}) for _ in range(3)])
-    report = ("policy", "shadow", "shadowed", "--report", "--json")
-    until(lambda: json.loads(moorage(server, *report).stdout)["candidate"]["refused"])
-    refused = moorage(server, "policy", "activate", "shadowed:2-x", code=1).stderr
-    assert "shadowed:2-x fails as the shadow of shadowed:stable" in refused
-    assert "policy_error" in refused
-    moorage(server, "policy", "activate", "shadowed:2-x", "--force")
-    moorage(server, "policy", "rollback", "shadowed")
