@@ -6,14 +6,13 @@ import os
 import platform
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, policy, until
+from served import Server, ask_message, cluster, until
 from test_backends import dead, killed, marked, status
 
 from moorage.benchmarks.daemon_process import daemon
@@ -170,104 +169,25 @@ def test_who_takes_it_over_is_answered_before_the_news_that_it_is_ready(server):
     assert said[-1]["data"]["id"] == lease["id"]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"provision": provision(["sleep", "200000"])},
-        {"provision": provision(stop_seconds=1)},
-        {"parameters": {"x": 1}},
-        {"resources": {"gpus": 1, "cpu_milli": 1000}},
-    ],
-    ids=["command", "spec", "parameters", "resources"],
-)
-def test_what_is_not_like_it_starts_its_own(server, other):
-    first, pid = warm(server)
-    asked = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}, "provision": provision()}
-    second = server.ask(**asked | other)["lease"]
-    server.started.append(second)
-    assert "warm" not in second["workload"]
-    in_state(server, second, "active")
-    assert marked(server.data)[first["id"]] == {pid}
-    assert second["id"] in marked(server.data)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_what_says_the_same_in_other_words_is_like_it(server):
+    first, pid = warm(server, provision=provision(stop_seconds=10.0, mem_limit="2g"))
+    for words in (
         {"category": "process"},
         {"workdir": None, "max_global_num": None, "reset_command": None, "extra": {}},
         {"stop_seconds": 10, "environment": {}},
-        {"mem_limit": 2**31},
-    ],
-    ids=["category", "null", "default", "memory"],
-)
-def test_what_says_the_same_in_other_words_is_like_it(server, other):
-    bounded = {"mem_limit": "2g"} if "mem_limit" in other else {}
-    first, pid = warm(server, provision=provision(stop_seconds=10.0, **bounded))
-    second = run(server, provision=provision(**other))
-    assert second["workload"]["warm"]
-    in_state(server, second, "active")
+    ):
+        again = run(
+            server, provision=provision(**{"stop_seconds": 10, "mem_limit": 2**31, **words})
+        )
+        assert again["workload"]["warm"], words
+        in_state(server, again, "active")
+        release(server, again)
+        in_state(server, again, "warm")
     assert marked(server.data) == {first["id"]: {pid}}
-
-
-def test_more_demand_has_it_stopped_before_its_gpu_is_given(server):
-    first, pid = warm(server, provision=provision(STUBBORN, stop_seconds=1))
-    run(server, gpus=2, provision=None)
-    assert not Path(f"/proc/{pid}").exists(), "its process is gone when the GPU is granted"
-    assert status(server, first)["reason"].startswith("evicted")
-
-
-def test_only_as_many_as_needed_are_evicted_the_oldest_first(server):
-    first, _ = warm(server)
-    second, _ = warm(server, provision=provision(["sleep", "200000"]))
-    lease = run(server, provision=None)
-    assert lease["placement"][0]["gpus"] == first["placement"][0]["gpus"]
-    assert status(server, second)["state"] == "warm"
-
-
-def test_a_request_without_resources_has_them_stopped_one_by_one(server):
-    first, _ = warm(server)
-    second, _ = warm(server, provision=provision(["sleep", "200000"]))
-    body = """
-fleet = input_data["fleet"]
-if (fleet.gpu_free[0] < 1000).any():
-    return None
-cluster_id, node_id = fleet.node_ids[0]
-return {"cluster_id": cluster_id, "node_id": node_id, "gpus": fleet.gpu_ids[0]}
-"""
-    server.publish(policy(body, "pair:1-a"))
-    reply = server.ask("pair:1-a", lease={"ttl_seconds": 60})
-    assert reply["success"], reply
-    server.started.append(reply["lease"])
-    assert status(server, first)["state"] == status(server, second)["state"] == "ended"
-
-
-def test_its_time_runs_out(server):
-    lease, _ = warm(server, provision=provision(keep=1))
-    assert in_state(server, lease, "ended")["reason"] == "expired"
-    until(lambda: marked(server.data) == {})
-
-
-def test_a_workload_that_dies_while_it_is_warm_ends_its_lease(server):
-    lease, pid = warm(server)
-    os.kill(pid, signal.SIGKILL)
-    assert "signal 9" in in_state(server, lease, "ended")["reason"]
-    again = run(server)
-    assert "warm" not in again["workload"]
-    in_state(server, again, "active")
-
-
-def test_a_reset_that_fails_ends_it(server, tmp_path):
-    marker = tmp_path / "was reset"
-    good = provision(reset_command=["touch", str(marker)])
-    lease, _ = warm(server, provision=good)
-    assert marker.exists()
-    bad = run(server, provision=provision(reset_command=["false"]))
-    in_state(server, bad, "active")
-    release(server, bad)
-    told = in_state(server, bad, "ended")["reason"]
-    assert told == "released; not kept warm: its reset ended with 1: "
-    assert status(server, lease)["state"] == "warm"
+    other = run(server, provision=provision(["sleep", "200000"]))
+    assert "warm" not in other["workload"]
+    in_state(server, other, "active")
+    assert marked(server.data).keys() == {first["id"], other["id"]}
 
 
 def test_why_something_was_not_kept_warm_is_told_to_all_who_ask(server):
@@ -340,8 +260,10 @@ SERVE = "import http.server as h, os; "
 SERVE += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
 
 
-@pytest.mark.parametrize("when", ["before its release", "while it is warm"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("when", "how"),
+    [("before its release", signal.SIGKILL), ("while it is warm", signal.SIGSTOP)],
+)
 def test_a_service_that_answers_no_more_is_not_handed_on(server, when, how, tmp_path):
     """Its shell lives on, so its end is not seen."""
     script = f"""{sys.executable} -c "{SERVE}" & echo $! > pid; wait; exec sleep 1000"""
@@ -382,17 +304,8 @@ def test_flush_ends_what_is_warm(server):
         assert client.flush("here") == [lease["id"]]
     in_state(server, lease, "ended")
     until(lambda: marked(server.data).keys() == {held["id"]})
-    command = [Path(sys.executable).with_name("moorage"), "--url", server.running.ws, "flush"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    said = server.moorage("flush")
     assert "0 ended" in said.stdout + said.stderr
-
-
-def test_a_node_that_leaves_takes_what_is_warm_along(server):
-    lease, _ = warm(server)
-    server.http.delete("/clusters/here").raise_for_status()
-    assert "left the inventory" in in_state(server, lease, "ended")["reason"]
-    assert marked(server.data) == {}
-    server.register(here())
 
 
 def test_the_longest_time_is_a_setting_and_nothing_is_kept_by_default(server):
@@ -408,52 +321,35 @@ def test_the_longest_time_is_a_setting_and_nothing_is_kept_by_default(server):
     assert marked(server.data) == {}
 
 
-@pytest.mark.heavy
-def test_after_kill_9_what_is_warm_is_found_again_and_not_started_twice(tmp_path):
+def test_kill_9_loses_no_warm_lease_and_starts_nothing_twice(tmp_path):
+    """One is warm, one was taken over, and one dies while the daemon is away."""
+    commands = [["sleep", f"{number}00000"] for number in (1, 2, 3)]
     with serving(tmp_path, to_be_killed=True) as server:
-        fill(server)
-        lease, pid = warm(server)
+        fill(server, gpus=3)
+        (kept, kept_pid), (taken, taken_pid), (dies, dies_pid) = (
+            warm(server, provision=provision(command)) for command in commands
+        )
+        holder = run(server, provision=provision(commands[1]))
+        in_state(server, holder, "active")
         kill(server)
+    os.kill(dies_pid, signal.SIGKILL)
+    found = {kept["id"]: {kept_pid}, taken["id"]: {taken_pid}}
+    until(lambda: marked(tmp_path) == found)
     with serving(tmp_path) as server:
-        assert status(server, lease)["state"] == "warm"
-        assert marked(tmp_path) == {lease["id"]: {pid}}
-        again = run(server)
+        in_state(server, dies, "ended")
+        assert status(server, kept)["state"] == "warm"
+        assert status(server, holder)["state"] == "active"
+        assert marked(tmp_path) == found, "nothing is started twice, or without a lease"
+        again = run(server, provision=provision(commands[0]))
         assert again["workload"]["warm"]
         in_state(server, again, "active")
-        assert marked(tmp_path) == {lease["id"]: {pid}}
+        assert marked(tmp_path) == found
+        os.kill(taken_pid, signal.SIGKILL)
+        assert "signal 9" in in_state(server, holder, "ended")["reason"]
         release(server, again)
         in_state(server, again, "warm")
 
 
-@pytest.mark.heavy
-def test_after_kill_9_a_workload_that_was_taken_over_stays_with_its_new_lease(tmp_path):
-    with serving(tmp_path, to_be_killed=True) as server:
-        fill(server)
-        first, pid = warm(server)
-        second = run(server)
-        in_state(server, second, "active")
-        kill(server)
-    with serving(tmp_path) as server:
-        assert status(server, second)["state"] == "active"
-        assert marked(tmp_path) == {first["id"]: {pid}}
-        os.kill(pid, signal.SIGKILL)
-        assert "signal 9" in in_state(server, second, "ended")["reason"]
-
-
-@pytest.mark.heavy
-def test_what_died_while_the_daemon_was_away_ends(tmp_path):
-    with serving(tmp_path, to_be_killed=True) as server:
-        fill(server)
-        lease, pid = warm(server)
-        kill(server)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: marked(tmp_path) == {})
-    with serving(tmp_path) as server:
-        in_state(server, lease, "ended")
-        assert marked(tmp_path) == {}, "it is not started again without a lease"
-
-
-@pytest.mark.heavy
 def test_kill_9_in_the_middle_of_an_eviction(tmp_path):
     with serving(tmp_path, to_be_killed=True) as server:
         fill(server)
@@ -474,9 +370,7 @@ def test_kill_9_in_the_middle_of_an_eviction(tmp_path):
         assert status(server, second)["state"] == "warm", "one was enough, before and after"
 
 
-@pytest.mark.heavy
 def test_random_kills_with_warm_ones_leave_no_orphan_and_start_nothing_twice(tmp_path):
-
     draw = random.Random(7)
     held: dict[str, dict] = {}
     for number in range(12):
