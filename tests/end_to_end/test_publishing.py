@@ -4,12 +4,9 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from served import Server, ask_message, cluster, policy
@@ -259,15 +256,7 @@ def test_a_canary_that_makes_no_sense_is_refused(swap, body, field, says):
 
 
 def run(server: Server, *arguments: str, code: int = 0) -> str:
-    urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
-    ran = subprocess.run(
-        [Path(sys.executable).with_name("moorage"), *arguments],
-        env={**os.environ, **urls, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    ran = server.moorage(*arguments)
     assert ran.returncode == code, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -429,7 +418,7 @@ def test_what_management_changes_is_kept_and_shown_and_undone(tmp_path):
     with pytest.raises(CommandError, match="ended with -9"):
         live_until_it_is_killed()
     with daemon(tmp_path, environment=tokens) as running:
-        server = Server(running)
+        server = Server(running, "sesame")
         slow = [ask_message("knobs:1-x", inputs={"for": 0.3}, id=n) for n in range(6)]
         with server.socket(as_ann) as socket:  # In several cells.
             for each in slow:
@@ -438,9 +427,7 @@ def test_what_management_changes_is_kept_and_shown_and_undone(tmp_path):
         logs = server.http.get("/policy/knobs:1-x/logs", headers=as_ann).json()["data"]
         kept = {"parameters": {"weight": 5, "other": 7}, "settings": {"mode": "fast"}}
         assert logs["changed"] == kept
-        options = ["--http-url", running.http, "--token", "sesame", "policy"]
-        show = [Path(sys.executable).with_name("moorage"), *options, "show", "knobs:1-x"]
-        shown = subprocess.run(show, capture_output=True, check=True, timeout=60).stdout
+        shown = server.moorage("policy", "show", "knobs:1-x").stdout
         assert json.loads(shown)["changed_by_management"] == kept
         assert manage(server, "moorage:undo").json()["data"] == {"undone": kept}
         assert ask(server, as_ann) == {"weight": 1, "own": 1, "mode": None}
