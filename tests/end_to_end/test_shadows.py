@@ -1,12 +1,9 @@
 """A shadow is asked what the active version is asked; none sees it, and the report says all."""
 
 import json
-import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from served import Server, ask_message, cluster, policy, until
@@ -150,14 +147,7 @@ def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, co
 
 def activate(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command that activates a version."""
-    return subprocess.run(
-        [Path(sys.executable).parent / "moorage", "policy", "activate", *arguments],
-        env={**os.environ, "MOORAGE_HTTP_URL": server.running.http},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    return server.moorage("policy", "activate", *arguments)
 
 
 def test_a_candidate_whose_shadow_fails_is_activated_by_force_alone(side):
