@@ -12,14 +12,14 @@ from served import FIRST_FIT, Server, ask_message, cluster, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
-pytestmark = pytest.mark.heavy  # A daemon for each.
+pytestmark = pytest.mark.heavy
 
 TERMS = {"ttl_seconds": 600}
 TOKENS = 'operators = ["ann"]\n[tokens]\nann = "of-ann"\nbob = "of-bob"\n'
 
 
-@pytest.fixture
-def fresh():
+@pytest.fixture(scope="module")
+def server():
     with daemon() as running:
         server = Server(running)
         server.register(cluster("east", nodes=2, gpus=4))
@@ -34,8 +34,11 @@ def decided(server, **fields):
     return answer["data"]
 
 
-def release(server, lease):
-    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+def hold(server, **more):
+    """Return a new lease, which ends with the test."""
+    lease = server.ask(**{"resources": {"gpus": 4}, "lease": TERMS, **more})["lease"]
+    server.leases = [*getattr(server, "leases", []), lease]
+    return lease
 
 
 def states(rows):
@@ -46,19 +49,20 @@ def unpacked(text):
     return json.loads(zlib.decompress(base64.b64decode(text)))
 
 
-def test_grants_refusals_queue_and_ends_are_listed_newest_first(fresh):
-    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-    refused = fresh.ask(id="r", resources={"gpus": 5}, lease=TERMS)
-    other = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-    with fresh.socket() as socket:
+def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
+    held = hold(server)
+    refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)
+    other = hold(server)
+    with server.socket() as socket:
         waits = TERMS | {"wait_seconds": 60}
         socket.send(json.dumps(ask_message(id="w", resources={"gpus": 1}, lease=waits)))
-        until(lambda: fresh.say({"op": "queue"})[0]["data"]["waiting"])
-        release(fresh, held)
+        until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+        server.release(held)
         granted = json.loads(socket.recv(30))["lease"]
-    told = decided(fresh)
-    assert (told["next"], told["kept_since"]) == (None, None)
-    rows = told["decisions"]
+    server.leases.append(granted)
+    page = decided(server, limit=6)
+    assert page["kept_since"] is None
+    rows = page["decisions"]
     assert states(rows) == ["granted", "ended", "queued", "granted", "refused", "granted"]
     assert [row["request"] for row in rows] == [
         granted["id"],
@@ -76,17 +80,18 @@ def test_grants_refusals_queue_and_ends_are_listed_newest_first(fresh):
     assert all(row["at"] > 1e9 for row in rows)
 
 
-def test_pages_join_without_gap_or_double(fresh):
+def test_pages_join_without_gap_or_double(server):
+    before = len(decided(server, limit=1000)["decisions"])
     for n in range(30):
-        answer = fresh.ask(resources={"gpus": 5 if n % 3 else 1}, lease=TERMS)
+        answer = server.ask(resources={"gpus": 5 if n % 3 else 1}, lease=TERMS)
         if answer["success"]:
-            release(fresh, answer["lease"])
-    whole = decided(fresh, limit=1000)["decisions"]
-    assert len(whole) == 40
+            server.release(answer["lease"])
+    whole = decided(server, limit=1000)["decisions"]
+    assert len(whole) == before + 40
     for limit in (1, 3, 7, 40):
         rows, after = [], ""
         while True:
-            page = decided(fresh, limit=limit, **({"after": after} if after else {}))
+            page = decided(server, limit=limit, **({"after": after} if after else {}))
             assert len(page["decisions"]) <= limit
             rows += page["decisions"]
             if page["next"] is None:
@@ -95,11 +100,11 @@ def test_pages_join_without_gap_or_double(fresh):
         assert rows == whole
 
 
-def test_more_facts_than_one_answer_looks_through(fresh):
+def test_more_facts_than_one_answer_looks_through(server):
     """Where nothing of a page matches, `next` goes on."""
-    first = fresh.ask(resources={"gpus": 2}, lease=TERMS)["lease"]
+    first = hold(server, resources={"gpus": 2})
     message = json.dumps(ask_message(resources={"gpus": 1}, lease=TERMS))
-    with fresh.socket() as socket:
+    with server.socket() as socket:
         for _ in range(2600):
             socket.send(message)
             lease = json.loads(socket.recv(30))["lease"]
@@ -107,16 +112,15 @@ def test_more_facts_than_one_answer_looks_through(fresh):
             socket.send(json.dumps(ended))
             socket.recv(30)
     found = {"filters": {"request": first["id"]}}
-    page = decided(fresh, **found)
+    page = decided(server, **found)
     assert page["decisions"] == []
-    page = decided(fresh, after=page["next"], **found)
+    page = decided(server, after=page["next"], **found)
     assert [row["request"] for row in page["decisions"]] == [first["id"]]
-    assert page["next"] is None
 
 
-def test_the_server_filters(fresh):
-    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-    refused = fresh.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
+def test_the_server_filters(server):
+    held = hold(server)
+    refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
     for filters, wanted in [
         ({"state": "refused"}, [refused]),
         ({"state": "granted"}, [held["id"]]),
@@ -126,8 +130,9 @@ def test_the_server_filters(fresh):
         ({"policy_rule_uri": "other:1-x"}, []),
         ({"state": "ended"}, []),
     ]:
-        rows = decided(fresh, filters=filters)["decisions"]
-        assert [row["request"] for row in rows] == wanted, filters
+        rows = decided(server, filters=filters)["decisions"]
+        found = [row["request"] for row in rows if row["request"] in {held["id"], refused}]
+        assert found == wanted, filters
 
 
 @pytest.mark.parametrize(
@@ -161,41 +166,42 @@ def test_a_restart_keeps_what_the_ledger_has(tmp_path):
         server.close()
 
 
-def test_the_fleet_of_a_decision(fresh):
+def test_the_fleet_of_a_decision(server):
     inputs = {"name": "one"}
-    before = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-    asked = fresh.ask(id="a", inputs=inputs, resources={"gpus": 3}, lease=TERMS)["lease"]
-    refused = fresh.ask(id="r", inputs=inputs, resources={"gpus": 4}, lease=TERMS)["request"]
+    before = hold(server)
+    asked = hold(server, id="a", inputs=inputs, resources={"gpus": 3})
+    refused = server.ask(id="r", inputs=inputs, resources={"gpus": 4}, lease=TERMS)["request"]
     for each in (before, asked):
-        release(fresh, each)
+        server.release(each)
     wholly = [1000] * 4
     for request, gpus, taken in [
         (before["id"], 4, [0] * 8),
         (asked["id"], 3, [*wholly, 0, 0, 0, 0]),
         (refused, 4, [*wholly, 1000, 1000, 1000, 0]),
     ]:
-        (answer,) = fresh.say({"op": "decision_fleet", "request": request})
+        (answer,) = server.say({"op": "decision_fleet", "request": request})
         then = answer["data"]
         assert unpacked(then["packed"])["milli"] == taken
         assert then["request"]["resources"]["gpus"] == gpus
         assert then["request"]["policy_rule_uri"] == FIRST_FIT
         assert then["at"] > 1e9
     assert then["request"]["inputs"] == inputs
-    (again,) = fresh.say(then["request"])
+    (again,) = server.say(then["request"])
     assert again["success"]
-    (unknown,) = fresh.say({"op": "decision_fleet", "request": "unheard-of"})
+    server.leases += [again["lease"]] if "lease" in again else []
+    (unknown,) = server.say({"op": "decision_fleet", "request": "unheard-of"})
     assert (unknown["error"]["code"], unknown["error"]["field"]) == ("unknown_request", "request")
 
 
-def test_the_fleet_at_a_time(fresh):
-    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-    other = fresh.ask(resources={"gpus": 1}, lease=TERMS)["lease"]
-    release(fresh, held)
-    times = {row["state"]: row["at"] for row in decided(fresh)["decisions"]}
-    first = min(row["at"] for row in decided(fresh)["decisions"])
+def test_the_fleet_at_a_time(server):
+    held = hold(server)
+    hold(server, resources={"gpus": 1})
+    server.release(held)
+    times = {row["state"]: row["at"] for row in decided(server, limit=3)["decisions"]}
+    first = min(row["at"] for row in decided(server, limit=3)["decisions"])
 
     def then(at):
-        (answer,) = fresh.say({"op": "past_fleet", "at": at})
+        (answer,) = server.say({"op": "past_fleet", "at": at})
         assert answer["success"], answer
         assert answer["data"]["at"] == at
         told = unpacked(answer["data"]["packed"])
@@ -207,118 +213,109 @@ def test_the_fleet_at_a_time(fresh):
     nodes, milli, seq = then(times["ended"])
     assert (nodes, milli) == (["east-0", "east-1"], 1000)
     assert then(times["ended"] + 3600) == (nodes, milli, seq)
-    release(fresh, other)
-    (wrong,) = fresh.say({"op": "past_fleet", "at": -1})
+    (wrong,) = server.say({"op": "past_fleet", "at": -1})
     assert (wrong["error"]["code"], wrong["error"]["field"]) == ("bad_message", "at")
 
 
-def test_a_refused_decision_opens_in_the_playground(fresh):
-    held = fresh.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-    refused = fresh.ask(id="r", resources={"gpus": 4, "nodes": 2}, lease=TERMS)
+def test_a_refused_decision_opens_in_the_playground(server):
+    held = hold(server)
+    refused = server.ask(id="r", resources={"gpus": 4, "nodes": 2}, lease=TERMS)
     assert not refused["success"]
-    release(fresh, held)
-    (answer,) = fresh.say({"op": "decision_fleet", "request": refused["request"]})
+    server.release(held)
+    (answer,) = server.say({"op": "decision_fleet", "request": refused["request"]})
     wanted = {name: answer["data"]["request"][name] for name in ("inputs", "resources")}
     body = {"policy_rule_uri": FIRST_FIT, "requests": [wanted]}
     for fleet, good in (({"decision": refused["request"]}, False), ("live", True)):
-        played = fresh.http.post(
+        played = server.http.post(
             "/console/playground", json=body | {"fleet": fleet}, timeout=120
         ).json()
         assert [each["ok"] for each in played["data"]["results"]] == [good]
 
 
-def test_tenants_see_their_own_and_operators_all(tmp_path):
-    file = tmp_path / "moored.toml"
+AS_ANN, AS_BOB = ({"Authorization": f"Bearer of-{name}"} for name in ("ann", "bob"))
+
+
+def say(socket, message):
+    socket.send(json.dumps(message))
+    return json.loads(socket.recv(30))
+
+
+def listed(socket, op, name, key, **more):
+    return [row[key] for row in say(socket, {"op": op, **more})["data"][name]]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A daemon of two tenants, of whom ann is an operator."""
+    folder = tmp_path_factory.mktemp("tenants")
+    file = folder / "moored.toml"
     file.write_text(TOKENS)
-    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
-        server = Server(running)
-        as_ann, as_bob = ({"Authorization": f"Bearer of-{name}"} for name in ("ann", "bob"))
-        document = cluster("east", nodes=2, gpus=4)
-        server.http.post("/clusters", json=document, headers=as_ann).raise_for_status()
-        policy = catalog.document("first_fit")
-        server.http.post("/policy", json=policy, headers=as_ann).raise_for_status()
-        seen = {}
-        with server.socket(as_ann) as ann, server.socket(as_bob) as bob:
-
-            def say(socket, message):
-                socket.send(json.dumps(message))
-                return json.loads(socket.recv(30))
-
-            mine = say(ann, ask_message(resources={"gpus": 4}, lease=TERMS))["lease"]["id"]
-            lease = say(bob, ask_message(resources={"gpus": 1}, lease=TERMS))["lease"]["id"]
-            refused = say(bob, ask_message(id="r", resources={"gpus": 9}))["request"]
-            for name, socket in (("ann", ann), ("bob", bob)):
-                rows = say(socket, {"op": "decisions"})["data"]["decisions"]
-                seen[name] = [row["request"] for row in rows]
-            assert seen == {"ann": [refused, lease, mine], "bob": [refused, lease]}
-            for name, socket in (("ann", ann), ("bob", bob)):
-                rows = say(socket, {"op": "leases"})["data"]["leases"]
-                seen[name] = [row["id"] for row in rows]
-            assert seen == {"ann": [mine, lease], "bob": [lease]}
-            only = say(bob, {"op": "decisions", "filters": {"tenant": "ann"}})
-            assert {row["tenant"] for row in only["data"]["decisions"]} <= {"bob"}
-            foreign = say(bob, {"op": "decision_fleet", "request": mine})
-            assert foreign["error"]["code"] == "unknown_request"
-            own = unpacked(say(bob, {"op": "decision_fleet", "request": lease})["data"]["packed"])
-            assert "ann" not in own["tenants"]
-            past = {"op": "past_fleet", "at": time.time()}
-            own = unpacked(say(bob, past)["data"]["packed"])
-            assert own["tenants"] == ["", "yours", "busy"]
-            assert "bob" in unpacked(say(ann, past)["data"]["packed"])["tenants"]
-            all_of_it = say(ann, {"op": "decision_fleet", "request": refused})["data"]["packed"]
-            assert {"ann", "bob"} <= set(unpacked(all_of_it)["tenants"])
+    with daemon(folder / "data", options=("--config", str(file))) as running:
+        server = Server(running, "of-ann")
+        server.register(cluster("east", nodes=2, gpus=4))
+        server.publish(catalog.document("first_fit"))
+        yield server
         server.close()
 
 
-def test_leases_and_waiters_of_others_are_operators_news_alone(tmp_path):
-    file = tmp_path / "moored.toml"
-    file.write_text(TOKENS)
-    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
-        server = Server(running)
-        as_ann, as_bob = ({"Authorization": f"Bearer of-{name}"} for name in ("ann", "bob"))
-        document = cluster("east", nodes=1, gpus=4)
-        server.http.post("/clusters", json=document, headers=as_ann).raise_for_status()
-        policy = catalog.document("first_fit")
-        server.http.post("/policy", json=policy, headers=as_ann).raise_for_status()
-        with server.socket(as_ann) as ann, server.socket(as_bob) as bob, ExitStack() as waiting:
+def test_tenants_see_their_own_and_operators_all(shared):
+    with shared.socket(AS_ANN) as ann, shared.socket(AS_BOB) as bob:
+        first = say(ann, ask_message(resources={"gpus": 4}, lease=TERMS))["lease"]
+        second = say(bob, ask_message(resources={"gpus": 1}, lease=TERMS))["lease"]
+        mine, lease = first["id"], second["id"]
+        refused = say(bob, ask_message(id="r", resources={"gpus": 9}))["request"]
+        assert listed(ann, "decisions", "decisions", "request", limit=3) == [refused, lease, mine]
+        assert listed(bob, "decisions", "decisions", "request", limit=2) == [refused, lease]
+        assert listed(ann, "leases", "leases", "id") == [mine, lease]
+        assert listed(bob, "leases", "leases", "id") == [lease]
+        foreign = {"filters": {"tenant": "ann"}}
+        assert set(listed(bob, "decisions", "decisions", "tenant", **foreign)) <= {"bob"}
+        foreign = say(bob, {"op": "decision_fleet", "request": mine})
+        assert foreign["error"]["code"] == "unknown_request"
+        own = unpacked(say(bob, {"op": "decision_fleet", "request": lease})["data"]["packed"])
+        assert "ann" not in own["tenants"]
+        past = {"op": "past_fleet", "at": time.time()}
+        own = unpacked(say(bob, past)["data"]["packed"])
+        assert own["tenants"] == ["", "yours", "busy"]
+        assert "bob" in unpacked(say(ann, past)["data"]["packed"])["tenants"]
+        whole = say(ann, {"op": "decision_fleet", "request": refused})["data"]["packed"]
+        assert {"ann", "bob"} <= set(unpacked(whole)["tenants"])
+        for socket, held in ((ann, first), (bob, second)):
+            say(socket, {"op": "release", "lease": held["id"], "token": held["token"]})
 
-            def say(socket, message):
-                socket.send(json.dumps(message))
-                return json.loads(socket.recv(30))
 
-            def listed(socket, op, name, key):
-                found = say(socket, {"op": op})
-                return [row[key] for row in found["data"][name]]
-
-            held = {}
-            for name, socket, headers in (("ann", ann, as_ann), ("bob", bob, as_bob)):
-                held[name] = say(socket, ask_message(resources={"gpus": 2}, lease=TERMS))["lease"]
-                waiter = waiting.enter_context(server.socket(headers))
-                waits = TERMS | {"wait_seconds": 600}
-                waiter.send(json.dumps(ask_message(id="w", resources={"gpus": 4}, lease=waits)))
-                until(lambda s=socket: listed(s, "queue", "waiting", "tenant"))
-            until(lambda: len(listed(ann, "queue", "waiting", "tenant")) == 2)
-            assert sorted(listed(ann, "queue", "waiting", "tenant")) == ["ann", "bob"]
-            assert listed(bob, "queue", "waiting", "tenant") == ["bob"]
-            assert listed(ann, "leases", "leases", "tenant") == ["ann", "bob"]
-            assert listed(bob, "leases", "leases", "tenant") == ["bob"]
-            requests = {
-                row["tenant"]: row["request"]
-                for row in say(ann, {"op": "queue"})["data"]["waiting"]
-            }
-            only = {"op": "leases", "filters": {"tenant": "bob"}}
-            assert [row["id"] for row in say(ann, only)["data"]["leases"]] == [held["bob"]["id"]]
-            only = {"op": "leases", "filters": {"tenant": "ann"}}
-            assert say(bob, only)["data"]["leases"] == []
-            for op in ("status", "why"):
-                for field, one in (("lease", held["bob"]["id"]), ("request", requests["bob"])):
-                    told = say(ann, {"op": op, field: one})
-                    assert told["success"]
-                    assert held["bob"]["token"] not in json.dumps(told)
-                for field, one in (("lease", held["ann"]["id"]), ("request", requests["ann"])):
-                    assert not say(bob, {"op": op, field: one})["success"]
-            assert not say(ann, {"op": "cancel", "request": requests["bob"]})["success"]
-            none = {"op": "release", "lease": held["bob"]["id"], "token": held["ann"]["token"]}
-            assert not say(ann, none)["success"]
-            assert listed(bob, "leases", "leases", "tenant") == ["bob"]
-        server.close()
+def test_leases_and_waiters_of_others_are_operators_news_alone(shared):
+    with shared.socket(AS_ANN) as ann, shared.socket(AS_BOB) as bob, ExitStack() as waiting:
+        held = {}
+        for name, socket, headers in (("ann", ann, AS_ANN), ("bob", bob, AS_BOB)):
+            held[name] = say(socket, ask_message(resources={"gpus": 4}, lease=TERMS))["lease"]
+            waiter = waiting.enter_context(shared.socket(headers))
+            waits = {"nodes": 2, "gpus": 4}
+            asked = ask_message(id="w", resources=waits, lease=TERMS | {"wait_seconds": 600})
+            waiter.send(json.dumps(asked))
+            until(lambda s=socket, n=name: n in listed(s, "queue", "waiting", "tenant"))
+        assert sorted(listed(ann, "queue", "waiting", "tenant")) == ["ann", "bob"]
+        assert listed(bob, "queue", "waiting", "tenant") == ["bob"]
+        assert listed(ann, "leases", "leases", "tenant") == ["ann", "bob"]
+        assert listed(bob, "leases", "leases", "tenant") == ["bob"]
+        requests = {
+            row["tenant"]: row["request"] for row in say(ann, {"op": "queue"})["data"]["waiting"]
+        }
+        of = {name: {"filters": {"tenant": name}} for name in ("ann", "bob")}
+        assert listed(ann, "leases", "leases", "id", **of["bob"]) == [held["bob"]["id"]]
+        assert listed(bob, "leases", "leases", "id", **of["ann"]) == []
+        for op in ("status", "why"):
+            for field, one in (("lease", held["bob"]["id"]), ("request", requests["bob"])):
+                told = say(ann, {"op": op, field: one})
+                assert told["success"]
+                assert held["bob"]["token"] not in json.dumps(told)
+            for field, one in (("lease", held["ann"]["id"]), ("request", requests["ann"])):
+                assert not say(bob, {"op": op, field: one})["success"]
+        assert not say(ann, {"op": "cancel", "request": requests["bob"]})["success"]
+        none = {"op": "release", "lease": held["bob"]["id"], "token": held["ann"]["token"]}
+        assert not say(ann, none)["success"]
+        assert listed(bob, "leases", "leases", "tenant") == ["bob"]
+        for name, socket in (("ann", ann), ("bob", bob)):
+            lease = held[name]
+            say(socket, {"op": "cancel", "request": requests[name]})
+            say(socket, {"op": "release", "lease": lease["id"], "token": lease["token"]})
