@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,16 +48,10 @@ def environment(server, tmp_path_factory) -> dict[str, str]:
     }
 
 
-def moorage(environment, *words: str, **more) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [MOORAGE, *words],
-        check=False,  # Exit codes are what is tested.
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        **more,
-    )
+@pytest.fixture
+def moorage(server, environment):
+    """A command of the client, in this process."""
+    return partial(server.moorage, MOORAGE_STATE=environment["MOORAGE_STATE"])
 
 
 def started(environment, *words: str) -> "subprocess.Popen[str]":
@@ -74,10 +69,10 @@ def held(server) -> list[dict]:
     return server.say({"op": "leases"})[0]["data"]["leases"]
 
 
-def test_the_output_and_the_exit_code_are_those_of_the_command(server, environment, tmp_path):
+def test_the_output_and_the_exit_code_are_those_of_the_command(server, tmp_path, moorage):
     script = "echo gpus $CUDA_VISIBLE_DEVICES $WHO; pwd; exit 3"
     words = ["run", "--gpus", "2", "--env", "WHO=me", "--", "sh", "-c", script]
-    done = moorage(environment, *words, cwd=tmp_path)
+    done = moorage(*words, folder=tmp_path)
     assert done.returncode == 3, done.stderr
     first, second = done.stdout.splitlines()
     assert first.endswith(" me")
@@ -87,44 +82,46 @@ def test_the_output_and_the_exit_code_are_those_of_the_command(server, environme
     until(lambda: not held(server))
 
 
-def test_long_output_comes_whole(server, environment):
-    done = moorage(environment, "run", "--", "seq", "200000")
+def test_long_output_comes_whole(server, moorage):
+    done = moorage("run", "--", "seq", "200000")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
 
 
-def test_options_end_where_the_command_begins(server, environment, tmp_path):
+def test_options_end_where_the_command_begins(server, tmp_path, moorage):
     (tmp_path / "seen").touch()
-    done = moorage(environment, "run", "ls", "-a", "--color=never", cwd=tmp_path)
+    done = moorage("run", "ls", "-a", "--color=never", folder=tmp_path)
     assert done.stdout.split() == [".", "..", "seen"], done.stderr
 
 
-def test_as_json_it_is_one_document(server, environment):
-    done = moorage(environment, "run", "--json", "--", "sh", "-c", "echo hi; exit 3")
+def test_as_json_it_is_one_document(server, moorage):
+    done = moorage("run", "--json", "--", "sh", "-c", "echo hi; exit 3")
     document = json.loads(done.stdout)
     assert done.returncode == 3
     assert (document["exit_code"], document["output"]) == (3, "hi\n")
 
 
-def test_a_folder_for_a_container_is_refused(server, environment):
-    done = moorage(environment, "run", "--image", "x", "--workdir", "/srv", "--", "true")
+def test_a_folder_for_a_container_is_refused(server, moorage):
+    done = moorage("run", "--image", "x", "--workdir", "/srv", "--", "true")
     assert done.returncode == 2
     assert "--workdir" in done.stderr
 
 
 @pytest.mark.parametrize(("script", "code"), [("kill -9 $$", 137), ("kill -15 $$", 143)])
-def test_a_signal_is_told_as_a_shell_does(server, environment, script, code):
-    assert moorage(environment, "run", "--", "sh", "-c", script).returncode == code
+def test_a_signal_is_told_as_a_shell_does(server, script, code, moorage):
+    assert moorage("run", "--", "sh", "-c", script).returncode == code
 
 
-def test_a_command_that_cannot_start_says_why(server, environment):
-    done = moorage(environment, "run", "--", "no-such-program")
+def test_a_command_that_cannot_start_says_why(server, moorage):
+    done = moorage("run", "--", "no-such-program")
     assert done.returncode == 7
     assert "no-such-program: No such file or directory" in done.stderr
     until(lambda: not held(server))
 
 
-def test_a_command_that_fails_is_started_again_as_often_as_asked(server, environment, tmp_path):
+def test_a_command_that_fails_is_started_again_as_often_as_asked(
+    server, environment, tmp_path, moorage
+):
     script = 'n=$(wc -l < "$0"); echo >> "$0"; echo start $n; '
     script += 'until test -e "$0.$n"; do sleep 0.02; done; test $n = 1 || exit 7'
     starts = tmp_path / "starts"
@@ -139,18 +136,16 @@ def test_a_command_that_fails_is_started_again_as_often_as_asked(server, environ
     rest, said = process.communicate(timeout=30)
     assert (process.returncode, rest) == (0, "")
     assert "attempt 1 failed; this is attempt 2" in said
-    told = moorage(environment, "status", lease["id"]).stdout
+    told = moorage("status", lease["id"]).stdout
     assert "2 of 3" in told
     assert f"attempt 1 failed on here/{platform.node()}: it ended by itself with exit" not in told
     assert "succeeded" in told
     until(lambda: not held(server))
 
 
-def test_the_output_of_every_start_is_passed_on_and_kept_however_fast_they_follow(
-    server, environment
-):
+def test_the_output_of_every_start_is_passed_on_and_kept_however_fast_they_follow(server, moorage):
     script = "echo out $MOORAGE_FENCING; echo MESSAGE >&2; exit 5"
-    done = moorage(environment, "run", "--gpus", "1", "--requeue", "3", "--", "sh", "-c", script)
+    done = moorage("run", "--gpus", "1", "--requeue", "3", "--", "sh", "-c", script)
     assert done.returncode == 5
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["out", "MESSAGE"] * 4
@@ -159,15 +154,15 @@ def test_the_output_of_every_start_is_passed_on_and_kept_however_fast_they_follo
         assert f"attempt {attempt} failed; this is attempt {attempt + 1}" in done.stderr
     lease = done.stderr.split()[1]
     for words in (["logs", lease], ["logs", "-f", lease]):
-        again = moorage(environment, *words)
+        again = moorage(*words)
         assert again.stdout == done.stdout
         assert "attempt 1 failed; this is attempt 2" in again.stderr
     for attempt in (1, 2, 3, 4):
-        one = moorage(environment, "logs", lease, "--attempt", str(attempt))
+        one = moorage("logs", lease, "--attempt", str(attempt))
         assert one.stdout.splitlines() == lines[2 * attempt - 2 : 2 * attempt]
         assert one.stderr == ""
-    assert moorage(environment, "logs", lease, "--tail", "8").stdout == "MESSAGE\n"
-    never = moorage(environment, "logs", lease, "--attempt", "5")
+    assert moorage("logs", lease, "--tail", "8").stdout == "MESSAGE\n"
+    never = moorage("logs", lease, "--attempt", "5")
     assert never.returncode == 5
     assert "has been started 4 times" in never.stderr
     told = server.say({"op": "status", "lease": lease})[0]["lease"]
@@ -175,8 +170,10 @@ def test_the_output_of_every_start_is_passed_on_and_kept_however_fast_they_follo
     assert told["workload"]["outcome"]["attempt"] == 4
 
 
-def test_what_a_start_wrote_is_told_under_its_own_number_or_not_at_all(server, environment):
-    done = moorage(environment, "run", "--requeue", "1", "--", "sh", "-c", "echo hello; exit 5")
+def test_what_a_start_wrote_is_told_under_its_own_number_or_not_at_all(
+    server, environment, moorage
+):
+    done = moorage("run", "--requeue", "1", "--", "sh", "-c", "echo hello; exit 5")
     lease = done.stderr.split()[1]
     token = json.loads(Path(environment["MOORAGE_STATE"]).read_text())["leases"][lease]["token"]
     ask = {"op": "logs", "lease": lease, "token": token}
@@ -204,41 +201,41 @@ def test_output_that_is_no_text_comes_out_as_it_was_written(server, environment,
         assert done.stdout == data
 
 
-def test_exec_logs_and_release_know_what_run_started(server, environment, tmp_path):
+def test_exec_logs_and_release_know_what_run_started(server, environment, tmp_path, moorage):
     words = ["run", "--gpus", "1", "--", "sh", "-c", "echo hello; exec sleep 1000"]
     process = started(environment, *words)
     assert process.stdout is not None
     assert process.stdout.readline() == "hello\n"
     (lease,) = [each["id"] for each in held(server)]
     assert Path(environment["MOORAGE_STATE"]).stat().st_mode & 0o777 == 0o600
-    assert moorage(environment, "exec", lease, "--", "echo", "inside").stdout == "inside\n"
-    assert moorage(environment, "logs", lease).stdout == "hello\n"
-    assert moorage(environment, "release", lease).returncode == 0
+    assert moorage("exec", lease, "--", "echo", "inside").stdout == "inside\n"
+    assert moorage("logs", lease).stdout == "hello\n"
+    assert moorage("release", lease).returncode == 0
     process.communicate(timeout=30)
     assert process.returncode != 0
     until(lambda: not held(server))
 
 
-def test_a_command_that_fails_every_time_ends_as_it_did_last(server, environment):
+def test_a_command_that_fails_every_time_ends_as_it_did_last(server, moorage):
     words = ["run", "--gpus", "1", "--requeue", "1", "--", "sh", "-c", "echo no; exit 7"]
-    done = moorage(environment, *words)
+    done = moorage(*words)
     assert done.returncode == 7
     assert done.stdout.splitlines()[-1] == "no"
-    lease = server.say({"op": "leases", "state": "ended"})[0]["data"]["leases"][-1]["id"]
-    told = moorage(environment, "status", lease).stdout
+    lease = done.stderr.split()[1]
+    told = moorage("status", lease).stdout
     assert f"attempt 2 failed on here/{platform.node()}: it ended by itself with exit" in told
     assert told.endswith("\n  no\n")
     assert "null" not in told
     (workload,) = [
         each["workload"]
-        for each in json.loads(moorage(environment, "leases", "--state", "ended", "--json").stdout)
+        for each in json.loads(moorage("leases", "--state", "ended", "--json").stdout)
         if each["id"] == lease
     ]
     assert workload["outcome"]["nodes"] == [{"cluster_id": "here", "node_id": platform.node()}]
 
 
-def test_more_than_there_is_is_refused(server, environment):
-    done = moorage(environment, "run", "--gpus", "9", "--", "true")
+def test_more_than_there_is_is_refused(server, moorage):
+    done = moorage("run", "--gpus", "9", "--", "true")
     assert done.returncode == 3
     assert "too few GPUs" in done.stderr
 
@@ -306,7 +303,7 @@ def test_what_a_command_writes_after_the_signal_is_passed_on(server, environment
 
 
 @pytest.mark.heavy
-def test_exec_and_logs_reach_a_running_workload(server, environment):
+def test_exec_and_logs_reach_a_running_workload(server, environment, moorage):
     provision = {
         "backend": "local",
         "spec": {"command": ["sh", "-c", "echo hello; sleep 1000"], "environment": {"A": "1"}},
@@ -321,24 +318,22 @@ def test_exec_and_logs_reach_a_running_workload(server, environment):
         "--provision",
         json.dumps(provision),
     ]
-    lease = json.loads(moorage(environment, *words, "--json").stdout)["lease"]["id"]
-    until(lambda: moorage(environment, "logs", lease).stdout == "hello\n")
-    done = moorage(
-        environment, "exec", lease, "--", "sh", "-c", "echo $A $CUDA_VISIBLE_DEVICES; exit 5"
-    )
+    lease = json.loads(moorage(*words, "--json").stdout)["lease"]["id"]
+    until(lambda: moorage("logs", lease).stdout == "hello\n")
+    done = moorage("exec", lease, "--", "sh", "-c", "echo $A $CUDA_VISIBLE_DEVICES; exit 5")
     assert (done.returncode, done.stdout.split()[0]) == (5, "1")
-    late = moorage(environment, "exec", lease, "--limit", "0.2", "--", "sleep", "9")
+    late = moorage("exec", lease, "--limit", "0.2", "--", "sleep", "9")
     assert late.returncode == 1
     assert "longer than 0.2 s" in late.stderr
-    assert moorage(environment, "logs", lease, "--tail", "3").stdout == "lo\n"
-    assert moorage(environment, "logs", lease, "--tail", "0").stdout == ""
+    assert moorage("logs", lease, "--tail", "3").stdout == "lo\n"
+    assert moorage("logs", lease, "--tail", "0").stdout == ""
     follow = subprocess.Popen(
         [MOORAGE, "logs", "-f", lease], env=environment, stdout=subprocess.PIPE, text=True
     )
-    assert moorage(environment, "release", lease).returncode == 0
+    assert moorage("release", lease).returncode == 0
     assert follow.communicate(timeout=30)[0] == "hello\n"
     until(lambda: not held(server))
-    assert moorage(environment, "logs", lease).stdout == "hello\n", "what it wrote is kept"
+    assert moorage("logs", lease).stdout == "hello\n", "what it wrote is kept"
 
 
 @pytest.mark.parametrize("op", ["logs", "exec"])
@@ -385,14 +380,16 @@ def on_a_terminal(environment, *words: str) -> bytes:
     return said
 
 
-def test_a_workload_drives_no_terminal_but_files_get_every_byte(server, environment, tmp_path):
+def test_a_workload_drives_no_terminal_but_files_get_every_byte(
+    server, environment, tmp_path, moorage
+):
     file = tmp_path / "escapes"
     file.write_bytes(ESCAPES)
-    done = moorage(environment, "run", "--json", "--", "cat", str(file))
+    done = moorage("run", "--json", "--", "cat", str(file))
     lease = json.loads(done.stdout)["lease"]
     raw = subprocess.run([MOORAGE, "logs", lease], env=environment, capture_output=True, check=True)
     assert raw.stdout == ESCAPES
-    document = moorage(environment, "logs", lease, "--json")
+    document = moorage("logs", lease, "--json")
     assert json.loads(document.stdout) == {
         "lease": lease,
         "output": ESCAPES.decode(errors="replace"),
@@ -401,13 +398,13 @@ def test_a_workload_drives_no_terminal_but_files_get_every_byte(server, environm
     assert on_a_terminal(environment, "logs", lease).decode() == tame
 
 
-def test_nor_does_a_command_inside_of_it(server, environment, tmp_path):
+def test_nor_does_a_command_inside_of_it(server, environment, tmp_path, moorage):
     file = tmp_path / "escapes"
     file.write_bytes(ESCAPES.decode(errors="replace").encode())
     with started(environment, "run", "--", "sleep", "60") as process:
         lease = process.stderr.readline().split()[1]
         inside = ("exec", lease, "--", "cat", str(file))
-        until(lambda: moorage(environment, *inside).returncode == 0)
+        until(lambda: moorage(*inside).returncode == 0)
         raw = subprocess.run([MOORAGE, *inside], env=environment, capture_output=True, check=True)
         assert raw.stdout == file.read_bytes()
         said = on_a_terminal(environment, *inside).decode()
