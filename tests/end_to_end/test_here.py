@@ -40,13 +40,14 @@ def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path, en
     said = "hello from here"
     for start in (1, 2):
         with daemon(tmp_path / "data", options=["--here"], environment=environment) as running:
-            server = Server(running)
+            server = Server(running, "sesame")
             done = moorage(server, tmp_path, "run", "--cpu-milli", "100", "--", "echo", said)
             assert (done.returncode, done.stdout.strip()) == (0, said), (start, done.stderr)
-            listed = moorage(server, tmp_path, "policy", "list", "--json")
+            listed = server.moorage("policy", "list", "--json")
             uris = {each["policy_rule_uri"] for each in json.loads(listed.stdout)}
             assert {catalog.document(name)["policy_rule_uri"] for name in catalog.shipped()} <= uris
-            fleet = json.loads(moorage(server, tmp_path, "fleet", "--json").stdout)
+            shown = server.moorage("fleet", "--json").stdout
+            fleet = json.loads(shown)
             assert [each["cluster_id"] for each in fleet] == [platform.node()]
             assert running.log.read_text() == ""
             server.close()
