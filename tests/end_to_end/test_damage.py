@@ -21,7 +21,7 @@ from moorage_policies import catalog
 pytestmark = pytest.mark.heavy  # Many daemons.
 
 LEASE = {"ttl_seconds": 3_600}
-PLACES = 3
+LEASES = 40
 FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 
@@ -44,20 +44,29 @@ def refusal(data: Path) -> str:
     return done.stderr
 
 
-def killed_with(data: Path, leases: int) -> list[dict]:
-    """Have leases granted, and kill the daemon; return them as they were acknowledged."""
+@pytest.fixture(scope="module")
+def left(tmp_path_factory) -> tuple[Path, list[dict]]:
+    """Return what a killed daemon left, and its leases as they were acknowledged."""
+    data = tmp_path_factory.mktemp("killed") / "data"
     log = data.parent / "killed.log"
     with child(serve_command(data), log, {**serve_variables(), **FEW}) as (process, ready):
         server = Server(type("Running", (), ready))
         fill(server)
         granted = [
             server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)["lease"]
-            for _ in range(leases)
+            for _ in range(LEASES)
         ]
         process.kill()
         process.wait()
         server.close()
-    return granted
+    return data, granted
+
+
+@pytest.fixture
+def killed(left, tmp_path) -> tuple[Path, list[dict]]:
+    """Return a copy of that, to be damaged."""
+    data, granted = left
+    return shutil.copytree(data, tmp_path / "data"), granted
 
 
 def held(server: Server) -> dict[str, dict]:
@@ -65,7 +74,6 @@ def held(server: Server) -> dict[str, dict]:
     return {lease["id"]: lease for lease in leases}
 
 
-@pytest.mark.heavy
 def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -92,19 +100,17 @@ def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
         server.close()
 
 
-def test_a_lost_log_is_refused_and_says_what_is_missing(tmp_path):
-    data = tmp_path / "data"
-    killed_with(data, 20)
+def test_a_lost_log_is_refused_and_says_what_is_missing(killed):
+    data, _ = killed
     (data / "ledger.db-wal").unlink()
     said = refusal(data)
     assert "cannot start: the ledger" in said
     assert "were durable and are missing" in said
 
 
-def test_after_a_kill_fencing_numbers_go_on_beyond_the_reserved_ones(tmp_path):
-    data = tmp_path / "data"
-    granted = killed_with(data, 3)
-    assert [lease["fencing"] for lease in granted] == [1, 2, 3]
+def test_after_a_kill_fencing_numbers_go_on_beyond_the_reserved_ones(killed):
+    data, granted = killed
+    assert [lease["fencing"] for lease in granted] == list(range(1, LEASES + 1))
     with daemon(data) as running:
         server = Server(running)
         assert {name: lease["fencing"] for name, lease in held(server).items()} == {
@@ -141,7 +147,6 @@ def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.heavy
 def test_what_is_whole_is_said_to_be_also_while_the_daemon_runs(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -156,10 +161,8 @@ def test_what_is_whole_is_said_to_be_also_while_the_daemon_runs(tmp_path):
     assert json.loads(said)["findings"] == []
 
 
-@pytest.mark.heavy  # Seven processes; the catalog's is quicker, and `ledger` repairs by itself.
-def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(tmp_path):
-    data = tmp_path / "data"
-    granted = killed_with(data, 30)
+def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(killed):
+    data, granted = killed
     log = data / "ledger.db-wal"
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1
@@ -190,10 +193,8 @@ def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(tmp_
         server.close()
 
 
-@pytest.mark.heavy
-def test_a_catalog_that_is_damaged_is_repaired_likewise(tmp_path):
-    data = tmp_path / "data"
-    killed_with(data, 1)
+def test_a_catalog_that_is_damaged_is_repaired_likewise(killed):
+    data, _ = killed
     (data / "catalog.db-wal").unlink()
     assert "changes of" in refusal(data)
     code, said = care("repair", data, "--accept-loss")
@@ -206,7 +207,6 @@ def test_a_catalog_that_is_damaged_is_repaired_likewise(tmp_path):
         server.close()
 
 
-@pytest.mark.heavy
 def test_why_says_since_when_there_is_history(tmp_path):
     days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
     with daemon(tmp_path, environment=days) as running:
@@ -235,7 +235,6 @@ def test_why_says_since_when_there_is_history(tmp_path):
         server.close()
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name",
     [
@@ -248,31 +247,26 @@ def test_why_says_since_when_there_is_history(tmp_path):
         "catalog.mark",
     ],
 )
-def test_no_daemon_believes_a_flipped_bit(tmp_path, name):
-    """A few places by a whole daemon; `ledger` and `catalog` are tried at 200 by themselves."""
-    dice = random.Random(name)
-    whole, data = tmp_path / "whole", tmp_path / "data"
-    granted = {lease["id"]: lease for lease in killed_with(whole, 40)}
-    for number in range(PLACES):
-        shutil.rmtree(data, ignore_errors=True)
-        shutil.copytree(whole, data)
-        content = bytearray((data / name).read_bytes())
-        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
-        (data / name).write_bytes(content)
-        log = tmp_path / f"{number}.log"
-        try:
-            with child(serve_command(data), log, serve_variables()) as (_, ready):
-                complained = log.read_text() != ""
-                server = Server(type("Running", (), ready))
-                found = held(server)
-                shown = server.http.get("/policy").json()
-                later = server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)
-                server.close()
-        except CommandError:
-            assert "cannot start" in log.read_text()
-            continue
-        placed = {name: lease["placement"] for name, lease in granted.items()}
-        assert {name: lease["placement"] for name, lease in found.items()} == placed
-        if later["success"]:
-            assert later["lease"]["fencing"] not in {each["fencing"] for each in granted.values()}
-        assert complained or (later["success"] and "first_fit:1.0-stable" in str(shown))
+def test_no_daemon_believes_a_flipped_bit(killed, tmp_path, name):
+    """A place by a whole daemon; `ledger` and `catalog` are tried at 200 by themselves."""
+    dice, log = random.Random(name), tmp_path / "stderr.log"
+    data, granted = killed
+    content = bytearray((data / name).read_bytes())
+    content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+    (data / name).write_bytes(content)
+    try:
+        with child(serve_command(data), log, serve_variables()) as (_, ready):
+            complained = log.read_text() != ""
+            server = Server(type("Running", (), ready))
+            found = held(server)
+            shown = server.http.get("/policy").json()
+            later = server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)
+            server.close()
+    except CommandError:
+        assert "cannot start" in log.read_text()
+        return
+    placed = {lease["id"]: lease["placement"] for lease in granted}
+    assert {name: lease["placement"] for name, lease in found.items()} == placed
+    if later["success"]:
+        assert later["lease"]["fencing"] not in {each["fencing"] for each in granted}
+    assert complained or (later["success"] and "first_fit:1.0-stable" in str(shown))
