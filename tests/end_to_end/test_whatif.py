@@ -1,14 +1,10 @@
 """What-if over a real socket: nothing changes, and what it says is what then happens."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, policy, until
@@ -16,16 +12,15 @@ from served import FIRST_FIT, Server, ask_message, cluster, policy, until
 from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
-pytestmark = pytest.mark.heavy  # Many daemons: a minute and more in all.
+pytestmark = pytest.mark.heavy
 
 WAITS = {"ttl_seconds": 3600, "wait_seconds": 600}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with daemon(
-        tmp_path_factory.mktemp("data"), environment={"MOORAGE_BACKENDS": "memory"}
-    ) as running:
+    settings = {"MOORAGE_BACKENDS": "memory", "MOORAGE_OVERTAKEN_MAX": "1"}
+    with daemon(tmp_path_factory.mktemp("data"), environment=settings) as running:
         server = Server(running)
         server.register(cluster("east", nodes=2, gpus=4))
         server.publish(catalog.document("first_fit"))
@@ -297,8 +292,7 @@ def test_one_at_a_time_of_a_tenant_and_a_policy_that_hangs_is_stopped(server):
 def test_tenants_see_their_own_and_the_number_of_the_others(tmp_path):
     tokens = {"MOORAGE_TOKENS": "ann:a1,bob:b1,ops:o1", "MOORAGE_OPERATORS": "ops"}
     with daemon(tmp_path, environment=tokens) as running:
-        server = Server(running)
-        server.http.headers["Authorization"] = "Bearer a1"
+        server = Server(running, "a1")
         server.register(cluster("east", nodes=1, gpus=4))
         server.publish(catalog.document("first_fit"))
 
@@ -323,18 +317,9 @@ def test_tenants_see_their_own_and_the_number_of_the_others(tmp_path):
 def test_the_command_line(server, tmp_path):
     held = hold(server, 4)
     hold(server, 4)
-    binary = Path(sys.executable).parent / "moorage"
-    variables = {**os.environ, "MOORAGE_URL": server.running.ws, "NO_COLOR": "1"}
 
-    def run(*arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [binary, *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=variables,
-            timeout=120,
-        )
+    def run(*words: str, code: int = 0) -> str:
+        done = server.moorage(*words)
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
@@ -354,20 +339,15 @@ def test_the_command_line(server, tmp_path):
     run("whatif", code=2)
 
 
-def test_it_knows_for_whom_quota_is_kept(tmp_path):
-    """Smaller requests of its tenant have passed one as often as they may."""
-    environment = {"MOORAGE_BACKENDS": "memory", "MOORAGE_OVERTAKEN_MAX": "1"}
-    with daemon(tmp_path, environment=environment) as running:
-        server = Server(running)
-        server.register(cluster("east", nodes=2, gpus=4))
-        server.publish(catalog.document("first_fit"))
-        server.say({"op": "set_quota", "tenant": "local", "nominal": {"gpu_milli": 4000}})
-        hold(server, 2)
-        with server.socket() as socket:
-            waiting(server, socket, 4)
-            hold(server, 1)
-            asked = whatif(server, request=request(1))["answer"]
-            reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 60})
-        server.close()
+def test_it_knows_for_whom_quota_is_kept(server):
+    """A smaller request of its tenant has passed one as often as they may."""
+    server.say({"op": "set_quota", "tenant": "local", "nominal": {"gpu_milli": 4000}})
+    hold(server, 2)
+    with server.socket() as socket:
+        waiting(server, socket, 4)
+        hold(server, 1)
+        asked = whatif(server, request=request(1))["answer"]
+        reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 60})
+    server.say({"op": "remove_quota", "tenant": "local"})
     assert reply["error"]["kept"] == 4000
     assert asked["code"] == reply["error"]["code"] == "quota_exceeded", asked
