@@ -5,13 +5,12 @@ import os
 import signal
 import threading
 import time
-from contextlib import nullcontext
 
 import pytest
 from served import Server, ask_message, cluster, policy
+from test_backends import killed
 
 from moorage.benchmarks.daemon_process import daemon
-from moorage.lab.errors import CommandError
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -63,16 +62,6 @@ class AIOSv1PolicyRule:
             self.contexts.swap({}, str(version))
         return known
 """
-CLIENTS = """
-clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
-asked = input_data["inputs"]
-client = {"cluster": clusters, "metrics": metrics}[asked["client"]]
-try:
-    said = getattr(client, asked["method"])(*asked["arguments"])
-except Exception as error:
-    return {"raised": type(error).__name__, "text": str(error), "status": error.status}
-return {"kind": type(said).__name__, "said": said}
-"""
 
 
 def told(reply: dict):
@@ -80,8 +69,8 @@ def told(reply: dict):
     return reply["data"]
 
 
-def test_a_context_outlives_restarts_of_the_daemon(tmp_path):
-    for start in range(3):
+def test_a_context_outlives_a_restart_and_goes_with_its_policy(tmp_path):
+    for start in range(2):
         with daemon(tmp_path) as running:
             server = Server(running)
             if not start:
@@ -89,17 +78,9 @@ def test_a_context_outlives_restarts_of_the_daemon(tmp_path):
                 server.publish(policy(COUNTS, "counts:1-x"))
             for turn in range(2):
                 assert told(server.ask("counts:1-x"))["n"] == start * 2 + turn + 1
+            if start:
+                server.http.delete("/policy/counts:1-x").raise_for_status()
             server.close()
-
-
-def test_a_context_that_is_deleted_with_its_policy_does_not_come_back(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        server.register(cluster("east"))
-        server.publish(policy(COUNTS, "counts:1-x"))
-        assert [told(server.ask("counts:1-x"))["n"] for _ in range(2)] == [1, 2]
-        server.http.delete("/policy/counts:1-x").raise_for_status()
-        server.close()
     with daemon(tmp_path) as running:
         server = Server(running)
         server.publish(policy(COUNTS, "counts:1-x"))
@@ -168,30 +149,25 @@ def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
         server.close()
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_version_from_before_a_restart_is_good_while_nothing_changed_and_never_again(
-    tmp_path, killed
-):
+def test_a_version_from_before_a_kill_is_good_while_nothing_changed_and_never_again(tmp_path):
     def swap(server: Server, version: int) -> dict:
         data = {"context": {"by": version}, "version": version}
         message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
         return server.say(message)[0]
 
-    died = pytest.raises(CommandError, match="ended with -9") if killed else nullcontext()
-    with died, daemon(tmp_path) as running:
+    with killed(tmp_path) as running:
         server = Server(running)
         server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
         versions = [manage(server, "set", {"n": n})["version"] for n in range(6)]
         assert versions == sorted(set(versions))
         time.sleep(2.5)  # Contexts are kept once a second.
-        if killed:
-            versions += [manage(server, "set", {"n": n})["version"] for n in range(6, 12)]
-            os.kill(running.pid, signal.SIGKILL)
+        versions += [manage(server, "set", {"n": n})["version"] for n in range(6, 12)]
+        os.kill(running.pid, signal.SIGKILL)
         server.close()
     with daemon(tmp_path) as running:
         server = Server(running)
         now = manage(server, "version")["version"]
-        assert now == versions[5]
+        assert now in versions[5:], "of the later ones it may have kept some"
         assert not swap(server, versions[0])["success"]
         assert told(swap(server, now))["version"] > max(versions)
         for version in versions:
@@ -222,55 +198,6 @@ def test_a_swap_that_cannot_be_is_a_typed_error(server, action, exception, says)
     assert (error["code"], error["exception"]) == ("policy_error", exception)
     assert says in error["reason"]
     assert manage(server, "get") == {"n": 1}
-
-
-@pytest.mark.parametrize(
-    ("client", "method", "arguments", "check"),
-    [
-        ("cluster", "read_cluster", ["east"], lambda s: s[0] is True and s[1]["id"] == "east"),
-        (
-            "cluster",
-            "read_cluster",
-            ["nowhere"],
-            lambda s: s[0] is False and s[1].startswith("HTTP error occurred: "),
-        ),
-        (
-            "cluster",
-            "read_cluster",
-            ["../../admin"],
-            lambda s: s[0] is False and s[1].startswith("Error occurred: "),
-        ),
-        (
-            "cluster",
-            "execute_query",
-            [{"id": {"$in": ["east", "west"]}}],
-            lambda s: s[0] is True and [each["id"] for each in s[1]] == ["east", "west"],
-        ),
-        ("cluster", "execute_query", [{"$where": "1"}], lambda s: s[0] is False),
-        ("metrics", "get_cluster", ["east"], lambda s: s["clusterId"] == "east"),
-        ("metrics", "query_clusters", [], lambda s: [e["clusterId"] for e in s] == ["east"]),
-        (
-            "metrics",
-            "query_clusters",
-            [{"clusterId": "west"}],
-            lambda s: s == [],
-        ),
-    ],
-)
-def test_each_documented_method_of_the_injected_clients(server, client, method, arguments, check):
-    server.publish(policy(CLIENTS, "clients:1-x"))
-    server.http.post("/cluster", json={"clusterId": "east", "nodes": []}).raise_for_status()
-    inputs = {"client": client, "method": method, "arguments": arguments}
-    reply = told(server.ask("clients:1-x", inputs=inputs))
-    assert check(reply["said"]), reply
-    assert reply["kind"] == ("tuple" if client == "cluster" else type(reply["said"]).__name__)
-
-
-def test_the_metrics_client_raises_where_the_documented_one_does(server):
-    server.publish(policy(CLIENTS, "clients:1-x"))
-    inputs = {"client": "metrics", "method": "get_cluster", "arguments": ["nowhere"]}
-    reply = told(server.ask("clients:1-x", inputs=inputs))
-    assert (reply["raised"], reply["status"]) == ("APIError", 404)
 
 
 def test_the_caller_overrides_defaults_and_never_the_injected_clients(server):
