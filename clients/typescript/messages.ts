@@ -429,6 +429,7 @@ export interface LargestNode {
  *
  * `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
  * drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
+ * `lost_devices`: UUIDs of GPUs that it holds, and that its nodes have no more.
  */
 export interface LeaseAnswer {
   id: string;
@@ -450,6 +451,7 @@ export interface LeaseAnswer {
   workload?: WorkloadAnswer;
   ttl_max_seconds?: number;
   choice?: number;
+  lost_devices?: string[];
 }
 
 /** Who holds what: the tenant's own; for operators, all. */

@@ -50,6 +50,19 @@ class Gpu:
     exclusive: bool = False
 
 
+class DeviceId(NamedTuple):
+    """What tells a device from all others, whatever its node calls it.
+
+    Args:
+        uuid: Its UUID; empty where the inventory has none.
+        parent: UUID of the GPU that it is a MIG instance of; empty for a whole GPU.
+
+    """
+
+    uuid: str = ""
+    parent: str = ""
+
+
 DEVICE: Final = "device "
 """Before the UUID of a GPU in a node's `identity`; other keys name the machine."""
 
@@ -72,6 +85,7 @@ class Node:
         unavailable: Why nothing can start there now, e.g. `cordoned`; empty: it can. Leases keep
             what they hold there, and nothing of it is free.
         zone: What its rack is part of, and fails as a whole.
+        devices: Which devices `gpus` are, in their order; empty where the inventory does not say.
 
     """
 
@@ -85,6 +99,7 @@ class Node:
     duplicate_of: str = ""
     unavailable: str = ""
     zone: str = ""
+    devices: tuple[DeviceId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +412,9 @@ class Lease:
         faults: While it is queued, how often in a row its policy did not get to answer.
         notice: That it has to give way, and to whom; None where it need not.
         choice: Which of the alternatives asked for it is, from 0; None: there were none.
+        devices: For each share of `placement`, which devices its `gpus` are, in their order; empty
+            where the inventory does not say.
+        lost: Those of them that its nodes have no more. They are free for nobody while it lasts.
 
     """
 
@@ -423,6 +441,8 @@ class Lease:
     faults: int = 0
     notice: Notice | None = None
     choice: int | None = None
+    devices: tuple[tuple[DeviceId, ...], ...] = ()
+    lost: tuple[DeviceId, ...] = ()
 
     @property
     def may_start_again(self) -> bool:

@@ -25,6 +25,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -51,6 +52,7 @@ from moorage.model import (
     ClusterId,
     Code,
     Demand,
+    DeviceId,
     Gpu,
     Lease,
     LeaseTerms,
@@ -77,6 +79,7 @@ plain = st.recursive(
 )
 objects = st.dictionaries(st.text(), plain, max_size=3)
 ids = st.text().map(RequestId)
+devices = st.lists(st.builds(DeviceId, st.text(), st.text()), max_size=2).map(tuple)
 clusters = st.builds(
     Cluster,
     nodes=st.lists(
@@ -84,6 +87,7 @@ clusters = st.builds(
             Node,
             gpus=st.lists(st.builds(Gpu), max_size=2).map(tuple),
             labels=st.dictionaries(st.text(), st.text(), max_size=2),
+            devices=devices,
         ),
         max_size=2,
     ).map(tuple),
@@ -119,6 +123,8 @@ leases = st.builds(
     asked_at=times,
     ask=st.none() | asks,
     notice=st.none() | st.builds(Notice, until=times),
+    devices=st.lists(devices, max_size=2).map(tuple),
+    lost=devices,
 )
 reservations = st.builds(NodeReservation, starts_at=times, ends_at=times, lapse_seconds=times)
 refusals = st.builds(Refusal, code=st.sampled_from(Code), details=objects)
@@ -142,6 +148,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     Started: st.builds(Started, at=times, endpoint=st.text()),
     Preempted: st.builds(Preempted, at=times, until=times),
     Spared: st.builds(Spared, at=times),
+    Moved: st.builds(Moved, at=times, lost=devices),
     Ending: st.builds(Ending, at=times),
     Finished: st.builds(Finished, outcome=outcomes),
     Requeued: st.builds(Requeued, at=times),
@@ -194,6 +201,7 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         Resumed(request, 2.0),
         Preempted(request, 1.0, RequestId("r-2"), 2.0, "preempted"),
         Spared(request, 2.0),
+        Moved(request, 2.0, (), ()),
         Reserved(NodeReservation(request, Tenant("t"), (), Demand(), 1.0, 2.0)),
         Unreserved(request, 1.0, "ended"),
         Ending(request, 1.0, "released"),

@@ -11,6 +11,7 @@ from typing import Any, assert_never
 from moorage.core import explain
 from moorage.core.backfill import Backfill
 from moorage.core.cordons import Cordons
+from moorage.core.devices import follow
 from moorage.core.dry_runs import DryRuns
 from moorage.core.effects import Recall
 from moorage.core.events import (
@@ -53,7 +54,7 @@ from moorage.core.reservations import AdvanceReservations
 from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
 from moorage.core.warm_reuse import WarmReuse
-from moorage.model import Cluster, RequestId, Tenant
+from moorage.model import Cluster, ClusterId, RequestId, Tenant
 
 
 class Allocator:
@@ -187,8 +188,7 @@ class Allocator:
                 self._seen(cluster)
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
-                    self._turn.record(ClusterRemoved(cluster_id))
-                    self._warm.inventory_changed()
+                    self._change(cluster_id, ClusterRemoved(cluster_id))
             case Restarted(grace_seconds):
                 self._leases.restarted(grace_seconds)
                 self._turn.wakes = True
@@ -201,8 +201,16 @@ class Allocator:
         """Note a cluster down as it is, where it is not the machines of another one."""
         decided = self.state.identities.decided(cluster, self.state.leased_places)
         if self.state.clusters.get(cluster.id) != decided:
-            self._turn.record(ClusterSet(decided))
-            self._warm.inventory_changed()
+            self._change(cluster.id, ClusterSet(decided))
+
+    def _change(self, cluster_id: ClusterId, fact: ClusterSet | ClusterRemoved) -> None:
+        """Note down a changed cluster, and have what is held of it move with its devices."""
+        before = self.state.clusters.get(cluster_id)
+        self._turn.record(fact)
+        after = self.state.clusters.get(cluster_id)
+        for moved in [*follow(self.state, before, after, self._turn.now)]:
+            self._turn.record(moved)
+        self._warm.inventory_changed()
 
     def _tick(self) -> None:
         while (due := self.state.deadlines.first()) is not None and due[0] <= self._turn.now:

@@ -5,7 +5,7 @@ what is not yet durable.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, assert_never, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from moorage.model import (
     ClusterId,
     Code,
     Demand,
+    DeviceId,
     Lease,
     LeaseState,
     NodeId,
@@ -262,6 +263,8 @@ def _add_nodes(
 
 def _drift(lease: Lease, state: State) -> Iterable[str]:
     """Yield in words what a lease holds and the inventory does not offer."""
+    for device in lease.lost:
+        yield f"GPU {device.uuid} is gone from its node; nobody else gets it while the lease lasts"
     for share in lease.placement:
         cluster = state.clusters.get(share.cluster_id)
         nodes = state.offered(cluster).nodes if cluster else ()
@@ -342,11 +345,18 @@ def lease_row(lease: Lease) -> dict[str, Any]:
         row["reason"] = lease.reason
     if lease.retry_at:
         row["retry_at"] = lease.retry_at
+    if lease.lost:
+        row["lost_devices"] = lost_row(lease.lost)
     if (notice := lease.notice) is not None:
         row["notice"] = {"by": notice.by, "until": notice.until, "reason": notice.reason}
     if lease.provision is not None:
         row["workload"] = _workload_row(lease, lease.provision)
     return row
+
+
+def lost_row(lost: Sequence[DeviceId]) -> list[str]:
+    """Return the UUIDs of devices that a lease holds, and that its nodes have no more."""
+    return [device.uuid for device in lost]
 
 
 def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from moorage.model import (
     Cluster,
     ClusterId,
     Code,
+    DeviceId,
     Lease,
     NodeId,
     Outcome,
+    Placement,
     Quota,
     RequestId,
     Tenant,
@@ -289,6 +291,24 @@ class Spared:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """A node calls devices that a lease holds otherwise now, or has them no more.
+
+    Args:
+        placement: What it holds, by the names that are valid now.
+        devices: As `model.Lease.devices`.
+        lost: As `model.Lease.lost`.
+
+    """
+
+    lease: RequestId
+    at: float
+    placement: Placement
+    devices: tuple[tuple[DeviceId, ...], ...]
+    lost: tuple[DeviceId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """A lease is over, but its backend has not let go: what it holds is not free yet."""
 
@@ -352,6 +372,7 @@ Fact = (
     | Resumed
     | Preempted
     | Spared
+    | Moved
     | Ending
     | Warmed
     | Ended

@@ -20,6 +20,7 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    Moved,
     Renewed,
     Requeued,
     Started,
@@ -149,7 +150,7 @@ class FleetMap:
                 self._change(request, state=WARM, ends=int(expires_at))
             case Requeued(request) | Ended(request):
                 self._drop(request)
-            case ClusterSet() | ClusterRemoved() | Cordoned() | Uncordoned():
+            case ClusterSet() | ClusterRemoved() | Cordoned() | Uncordoned() | Moved():
                 self.is_outdated = True
             case _:  # It is about no slot.
                 pass

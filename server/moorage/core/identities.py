@@ -66,6 +66,10 @@ class Identities:
                 return counting[key][0]
         return None
 
+    def place_of(self, key: str) -> Place | None:
+        """Return the node that counts and has this key in its identity; None where none has."""
+        return self._holders.get(key)
+
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
         """Follow a fact: the cluster has these nodes now, none where it is gone."""
         fresh: dict[Place, tuple[str, ...]] = {
@@ -83,7 +87,8 @@ class Identities:
         for place, identity in fresh.items():
             self._of[place] = identity
             for key in identity:
-                self._holders.setdefault(key, place)
+                if self._holders.setdefault(key, place) in self._left:
+                    self._holders[key] = place
         if ids := fresh.keys() | (before & self._left):
             self._by_cluster[cluster_id] = set(ids)
         self.duplicates.pop(cluster_id, None)

@@ -25,6 +25,7 @@ def check(state: State) -> None:
             for gpu in share.gpus:
                 held[share.cluster_id, share.node_id, gpu] += share.gpu_milli
     assert all(milli <= GPU_MILLI for milli in held.values()), "a GPU is promised twice"
+    _check_devices(state)
     devices = Counter(
         key
         for cluster in state.clusters.values()
@@ -56,6 +57,7 @@ def check(state: State) -> None:
     for lease in state.leases.values():
         for share in lease.placement:
             derived.take(share)
+    state.lost.withhold(derived, state.identities.place_of)
     fleet = state.fleet
     same = (fleet.node_ids, fleet.gpu_ids) == (derived.node_ids, derived.gpu_ids)
     assert same, "the names drifted from the inventory"
@@ -66,6 +68,20 @@ def check(state: State) -> None:
     assert (fleet.memory_free == derived.memory_free).all()
     _check_reservations(state)
     _check_usage(state)
+
+
+def _check_devices(state: State) -> None:
+    """Assert that no device has more than its own, whatever its node has called it."""
+    held: Counter[str] = Counter()
+    parents = set[str]()
+    for lease in state.leases.values():
+        for share, devices in zip(lease.placement, lease.devices, strict=bool(lease.devices)):
+            for device in devices:
+                held[device.uuid.lower()] += share.gpu_milli
+                parents.add(device.parent.lower())
+    del held[""]
+    assert all(milli <= GPU_MILLI for milli in held.values()), "a device is promised twice"
+    assert held.keys().isdisjoint(parents), "a device is promised whole and in parts"
 
 
 def _check_reservations(state: State) -> None:

@@ -32,7 +32,7 @@ from moorage.core.open_requests import OpenRequests
 from moorage.core.room import begins, drained_by, leaves_by
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
-from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId, Tenant
+from moorage.model import Ask, Demand, DeviceId, Lease, Outcome, Placement, RequestId, Tenant
 
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Before the second start of a workload, where the lease does not say otherwise."""
@@ -134,6 +134,7 @@ class LeaseLifecycle:
         if waiting is None and ask.terms.ttl_seconds_min and self._turn.state.reserved:
             until = min(lease.expires_at, begins(self._turn.state, lease, now))
             lease = replace(lease, expires_at=until)
+        lease = replace(lease, devices=self._devices(placement), lost=())
         retained = ask if lease.may_start_again else None
         if lease.ask is not retained:
             lease = replace(lease, ask=retained)
@@ -143,6 +144,16 @@ class LeaseLifecycle:
         if overtaken is not None:
             queue.overtook(overtaken)
         return lease
+
+    def _devices(self, placement: Placement) -> tuple[tuple[DeviceId, ...], ...]:
+        """Return which devices a placement names; nothing where the inventory does not say."""
+        fleet, found = self._turn.state.fleet, list[tuple[DeviceId, ...]]()
+        for share in placement:
+            row = fleet.row(share.cluster_id, share.node_id)
+            known = fleet.devices[row] if row is not None and share.gpus else ()
+            names = dict(zip(fleet.gpu_ids[row or 0], known, strict=True)) if known else {}
+            found.append(tuple(names[gpu] for gpu in share.gpus) if names else ())
+        return tuple(found) if any(found) else ()
 
     def release(
         self, to: Address, request: RequestId, token_digest: str, tenant: Tenant | None = None

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from moorage.model import Demand, Lease, Nodes, Placement, RequestId, Share, Tenant
+from moorage.model import Demand, DeviceId, Lease, Nodes, Placement, RequestId, Share, Tenant
 
 __all__ = ["NodeReservation", "Place", "ReservedNodes", "touches"]
 
@@ -26,6 +26,7 @@ class NodeReservation:
             does not.
         used: Its tenant has had one.
         begun: Its start is over, and who waits has been told.
+        devices: As `model.Lease.devices`, of `parts`; noted once one of them has another name.
         parts: What of each node, in their order: devices, and their part of its CPU and memory.
             Without, the nodes are reserved whole, as where no device was asked for.
 
@@ -41,6 +42,7 @@ class NodeReservation:
     used: bool = False
     parts: Placement = ()
     begun: bool = False
+    devices: tuple[tuple[DeviceId, ...], ...] = ()
 
     def part(self, place: Place) -> Share | None:
         """Return what is reserved of one of its nodes; None: all of it."""

@@ -24,6 +24,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -43,6 +44,7 @@ from moorage.core.facts import (
 from moorage.core.growth import Growth
 from moorage.core.identities import Identities, Place
 from moorage.core.lease_groups import LeaseGroups, left_by
+from moorage.core.lost_devices import LostDevices, shown
 from moorage.core.reserved import ReservedNodes
 from moorage.core.waiters import Waiter
 from moorage.model import Ask, Cluster, ClusterId, Lease, Notice, Outcome, RequestId, Share, Tenant
@@ -80,6 +82,7 @@ class State:
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         reserved: Which nodes are reserved, for whom and when.
         identities: Which node is which machine.
+        lost: The devices that leases hold and their nodes have no more.
         durations: How long leases like others lasted.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
@@ -110,6 +113,7 @@ class State:
     accounts: Accounts = field(default_factory=Accounts, compare=False)
     durations: Durations = field(default_factory=Durations)
     identities: Identities = field(default_factory=Identities, compare=False)
+    lost: LostDevices = field(default_factory=LostDevices, compare=False)
     deadlines: Deadlines = field(init=False, compare=False)
     _fleet: Fleet = field(default_factory=Fleet, compare=False)
     _fleet_behind: dict[ClusterId, None] = field(default_factory=dict, compare=False)
@@ -142,6 +146,7 @@ class State:
                 for share in lease.placement:
                     if rebuilt or share.cluster_id in behind:
                         self._fleet.take(share)
+            self.lost.withhold(self._fleet, self.identities.place_of)
         return self._fleet
 
     def offered(self, cluster: Cluster) -> Cluster:
@@ -190,8 +195,17 @@ class State:
         gpus, cpu, memory = (new - old for new, old in zip(now, then, strict=True))
         self.accounts.capacity_changed(gpus, cpu, memory)
 
+    def _note_lost(self, lease: Lease) -> None:
+        """Note what a lease has lost; where that turns up, more or less is free than before."""
+        for device in (*self.lost.of.get(lease.id, ()), *lease.lost):
+            for cluster_id, _ in shown(device, self.identities.place_of):
+                self._inventory_changed(ClusterId(cluster_id))
+        self.lost.note(lease)
+
     def _hold(self, lease: Lease, at: float | None) -> None:
         self.groups.add(lease)
+        if lease.lost:
+            self._note_lost(lease)
         for share in lease.placement:
             self.places.setdefault((share.cluster_id, share.node_id), {})[lease.id] = share
         if lease.terms.preemptible:
@@ -219,6 +233,10 @@ class State:
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
+        if lease.lost:
+            self._note_lost(replace(lease, lost=()))
+        if self.lost.of:  # What was given back may be where the lost device of another is.
+            self.lost.withhold(self._fleet, self.identities.place_of)
         self._gives_way(lease)
         self.identities.lease_ended(places, self.leased_places)
 
@@ -285,6 +303,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             _notify(state, request, Notice(by, until, reason))
         case Spared(request):
             _notify(state, request, None)
+        case Moved(request, _, placement, devices, lost):
+            _move(state, request, placement=placement, devices=devices, lost=lost)
         case Ending(request, at, reason):
             _ending(state, request, at, reason)
         case Warmed(request, at, expires_at):
@@ -393,6 +413,15 @@ def _notify(state: State, request: RequestId, notice: Notice | None) -> None:
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 
+def _move(state: State, request: RequestId, **held: Any) -> None:
+    lease = replace(state.leases[request], **held)
+    state.leases[request] = lease
+    for share in lease.placement:
+        state.places[share.cluster_id, share.node_id][request] = share
+        state._fleet_behind[share.cluster_id] = None  # noqa: SLF001  # Called by apply().
+    state._note_lost(lease)  # noqa: SLF001  # As above.
+
+
 def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases.pop(request)
     assert lease.state == "failing"
@@ -402,7 +431,15 @@ def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:
     avoid = tuple(dict.fromkeys((*lease.ask.avoid, *lease.outcome.nodes)))
     ask = replace(lease.ask, avoid=avoid)
     lease = replace(
-        lease, state="queued", placement=(), inherited="", endpoint="", reason=reason, ask=ask
+        lease,
+        state="queued",
+        placement=(),
+        inherited="",
+        endpoint="",
+        reason=reason,
+        ask=ask,
+        devices=(),
+        lost=(),
     )
     _wait(state, Waiter(ask, lease.asked_at, lease.expires_at, lease))
 

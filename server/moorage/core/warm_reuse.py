@@ -219,6 +219,8 @@ class WarmReuse:
 
     def _lost(self, lease: Lease) -> bool:
         fleet = self._turn.state.fleet
+        if lease.lost:
+            return True
         for share in lease.placement:
             row = fleet.row(share.cluster_id, share.node_id)
             if row is None or not set(share.gpus) <= set(fleet.gpu_ids[row]):

@@ -34,6 +34,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -280,6 +281,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 | Resumed()
                 | Preempted()
                 | Spared()
+                | Moved()
                 | Ending()
                 | Warmed()
                 | Ended()

@@ -27,6 +27,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -44,6 +45,7 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
+from moorage.model import DEVICE
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns the JSON object of one version into that of the next."""
@@ -66,11 +68,11 @@ class FactKind:
 
 
 KINDS: Final = (
-    FactKind("cluster_set", 1, ClusterSet),
+    FactKind("cluster_set", 2, ClusterSet),
     FactKind("cluster_removed", 1, ClusterRemoved),
     FactKind("cordoned", 1, Cordoned),
     FactKind("uncordoned", 1, Uncordoned),
-    FactKind("reserved", 1, Reserved),
+    FactKind("reserved", 2, Reserved),
     FactKind("unreserved", 1, Unreserved),
     FactKind("quota_set", 1, QuotaSet),
     FactKind("half_life_set", 1, HalfLifeSet),
@@ -79,7 +81,7 @@ KINDS: Final = (
     FactKind("queued", 1, Queued),
     FactKind("overtaken", 1, Overtaken),
     FactKind("dequeued", 1, Dequeued),
-    FactKind("granted", 1, Granted),
+    FactKind("granted", 2, Granted),
     FactKind("renewed", 1, Renewed),
     FactKind("started", 1, Started),
     FactKind("finished", 1, Finished),
@@ -88,19 +90,40 @@ KINDS: Final = (
     FactKind("resumed", 1, Resumed),
     FactKind("preempted", 1, Preempted),
     FactKind("spared", 1, Spared),
+    FactKind("moved", 1, Moved),
     FactKind("ending", 1, Ending),
     FactKind("warmed", 1, Warmed),
     FactKind("ended", 1, Ended),
-    FactKind("carried", 1, Carried),
+    FactKind("carried", 2, Carried),
     FactKind("counted", 1, Counted),
 )
 
 
-UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {}
-"""By kind and old version: the step to the version after it. Steps are chained, and stay.
+def _same(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record to which only fields with defaults were added."""
+    return record
 
-Empty until a release changes a shape that an earlier release wrote.
-"""
+
+def _with_devices(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a cluster whose nodes say which devices they have, as far as the first version did.
+
+    Its `identity` has the UUIDs of all devices in their order, and those that have instances.
+    """
+    for node in record["cluster"]["nodes"]:
+        keys = [key for key in node.get("identity", ()) if key.startswith(DEVICE)]
+        uuids = [key.removeprefix(DEVICE) for key in keys]
+        if len(uuids) == len(node.get("gpus", ())) and not any(x.startswith("mig") for x in uuids):
+            node["devices"] = [[uuid, ""] for uuid in uuids]
+    return record
+
+
+UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
+    ("cluster_set", 1): _with_devices,
+    ("reserved", 1): _same,
+    ("granted", 1): _same,
+    ("carried", 1): _same,
+}
+"""By kind and old version: the step to the version after it. Steps are chained, and stay."""
 
 
 class _Line(msgspec.Struct):
@@ -286,7 +309,7 @@ def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
             return lease.id
         case Renewed() | Started() | Finished() | Requeued() | Ending() | Warmed() | Ended():
             return fact.lease
-        case Paused() | Resumed() | Preempted() | Spared():
+        case Paused() | Resumed() | Preempted() | Spared() | Moved():
             return fact.lease
         case Queued(ask=ask):
             return ask.id

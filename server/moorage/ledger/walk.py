@@ -25,6 +25,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -287,6 +288,7 @@ def fencing_of(fact: Fact) -> int:
             | Resumed()
             | Preempted()
             | Spared()
+            | Moved()
             | Ending()
             | Warmed()
             | Ended()

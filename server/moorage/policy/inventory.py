@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from moorage.model import GPU_MILLI, Cluster, Demand, Gpu, Node
+from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
 
 CHANGES_MAX: Final = 65_536
 """Changes remembered for `changed_since`; a reader further behind is told to look at all."""
@@ -46,6 +46,8 @@ class NodeInventory:
         gpu_ids: Device ids per row, in column order.
         labels: Labels per row, as the inventory has them; empty in a replica, which is told what
             they come to.
+        devices: Which devices `gpu_ids` are, per row; empty where the inventory does not say, and
+            in a replica.
         models: Model names; `gpu_model` holds indices into it, -1 for no device.
         cpu_total, cpu_free: int64 `[nodes]`, milli.
         memory_total, memory_free: int64 `[nodes]`, MiB.
@@ -99,6 +101,7 @@ class NodeInventory:
             (name, node.id) for _, name, node in pairs
         )
         self.labels: tuple[Mapping[str, str], ...] = tuple(node.labels for _, _, node in pairs)
+        self.devices: tuple[tuple[DeviceId, ...], ...] = tuple(node.devices for _, _, node in pairs)
         ids = [tuple(gpu.id for gpu in gpus) for gpus in kinds]
         self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(ids[kind] for kind in kind_of)
         self.models: tuple[str, ...] = tuple(sorted({g.model for gpus in kinds for g in gpus}))
@@ -181,7 +184,7 @@ class NodeInventory:
             column[column >= 0] -= getattr(self, name)[:start].max(initial=-1) + 1
         part.cluster_ids, part.models = (cluster_id,), self.models
         part.node_ids, part.gpu_ids = self.node_ids[start:end], self.gpu_ids[start:end]
-        part.labels = self.labels[start:end]
+        part.labels, part.devices = self.labels[start:end], self.devices[start:end]
         part._renew()  # noqa: SLF001  # One of its own kind.
         return part
 
@@ -229,7 +232,7 @@ class NodeInventory:
         self.cluster = _spliced(self.cluster, np.full(len(part), number, np.int64), start, end)
         for name in _AMOUNTS:
             setattr(self, name, _spliced(getattr(self, name), getattr(part, name), start, end))
-        for name in ("node_ids", "gpu_ids", "labels"):
+        for name in ("node_ids", "gpu_ids", "labels", "devices"):
             ours, theirs = getattr(self, name), getattr(part, name)
             if ours[start:end] != theirs:
                 setattr(self, name, (*ours[:start], *theirs, *ours[end:]))
@@ -316,7 +319,7 @@ class NodeInventory:
         self.models = tuple(snapshot["models"])
         kinds = [tuple(ids) for ids in snapshot["gpu_ids"]]
         self.gpu_ids = tuple(kinds[kind] for kind in _unpacked(snapshot["gpu_ids_of"]).tolist())
-        self.labels = ()
+        self.labels = self.devices = ()
         names = self.cluster_ids
         self.node_ids = tuple(
             (names[number], node)
@@ -392,7 +395,9 @@ def _numbered(names: Sequence[tuple[int, str]]) -> Ints:
 
 def _counted(node: Node) -> Node:
     """Return what of a node counts: nothing of one that is another one's machine."""
-    return replace(node, cpu_milli=0, memory_mib=0, gpus=()) if node.duplicate_of else node
+    return (
+        replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node
+    )
 
 
 def _spliced(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:

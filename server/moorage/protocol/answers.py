@@ -122,6 +122,7 @@ class LeaseAnswer(Struct):
 
     `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
     drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
+    `lost_devices`: UUIDs of GPUs that it holds, and that its nodes have no more.
     """
 
     id: str
@@ -140,6 +141,7 @@ class LeaseAnswer(Struct):
     workload: WorkloadAnswer | UnsetType = UNSET
     ttl_max_seconds: float | UnsetType = UNSET
     choice: int | UnsetType = UNSET
+    lost_devices: list[str] | UnsetType = UNSET
 
 
 class WaiterAnswer(Struct):

@@ -19,7 +19,7 @@ import msgspec
 from moorage.catalog.documents.encoding import WrongField, cluster_id_of
 from moorage.catalog.limits import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX
 from moorage.catalog.values import Document
-from moorage.model import DEVICE, Cluster, ClusterId, Code, Gpu, Node, NodeId
+from moorage.model import DEVICE, Cluster, ClusterId, Code, DeviceId, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["CheckedCluster", "cluster_model", "is_live", "read_cluster_document"]
@@ -126,7 +126,7 @@ def _node(entry: Any, why_not: str) -> Node:
     if not isinstance(entry, dict):
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
-    gpus, uuids = _told_apart(_object(entry, "gpus"))
+    gpus, devices = _told_apart(_object(entry, "gpus"))
     names = [f"{what} {name}" for what, key in _NAMES.items() if (name := _text(entry, key))]
     given = _object(entry, "labels")
     labels = {key: _label(value, f"labels.{key}") for key, value in given.items()}
@@ -137,35 +137,44 @@ def _node(entry: Any, why_not: str) -> Node:
         gpus=_gpus(gpus),
         rack=_text(entry, "rack"),
         labels=labels,
-        identity=(*names, *uuids),
+        identity=(*names, *_keys(devices)),
         unavailable=why_not or _text(entry, "unavailable"),
         zone=_text(entry, "zone") or labels.get(ZONE_LABEL, ""),
+        devices=devices,
     )
 
 
-def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[DeviceId, ...]]:
     """Return the devices of a node as those of its kind are, and what tells them from these."""
     devices = group.get("gpus")
     listed = devices if isinstance(devices, list) else ()
     if not any(isinstance(each, dict) and not _UUIDS.isdisjoint(each) for each in listed):
         return group, ()
-    keys: dict[str, None] = {}
+    found: list[DeviceId] = []
+    known: set[str] = set()
     whole: set[str] = set()
     alike: list[Any] = []
     for index, device in enumerate(listed):
         if not isinstance(device, dict):
             return group, ()  # Told where it is, where devices are read.
         try:
-            uuid, parent = (_text(device, name).lower() for name in ("uuid", "parentUuid"))
+            each = DeviceId(_text(device, "uuid"), _text(device, "parentUuid"))
         except WrongField as wrong:
             raise wrong.under(f"gpus.gpus[{index}]") from None
-        if uuid in keys or parent in whole:
+        uuid, parent = each.uuid.lower(), each.parent.lower()
+        if uuid in known or parent in whole:
             expected = "the UUID of no other device of this node, nor of a part of one"
             raise WrongField(f"gpus.gpus[{index}].uuid", expected)
         whole |= {uuid} - {""} if not parent else set()
-        keys |= dict.fromkeys(each for each in (uuid, parent) if each)
+        known |= {uuid, parent} - {""}
+        found.append(each)
         alike.append({name: value for name, value in device.items() if name not in _UUIDS})
-    return {**group, "gpus": alike}, tuple(f"{DEVICE}{each}" for each in keys)
+    return {**group, "gpus": alike}, tuple(found) if known else ()
+
+
+def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
+    """Return what devices say of the machine that they are in."""
+    return dict.fromkeys(f"{DEVICE}{uuid.lower()}" for each in devices for uuid in each if uuid)
 
 
 def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:

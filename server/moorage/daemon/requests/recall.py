@@ -22,6 +22,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -121,6 +122,7 @@ def answer(  # One case per fact.
                 | Resumed()
                 | Preempted()
                 | Spared()
+                | Moved()
                 | Ending()
                 | Warmed()
                 | Carried()

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from moorage.backends.base import Phase, WorkloadReport
 from moorage.core.events import Asked, Event
-from moorage.core.explain import lease_row, outcome_row
+from moorage.core.explain import lease_row, lost_row, outcome_row, share_row
 from moorage.core.facts import (
     ClusterRemoved,
     ClusterSet,
@@ -24,6 +24,7 @@ from moorage.core.facts import (
     Fact,
     Finished,
     Granted,
+    Moved,
     Paused,
     Preempted,
     Renewed,
@@ -60,6 +61,7 @@ _AboutLease = (
     | Resumed
     | Preempted
     | Spared
+    | Moved
     | Ending
     | Warmed
     | Ended
@@ -262,6 +264,14 @@ def _about_lease(  # noqa: C901  # One case per fact.
             return "preempted", {"id": lease, "at": at, "by": by, "until": until, "reason": reason}
         case Spared(lease, at):
             return "spared", {"id": lease, "at": at}
+        case Moved(lease, at, placement, _, lost):
+            rows = [share_row(share) for share in placement]
+            return "moved", {
+                "id": lease,
+                "at": at,
+                "placement": rows,
+                "lost_devices": lost_row(lost),
+            }
         case Ending(lease, at, reason):
             return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
         case Warmed(lease, at, expires_at):
