@@ -27,6 +27,7 @@ try:
         with lease as held:
             (share,) = held.placement
             variables = {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA itself puts the fastest first.
                 "CUDA_VISIBLE_DEVICES": ",".join(share.gpus),
                 "MOORAGE_FENCING": str(held.fencing),  # For storage that refuses earlier holders.
             }

@@ -25,6 +25,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
                 raise
             time.sleep(0.05)
     (slot,) = held["gpus"]
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", slot["id"])
     yield slot["id"]
     pool.checkin(held)

@@ -67,6 +67,9 @@ def test_a_container_that_holds_no_gpu_is_given_none_by_its_image_either():
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["A"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, they are numbered again"
+    assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    own = ContainerResourceSpec(environment={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    assert planned(own, part).environment["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_the_ports_that_are_looked_at_are_opened():

@@ -1,12 +1,15 @@
 """What holds a GPU of this machine, whatever nodes call it: no workload starts beside that."""
 
+import json
+import sys
+
 import pytest
 
 from moorage.backends.base import BackendError, Order
 from moorage.backends.local.devices import Devices
-from moorage.backends.local.gpus import Device, device_of
+from moorage.backends.local.gpus import Device, device_of, look_again
 from moorage.backends.specs import ProcessResourceSpec
-from moorage.model import ClusterId, NodeId, Share
+from moorage.model import ClusterId, DeviceId, NodeId, Share
 
 SPEC = ProcessResourceSpec(command=["true"])
 
@@ -89,3 +92,113 @@ def test_without_nvml_an_id_is_a_device():
     assert device_of("3") == Device("3")
     assert device_of("3:1") == Device("3", "3:1")
     assert device_of("GPU-1") == Device("GPU-1")
+
+
+NVML = '''
+"""What NVML says of the cards that a file names, one a line: `a`, or `a b c`, instances of a."""
+import pathlib
+class NVMLError(Exception): pass
+class NVMLError_NotFound(NVMLError): pass
+_seen = []
+def nvmlInit():
+    _seen[:] = pathlib.Path(__file__).with_name("cards").read_text().split("\\n")
+def nvmlShutdown(): _seen.clear()
+def nvmlDeviceGetCount(): return len(_seen)
+def nvmlDeviceGetHandleByIndex(index): return _seen[index].split()
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-{handle[0]}" if isinstance(handle, list) else f"MIG-{handle}"
+def nvmlDeviceGetMaxMigDeviceCount(handle): return len(handle) - 1
+def nvmlDeviceGetMigDeviceHandleByIndex(handle, number): return handle[number + 1]
+'''
+
+
+@pytest.fixture
+def cards(tmp_path, monkeypatch):
+    """Say which cards this machine has."""
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.syspath_prepend(tmp_path)
+    look_again()
+
+    def have(*names: str) -> None:
+        (tmp_path / "cards").write_text("\n".join(names))
+
+    yield have
+    sys.modules.pop("pynvml", None)
+    look_again()
+
+
+def known(name: str, *gpus: tuple[str, str], milli: int = 1000) -> Order:
+    """An order for devices by name and UUID; `a/b` is the instance b of a."""
+    ids = []
+    for _, uuid in gpus:
+        parent, _, own = uuid.rpartition("/")
+        ids.append(DeviceId(f"MIG-{own}", f"GPU-{parent}") if parent else DeviceId(f"GPU-{own}"))
+    share = Share(ClusterId("c"), NodeId("n"), tuple(gpu for gpu, _ in gpus), milli)
+    return Order(name, SPEC, (share,), devices=(tuple(ids),))
+
+
+def restarted(**held) -> Devices:
+    """As the next daemon finds them in its workload store."""
+    return Devices([], json.loads(json.dumps({name: each.rows for name, each in held.items()})))
+
+
+@pytest.mark.parametrize("nvml", [True, False])
+def test_nothing_starts_on_a_card_that_has_another_name_since(cards, nvml):
+    """Once NVML says which card a name is, and once only the documents do."""
+    if nvml:
+        cards("aaa", "bbb", "ccc", "ddd")
+    devices = restarted(old=Devices([], {}).take(known("old", ("2", "ccc"))))
+    if nvml:
+        cards("aaa", "ccc", "ddd")
+    with pytest.raises(BackendError, match="GPU 1 of this machine is in use by the workload old"):
+        devices.take(known("new", ("1", "ccc")))
+    devices.take(known("beside", ("2", "ddd")))
+    devices.give("old")
+    devices.take(known("new", ("1", "ccc")))
+
+
+def test_an_order_without_uuids_does_not_start_on_a_card_in_use_either(cards):
+    cards("aaa", "bbb", "ccc")
+    devices = restarted(old=Devices([], {}).take(order("old", "n", "2")))
+    cards("ccc", "aaa", "bbb")
+    with pytest.raises(BackendError, match="GPU 0 of this machine is in use by the workload old"):
+        devices.take(order("new", "n", "0"))
+    devices.take(order("new", "n", "2"))
+
+
+def test_a_card_is_called_what_this_machine_calls_it_now(cards):
+    cards("bbb", "aaa")
+    devices = Devices([], {})
+    binding = devices.take(known("stale", ("0", "aaa")))
+    assert binding.environment["CUDA_VISIBLE_DEVICES"] == "1"
+    assert devices.environment("stale") == {}
+    cards("aaa", "bbb")
+    assert devices.environment("stale")["CUDA_VISIBLE_DEVICES"] == "0", "what is run beside it"
+    cards("bbb")
+    assert devices.environment("stale") == {}, "it is gone, and no other is meant"
+    with pytest.raises(BackendError, match="GPU 0 of c/n is GPU-aaa, which this machine has not"):
+        devices.take(known("other", ("0", "aaa")))
+
+
+def test_an_instance_is_one_whatever_its_number_and_shows_by_its_uuid(cards):
+    cards("xxx a b", "yyy")
+    devices = Devices([], {})
+    binding = devices.take(known("old", ("0:1", "xxx/b")))
+    assert binding.environment["CUDA_VISIBLE_DEVICES"] == "MIG-b"
+    assert binding.environment["NVIDIA_VISIBLE_DEVICES"] == "0:1"
+    cards("yyy", "xxx b a")
+    devices = restarted(old=binding)
+    for name, uuid in (("1:0", "xxx/b"), ("1", "xxx")):
+        with pytest.raises(BackendError, match="is in use by the workload old"):
+            devices.take(known("new", (name, uuid)))
+    devices.take(known("new", ("1:1", "xxx/a")))
+
+
+def test_shares_of_a_card_are_counted_under_all_its_names(cards):
+    cards("aaa", "bbb")
+    devices = Devices([], {})
+    devices.take(known("one", ("0", "aaa"), milli=600))
+    cards("bbb", "aaa")
+    with pytest.raises(BackendError, match="in use by the workload one"):
+        devices.take(known("two", ("1", "aaa"), milli=500))
+    devices.take(known("two", ("1", "aaa"), milli=400))

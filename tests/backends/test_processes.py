@@ -171,11 +171,21 @@ async def test_a_program_that_cannot_be_run_fails_the_start_every_time(backend, 
 async def test_what_an_environment_says_of_devices_counts_less_than_what_is_held(backend, tmp_path):
     held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
     spec = ProcessResourceSpec(
-        command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/starts"],
+        command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"],
         environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
     )
     await backend.start(Order("a", spec, (held,)))
-    assert await started(tmp_path, 1) == ["3"]
+    assert await started(tmp_path, 1) == ["3,PCI_BUS_ID"]
+
+
+async def test_the_order_in_which_cuda_counts_is_for_the_spec_to_say(backend, tmp_path):
+    held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
+    command = ["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES,$CUDA_DEVICE_ORDER >> {tmp_path}/starts"]
+    order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    await backend.start(
+        Order("a", ProcessResourceSpec(command=command, environment=order), (held,))
+    )
+    assert await started(tmp_path, 1) == ["3,FASTEST_FIRST"]
 
 
 async def test_more_processors_than_the_machine_has_are_refused_of_a_lease_too(backend):

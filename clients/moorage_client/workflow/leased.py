@@ -13,6 +13,7 @@ time.
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -464,6 +465,8 @@ def environment_of(lease: HeldLease) -> dict[str, str]:
     """
     share = lease.placement[0]
     return {
+        # Ids count GPUs as NVML does; CUDA by itself puts the fastest first.
+        "CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         "CUDA_VISIBLE_DEVICES": ",".join(share.gpus),
         "MOORAGE_CLUSTER_ID": share.cluster_id,
         "MOORAGE_NODE_ID": share.node_id,

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Any, Final, Protocol, assert_never
 
 from moorage.backends.specs import BaseResourceSpec
-from moorage.model import Placement
+from moorage.model import DeviceId, Placement
 
 LOG_TAIL_LINES: Final = 20
 """Last lines of a workload's output that come with the news of its failure."""
@@ -105,6 +105,7 @@ class Order:
         attempt: Which start under this name it is, from 1: each has output of its own.
         fencing: Of the grant that it is started for; 0 where there is none.
         tenant: Whose it is; empty where there are no tenants.
+        devices: As `model.Lease.devices`, of `placement`.
 
     """
 
@@ -116,6 +117,7 @@ class Order:
     attempt: int = 1
     fencing: int = 0
     tenant: str = ""
+    devices: tuple[tuple[DeviceId, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

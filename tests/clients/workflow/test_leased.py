@@ -113,6 +113,7 @@ def test_each_node_holds_a_lease_and_knows_where_it_is(kind, server, client):
     assert result["a"].placement[0].gpus == ("0", "1")
     variables = result["a"].result[3]
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert (variables["MOORAGE_CLUSTER_ID"], variables["MOORAGE_NODE_ID"]) == ("lab", "n0")
     assert int(variables["MOORAGE_FENCING"]) > 0
     assert max(most) == 1, "a and b do not fit together"

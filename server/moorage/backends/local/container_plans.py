@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.backends.base import Order, UnsupportedSpecError
-from moorage.backends.local.devices import DeviceBinding
+from moorage.backends.local.devices import DEVICE_ORDER, DeviceBinding
 from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 
 __all__ = ["ContainerPlan", "is_shell", "mounts", "plan", "probe_port", "reachable_host"]
@@ -85,13 +85,14 @@ def plan(
     # where the container engine gives devices by this variable, it shall not give others.
     gpus = {"NVIDIA_VISIBLE_DEVICES": "void"}
     gpus |= {key: value for key, value in grant.environment.items() if "MPS" in key}
+    order_of_gpus = DEVICE_ORDER if _gpus(order, spec, grant) else {}
     ports = {port: 0 for port in (spec.container_port, probe_port(spec)) if port is not None}
     return ContainerPlan(
         name=name,
         image=spec.title,
         command=spec.command,
         stdin=spec.command is None or is_shell(spec.command),
-        environment={**spec.environment, **gpus, **order.environment},
+        environment={**order_of_gpus, **spec.environment, **gpus, **order.environment},
         labels=labels,
         cpu_count=cpus,
         memory_bytes=size,

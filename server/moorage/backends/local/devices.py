@@ -4,8 +4,9 @@ A lease names its GPUs itself; processors have no names in a placement, and a us
 names neither. Those come from the pool.
 
 The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
-what is held is kept here by the device itself, whatever a node calls it
-(`backends.local.gpus.Device`): a workload that would share one beyond what it has is not started.
+what is held is kept here by the device itself, as of the start of its workload, whatever a node or
+this machine calls it by now (`backends.local.gpus.Device`): a workload that would share one beyond
+what it has is not started.
 """
 
 import contextlib
@@ -17,21 +18,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
-from moorage.backends.local.gpus import Device, device_of
+from moorage.backends.local.gpus import Device, device_of, found, look_again
 from moorage.backends.spec_fields import CPUS_MAX
-from moorage.model import Share
+from moorage.model import DeviceId, Share
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
-__all__ = ["DeviceBinding", "Devices", "Rows"]
+__all__ = ["DEVICE_ORDER", "DeviceBinding", "Devices", "Rows"]
 
 _WHOLE_MILLI: Final = 1000
 _ROUNDING: Final = 1e-6
 
 _LEASED: Final = "leased"
+DEVICE_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Has CUDA count GPUs as NVML does, which ids come from; by itself it puts the fastest first."""
 
 Rows = dict[str, list[dict[str, Any]]]
 """What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`; and what a
-lease named, `{"leased": [{"id", "slots", "of"}]}`: the devices, and by which node it got them."""
+lease named, `{"leased": [{"id", "slots", "of", "device"}]}`: the devices, by which node it got
+them, and which they were when it started, as `[GPU, MIG instance]`, where that was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,10 @@ class Devices:
         if share is None and isinstance(count, int):
             wanted += [{"type": "gpus"}] * count
         with self._lock:
+            look_again()
+            leased = _leased(order, share)
             rows = self._held.get(order.id)
             if rows is None:
-                leased = self._leased(share)
                 named = getattr(order.spec, "cpu_count", None) is not None
                 rows = self._check_out(wanted, must=share is None, could=share is None or named)
                 try:
@@ -107,17 +112,26 @@ class Devices:
                 rows = self._held[order.id] = rows | ({_LEASED: leased} if leased else {})
         gpus = None
         if share is not None:
-            gpus = share.gpus
+            gpus = tuple(row["id"] for row in leased)
             if gpus and share.gpu_milli < _WHOLE_MILLI:
                 percentage = max(1, share.gpu_milli * 100 // _WHOLE_MILLI)
                 environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(percentage)
         elif isinstance(count, int):
             gpus = tuple(str(row["id"]) for row in rows.get("gpus", ()))
         if gpus is not None:
-            # An empty list hides all of them: what holds none must not use any.
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-            environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus) or "void"
+            environment |= _visible(leased or [{"id": gpu} for gpu in gpus])
         return DeviceBinding(rows, environment, gpus or ())
+
+    def environment(self, workload: str) -> dict[str, str]:
+        """Return the variables that name a workload's GPUs by now; none where that is as it was."""
+        with self._lock:
+            look_again()
+            held = [row for row in self._held.get(workload, {}).get(_LEASED, ()) if "device" in row]
+            try:
+                named = [{**row, "id": found(row["id"], _meant(row))[0]} for row in held]
+            except LookupError:
+                return {}
+            return {} if named == held else _visible(named)
 
     def resize(self, workload: str, cpu_count: float) -> DeviceBinding:
         """Choose again how many processors a workload is bound to; all or nothing.
@@ -146,13 +160,6 @@ class Devices:
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
-    def _leased(self, share: Share | None) -> list[dict[str, Any]]:
-        """Return what a lease has of the GPUs of this machine."""
-        if share is None:
-            return []
-        of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI
-        return [{"id": gpu, "slots": slots, "of": of} for gpu in share.gpus]
-
     def _refuse_twice(self, wanted: Sequence[Mapping[str, Any]]) -> None:
         """Refuse devices that other workloads have more of than would leave room.
 
@@ -161,10 +168,10 @@ class Devices:
 
         """
         for row in wanted:
-            device, left = device_of(str(row["id"])), 1.0
+            left = 1.0
             for workload, rows in self._held.items():
                 for held in (*rows.get(_LEASED, ()), *_whole(rows)):
-                    left -= _taken(device, device_of(str(held["id"])), float(held["slots"]))
+                    left -= _taken(row, held)
                     if left + _ROUNDING < float(row["slots"]):
                         raise _twice(row, workload, held)
 
@@ -248,14 +255,60 @@ def _whole(rows: Rows) -> list[dict[str, Any]]:
     return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
 
 
-def _taken(wanted: Device, held: Device, slots: float) -> float:
+def _leased(order: Order, share: Share | None) -> list[dict[str, Any]]:
+    """Return what a lease has of the GPUs of this machine, by what that calls them now.
+
+    Raises:
+        BackendError: This machine has not got one of them.
+
+    """
+    if share is None:
+        return []
+    of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI
+    devices = next(iter(order.devices), ()) or [DeviceId()] * len(share.gpus)
+    rows: list[dict[str, Any]] = []
+    for gpu, meant in zip(share.gpus, devices, strict=True):
+        try:
+            name, device = found(gpu, meant)
+        except LookupError:
+            raise BackendError(
+                f"GPU {gpu} of {of} is {meant.uuid}, which this machine has not got now;"
+                " register the machine again"
+            ) from None
+        known = {} if device is None else {"device": [*device]}
+        rows.append({"id": name, "slots": slots, "of": of, **known})
+    return rows
+
+
+def _taken(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> float:
     """Return how much of a device is gone with what is held."""
-    if wanted.gpu != held.gpu:
+    known = "device" in wanted and "device" in held
+    one, other = (_device(row, known=known) for row in (wanted, held))
+    if one.gpu.lower() != other.gpu.lower():
         return 0.0
-    if wanted.instance == held.instance:
-        return slots
+    if one.instance.lower() == other.instance.lower():
+        return float(held["slots"])
     # An instance is a part of its GPU: a holder of either leaves nothing of the other.
-    return 0.0 if wanted.instance and held.instance else 1.0
+    return 0.0 if one.instance and other.instance else 1.0
+
+
+def _meant(row: Mapping[str, Any]) -> DeviceId:
+    gpu, instance = row["device"]
+    return DeviceId(instance or gpu, gpu if instance else "")
+
+
+def _device(row: Mapping[str, Any], *, known: bool) -> Device:
+    """Return which device is held: as it was noted, or else as its name has it now."""
+    return Device(*row["device"]) if known else device_of(str(row["id"]))
+
+
+def _visible(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the variables that show these GPUs, and no others, to a workload."""
+    # An empty list hides all of them: what holds none must not use any.
+    names = ",".join(str(row["id"]) for row in rows)
+    # CUDA knows an instance by its UUID alone.
+    cuda = ",".join(str(row.get("device", ("", ""))[1] or row["id"]) for row in rows)
+    return {"CUDA_VISIBLE_DEVICES": cuda, "NVIDIA_VISIBLE_DEVICES": names or "void"}
 
 
 def _twice(row: Mapping[str, Any], workload: str, held: Mapping[str, Any]) -> BackendError:

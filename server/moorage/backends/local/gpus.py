@@ -4,6 +4,8 @@ import importlib
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from moorage.model import DeviceId
+
 
 class Device(NamedTuple):
     """A GPU of this machine, or a MIG instance of one.
@@ -42,6 +44,33 @@ def device_of(name: str) -> Device:
     return Device(whole, name) if colon else Device(whole)
 
 
+def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
+    """Return what this machine calls a device now, and which it is; None where it cannot be known.
+
+    Args:
+        name: What the device's node has called it.
+        meant: Which one that is; without a UUID, the one that has this name here.
+
+    Raises:
+        LookupError: This machine has no such device.
+
+    """
+    known = _known()
+    if not meant.uuid:
+        return name, device_of(name) if known else None
+    if not known:
+        return name, Device(meant.parent or meant.uuid, meant.uuid if meant.parent else "")
+    device = known[meant.uuid.lower()]
+    if known.get(name.lower()) != device:
+        name = next(each for each, other in known.items() if other == device)
+    return name, device
+
+
+def look_again() -> None:
+    """Read what this machine has anew when it is needed next: cards come and go."""
+    _known.cache_clear()
+
+
 @lru_cache(1)
 def _known() -> dict[str, Device]:
     """Return all names of all devices, in small letters; none without NVML."""
@@ -49,12 +78,15 @@ def _known() -> dict[str, Device]:
     if nvml is None:
         return {}
     names: dict[str, Device] = {}
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        gpu = str(nvml.nvmlDeviceGetUUID(handle))
-        names[str(index)] = names[gpu.lower()] = Device(gpu)
-        for number, uuid in _instances(nvml, handle):
-            names[f"{index}:{number}"] = names[uuid.lower()] = Device(gpu, uuid)
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpu = str(nvml.nvmlDeviceGetUUID(handle))
+            names[str(index)] = names[gpu.lower()] = Device(gpu)
+            for number, uuid in _instances(nvml, handle):
+                names[f"{index}:{number}"] = names[uuid.lower()] = Device(gpu, uuid)
+    finally:
+        nvml.nvmlShutdown()  # Else the next look would see what this one saw.
     return names
 
 

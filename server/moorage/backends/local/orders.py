@@ -8,7 +8,7 @@ from typing import Any, Final
 from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local import marks
 from moorage.backends.local.confinement import Confinement
-from moorage.backends.local.devices import DeviceBinding
+from moorage.backends.local.devices import DEVICE_ORDER, DeviceBinding
 from moorage.backends.specs import (
     BaseResourceSpec,
     ProcessResourceSpec,
@@ -77,6 +77,8 @@ def document(
         port = spec.port or _free_port(spec.host)
         command = [part.replace("{port}", str(port)) for part in command]
         environment = {"PORT": str(port), **environment}
+    if grant.environment:
+        environment = {**DEVICE_ORDER, **environment}
     inherited = {
         name: value
         for name, value in os.environ.items()

@@ -231,6 +231,7 @@ class Processes(LocalWorkloads):
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
 
         work = str(self._store.folder(workload) / "work")
+        gpus = await asyncio.to_thread(self._devices.environment, workload)
         confine = None
         if order["way"]:  # It may signal the workload, and so all others.
             confine = partial(
@@ -240,7 +241,7 @@ class Processes(LocalWorkloads):
             return await commands.run(
                 command,
                 folder=os.path.join(order["workdir"] or work, workdir or ""),  # noqa: PTH118  # A path may be relative.
-                environment={**order["environment"], **(environment or {})},
+                environment={**order["environment"], **gpus, **(environment or {})},
                 begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
                 timeout_seconds=timeout_seconds,
                 membership=membership,

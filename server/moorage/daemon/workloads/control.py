@@ -280,6 +280,7 @@ class WorkloadControl:
                 lease.attempt,
                 lease.fencing,
                 lease.tenant,
+                lease.devices,
             )
             workload = await backend.start(order)
             if lease.inherited and lease.state == "starting" and not await _answers(backend, name):
