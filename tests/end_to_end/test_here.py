@@ -1,19 +1,30 @@
 """The first hour: `moored serve --here`, `moorage run` right after it, and both again."""
 
+import contextlib
 import json
+import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, cluster
+from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.benchmarks.daemon_process import (
+    Running,
+    child,
+    daemon,
+    serve_command,
+    serve_variables,
+)
 from moorage_policies import catalog
 
 MOORAGE = Path(sys.executable).with_name("moorage")
+TTL = {"ttl_seconds": 300}
 TOKENS = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_BACKENDS": "local"}
 
 
@@ -85,4 +96,83 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
         assert done.returncode != 0
         assert "the backend local starts on" in done.stderr
         assert "not on a0/a0-0" in done.stderr
+        server.close()
+
+
+@contextlib.contextmanager
+def called(name: str, data: Path) -> Iterator[Running]:
+    """Serve on a machine of this name."""
+    log = data.with_name(f"{name}.log")
+    renamed = f"hostname {name}; exec {shlex.join([*serve_command(data), '--here'])}"
+    with child(["unshare", "-u", "sh", "-c", renamed], log, serve_variables()) as (process, ready):
+        yield Running(ready["ws"], ready["http"], process.pid, log)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may rename a machine")
+def test_a_renamed_machine_keeps_its_node_its_leases_and_what_they_run(tmp_path):
+    data, mark = tmp_path / "data", f"{os.getpid()}.25"
+    with called("old-name", data) as running:
+        server = Server(running)
+        command = {"backend": "local", "spec": {"command": ["sleep", mark]}}
+        lease = server.ask(resources={"cpu_milli": 100}, lease=TTL, provision=command)["lease"]
+        server.close()
+    for name in ("new-name", "newer-name"):
+        with called(name, data) as running:
+            server = Server(running)
+            status = server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
+            assert status["state"] == "active", status
+            done = moorage(server, tmp_path, "run", "--cpu-milli", "100", "--", "echo", name)
+            assert (done.returncode, done.stdout.strip()) == (0, name), done.stderr
+            fleet = json.loads(moorage(server, tmp_path, "fleet", "--json").stdout)
+            assert [each["cluster_id"] for each in fleet] == ["old-name"]
+            assert running.log.read_text() == ""
+            if name == "newer-name":
+                server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+                until(lambda: not running_commands(mark))
+            else:
+                assert running_commands(mark)
+            server.close()
+
+
+def running_commands(mark: str) -> list[str]:
+    """Return the processes that sleep for so long."""
+    found = subprocess.run(
+        ["pgrep", "-xf", f"sleep {mark}"], check=False, capture_output=True, text=True
+    )
+    return found.stdout.split()
+
+
+def test_a_card_that_falls_off_the_bus_moves_what_is_held_behind_it(tmp_path):
+    """Through the command line, a document with UUIDs, and a backend that starts nothing twice."""
+    file = tmp_path / "lab.json"
+
+    def import_with(server: Server, *cards: str, way: str = "--replace") -> None:
+        rows = [{"modelName": "L4", "memory": 24_000, "uuid": f"GPU-{card}"} for card in cards]
+        node = {"id": platform.node(), "vcpus": {"count": 8}, "memory": 1024}
+        node["gpus"] = {"count": len(rows), "gpus": rows}
+        file.write_text(json.dumps({"id": "lab", "nodes": {"nodeData": [node]}}))
+        done = moorage(server, tmp_path, "fleet", "import", str(file), way)
+        assert done.returncode == 0, done.stderr
+
+    with daemon(tmp_path / "data") as running:
+        server = Server(running)
+        server.publish(catalog.document("first_fit"))
+        import_with(server, "aaa", "bbb", "ccc", "ddd", way="--merge")
+        first = server.ask(resources={"gpus": 2}, lease=TTL)["lease"]
+        second = server.ask(
+            resources={"gpus": 1},
+            lease=TTL,
+            provision={"backend": "local", "spec": {"command": ["sleep", "1000"]}},
+        )["lease"]
+        server.say({"op": "release", "lease": first["id"], "token": first["token"]})
+        assert second["placement"][0]["gpus"] == ["2"]
+        import_with(server, "aaa", "ccc", "ddd")
+        status = server.say({"op": "status", "lease": second["id"]})[0]["lease"]
+        assert status["placement"][0]["gpus"] == ["1"]
+        third = server.ask(resources={"gpus": 2}, lease=TTL)["lease"]
+        assert third["placement"][0]["gpus"] == ["0", "2"]
+        import_with(server, "aaa", "ddd")
+        status = server.say({"op": "status", "lease": second["id"]})[0]["lease"]
+        assert status["lost_devices"] == ["GPU-ccc"]
         server.close()

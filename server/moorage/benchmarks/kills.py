@@ -29,9 +29,9 @@ import httpx
 
 from moorage.backends.base import BackendError
 from moorage.backends.local import container_reaper
-from moorage.backends.local.backend import this_node
 from moorage.backends.local.container_api import ContainerApi
 from moorage.backends.local.container_sockets import find_socket
+from moorage.backends.local.machine import this_node
 from moorage.backends.local.supervisor import PR_SET_CHILD_SUBREAPER, descendants
 from moorage.benchmarks.daemon_process import daemon, serve_command, serve_variables, tail
 from moorage.benchmarks.kill_load import KillLoad, Kind, fleet, leases

@@ -4,13 +4,17 @@ It is a client of the server that it fills, like any other: `daemon.main` calls 
 the address of the HTTP side, before it says that it is ready.
 """
 
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from moorage.backends.local import machine
+from moorage.backends.local.machine import RegisteredNode
 from moorage.config.settings import Config
 from moorage_client.errors import MoorageError
 from moorage_client.inventory import InventoryError, merged
+from moorage_client.inventory.documents import nodes_of
 from moorage_client.inventory.this_machine import machine_inventory
 from moorage_client.services import Services
 from moorage_policies import catalog as shipped
@@ -30,7 +34,7 @@ def stock(config: Config, url: str) -> None:
     with Services(url, token) as services:
         try:
             for document in machine_inventory("this machine", "").documents:
-                _register(services, document)
+                _register(services, document, config.data_dir / "local")
         except (InventoryError, MoorageError) as error:
             log.warning("here", finding=f"this machine is not registered: {error}")
         try:
@@ -42,10 +46,44 @@ def stock(config: Config, url: str) -> None:
             log.warning("here", finding=f"a policy that ships is not published: {error}")
 
 
-def _register(services: Services, document: dict[str, Any]) -> None:
-    """Put this machine in, or again where it has been put in before."""
+def _register(services: Services, document: dict[str, Any], folder: Path) -> None:
+    """Put this machine in, or again where it has been put in before, whatever its name was then."""
+    (node,) = document["nodes"]["nodeData"]
+    before = _node_before(services, document["id"], node, machine.registered(folder))
+    if before is not None:
+        document = {**document, "id": before.cluster_id}
+        node["id"] = before.node_id
     known = services.clusters({"id": document["id"]})
     if known:
         services.replace_cluster(merged(known[0], document))
     else:
         services.create_cluster(document)
+    machine.note_registered(folder, RegisteredNode(document["id"], node["id"]))
+
+
+def _node_before(
+    services: Services, name: str, node: dict[str, Any], noted: RegisteredNode | None
+) -> RegisteredNode | None:
+    """Return the node that this machine is in the registry; None where it is not there.
+
+    The folder's own note goes before the machine id, which copies of one disk share.
+
+    Args:
+        services: Of the server.
+        name: Of the machine today, and of its cluster if it is new.
+        node: As it would be registered.
+        noted: As which node it was registered from this folder.
+
+    """
+    clusters = services.clusters()
+    nodes = {
+        RegisteredNode(cluster["id"], str(each.get("id"))): each
+        for cluster in clusters
+        for each in nodes_of(cluster)
+    }
+    if noted in nodes:
+        return noted
+    if any(cluster["id"] == name for cluster in clusters) or not node.get("machineId"):
+        return None
+    same = (place for place, each in nodes.items() if each.get("machineId") == node["machineId"])
+    return next(same, None)

@@ -214,7 +214,7 @@ class Config(ShareSettings):
         Setting(
             NAMES,
             "Nodes of the inventory that are this machine, for the backend `local`.",
-            default="this machine's name, `localhost`",
+            default="this machine under all names that it has had, `localhost`",
         ),
     ] = ()
     kubernetes_clusters: Annotated[

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,14 +29,9 @@ from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 
-__all__ = ["LocalBackend", "this_node"]
+__all__ = ["LocalBackend"]
 
 log = structlog.get_logger("moored")
-
-
-def this_node() -> str:
-    """Return the name that this machine has in an inventory."""
-    return platform.node() or "localhost"
 
 
 @contextlib.contextmanager
@@ -123,12 +117,12 @@ class LocalBackend:
         self.refuse(order.spec)
         if len(order.placement) > 1:
             raise UnsupportedSpecError("the backend local starts on one machine, not on a gang")
-        for share in order.placement:
+        container = isinstance(order.spec, ContainerResourceSpec)
+        part = self._containers if container else self._processes
+        for share in order.placement if not part.has(order.id) else ():  # What runs here, does.
             if self._nodes and share.node_id not in self._nodes:
                 reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
                 raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
-        container = isinstance(order.spec, ContainerResourceSpec)
-        part = self._containers if container else self._processes
         with _plain():
             return await part.start(order)
 

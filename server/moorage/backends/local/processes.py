@@ -81,6 +81,10 @@ class Processes(LocalWorkloads):
         self._watched: dict[str, tuple[int, int]] = {}
         self._ready: dict[str, WorkloadReport] = {}
 
+    def has(self, workload: str) -> bool:
+        """Return whether a workload was begun here as a process, and not stopped."""
+        return workload in self._begun or self._store.has(workload)
+
     async def discover(self) -> Collection[WorkloadReport]:
         """Return what is here, and watch it from now on."""
         return await asyncio.to_thread(self._discover)

@@ -4,7 +4,8 @@ import importlib.util
 from collections.abc import Callable, Mapping
 
 from moorage.backends.base import Backend, BackendError
-from moorage.backends.local.backend import LocalBackend, this_node
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.machine import names_of
 from moorage.backends.memory import MemoryBackend
 from moorage.backends.ray.backend import RayBackend
 from moorage.config.settings import Config
@@ -28,7 +29,7 @@ def configured_backends(config: Config, clusters: Clusters) -> dict[str, Backend
     made: dict[str, Callable[[], Backend]] = {
         "local": lambda: LocalBackend(
             config.data_dir / "local",
-            config.local_nodes or (this_node(), "localhost"),
+            config.local_nodes or names_of(config.data_dir / "local", clusters().values()),
             hidden=config.data_dir,
         ),
         "memory": MemoryBackend,

@@ -1,0 +1,85 @@
+"""Which nodes of the inventory this machine is, under all names that it has had.
+
+A host name changes: by DHCP, after the first boot, with each start of a container over one volume.
+So the folder of the backend remembers under which names it knew itself, and as which node
+`moored serve --here` has registered it. `daemon` and `commands.here` are the callers.
+"""
+
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from moorage.backends.local.workload_store import read, write
+from moorage.model import Cluster
+from moorage.protocol.cluster_documents import machine_key
+
+__all__ = ["RegisteredNode", "names_of", "note_registered", "registered", "this_node"]
+
+NAMES_MAX: Final = 16
+"""Names that are remembered: the first one, and the last ones."""
+_MACHINE_ID: Final = Path("/etc/machine-id")
+_FILE: Final = "machine.json"
+
+
+class RegisteredNode(NamedTuple):
+    """The node that this machine was registered as."""
+
+    cluster_id: str
+    node_id: str
+
+
+def this_node() -> str:
+    """Return the name that this machine has in an inventory."""
+    return platform.node() or "localhost"
+
+
+def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
+    """Return the ids of the nodes that are this machine, and remember its name of today.
+
+    Args:
+        root: Folder of the backend.
+        inventory: All clusters. Where the folder remembers nothing yet, as that of an earlier
+            release, the nodes with the machine id of this one are meant.
+
+    """
+    known = _read(root)
+    names = known.get("names")
+    if names is None:
+        key = _machine_key()
+        nodes = (node for cluster in inventory for node in cluster.nodes)
+        names = [node.id for node in nodes if key and f"machine {key}" in node.identity]
+    names = list(dict.fromkeys((*names, this_node())))
+    names = [*names[:1], *names[1:][1 - NAMES_MAX :]]
+    if names != known.get("names"):
+        _write(root, known | {"names": names})
+    node = registered(root)
+    return tuple(dict.fromkeys((*names, *([node.node_id] if node else ()), "localhost")))
+
+
+def registered(root: Path) -> RegisteredNode | None:
+    """Return the node that this machine was registered as; None where it was not."""
+    node = _read(root).get("registered")
+    return None if node is None else RegisteredNode(*node)
+
+
+def note_registered(root: Path, node: RegisteredNode) -> None:
+    """Remember as which node this machine was registered."""
+    if registered(root) != node:
+        _write(root, _read(root) | {"registered": [*node]})
+
+
+def _machine_key() -> str:
+    try:
+        return machine_key(_MACHINE_ID.read_text(encoding="ascii").partition("\n")[0])
+    except (OSError, ValueError):
+        return ""  # As in most containers.
+
+
+def _read(root: Path) -> dict[str, Any]:
+    return read(root / _FILE) or {}
+
+
+def _write(root: Path, known: dict[str, Any]) -> None:
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write(root / _FILE, known)

@@ -1,0 +1,83 @@
+"""A machine is known by what its folder remembers, and by its machine id: names change."""
+
+import platform
+from dataclasses import replace
+
+import pytest
+
+from moorage.backends.base import Order, Phase, UnsupportedSpecError
+from moorage.backends.local import machine
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.machine import NAMES_MAX, RegisteredNode
+from moorage.backends.specs import ProcessResourceSpec
+from moorage.model import Cluster, ClusterId, Node, NodeId, Share
+from moorage.protocol.cluster_documents import machine_key
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """Have this machine be called something; root could do it for real, in a namespace."""
+    return lambda name: monkeypatch.setattr(platform, "node", lambda: name)
+
+
+def test_a_renamed_machine_is_the_nodes_that_it_was(tmp_path, called):
+    for name, known in (
+        ("", ("localhost",)),
+        ("cloud-image", ("localhost", "cloud-image")),
+        ("dhcp-7", ("localhost", "cloud-image", "dhcp-7")),
+        ("cloud-image", ("localhost", "cloud-image", "dhcp-7")),
+    ):
+        called(name)
+        assert machine.names_of(tmp_path, ()) == known
+
+
+def test_a_container_with_a_new_name_at_each_start_stays_the_node_it_was_registered_as(
+    tmp_path, called
+):
+    called("first")
+    machine.names_of(tmp_path, ())
+    machine.note_registered(tmp_path, RegisteredNode("lab", "second"))
+    for number in range(40):
+        called(f"container-{number}")
+        names = machine.names_of(tmp_path, ())
+        assert names[0] == "first"
+        assert {f"container-{number}", "second", "localhost"} <= set(names)
+        assert len(names) <= NAMES_MAX + 2
+    assert machine.registered(tmp_path) == RegisteredNode("lab", "second")
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_machine_id_says_which_nodes_are_meant_only_where_nothing_is_remembered(
+    tmp_path, called, monkeypatch, remembers
+):
+    """Copies of one disk, as containers of one image, share their machine id."""
+    file = tmp_path / "machine-id"
+    file.write_text("0123456789abcdef0123456789abcdef\n")
+    monkeypatch.setattr(machine, "_MACHINE_ID", file)
+    key = machine_key(file.read_text().strip())
+    node = Node(NodeId("before"), 1000, 1024, identity=(f"machine {key}",))
+    other = replace(node, id=NodeId("other"), identity=("machine 77",))
+    called("now")
+    if remembers:
+        machine.names_of(tmp_path, ())
+    names = machine.names_of(tmp_path, [Cluster(ClusterId("c"), (node, other))])
+    assert names == (("now",) if remembers else ("before", "now")) + ("localhost",)
+
+
+async def test_what_runs_here_is_not_given_up_since_nodes_are_called_otherwise(tmp_path):
+    """As after a change of the setting `local_nodes`."""
+    spec = ProcessResourceSpec(command=["sleep", "1000"])
+    there = (Share(ClusterId("c"), NodeId("old")),)
+    before = LocalBackend(tmp_path, ["old"])
+    await before.start(Order("a", spec, there))
+    await before.close()
+    after = LocalBackend(tmp_path, ["new"])
+    try:
+        assert (await after.start(Order("a", spec, there))).phase is Phase.READY
+        with pytest.raises(UnsupportedSpecError, match="starts on new, not on c/old"):
+            await after.start(Order("b", spec, there))
+    finally:
+        await after.stop("a")
+    with pytest.raises(UnsupportedSpecError, match="starts on new, not on c/old"):
+        await after.start(Order("a", spec, there))
+    await after.close()
