@@ -143,6 +143,7 @@ def running_commands(mark: str) -> list[str]:
     return found.stdout.split()
 
 
+@pytest.mark.heavy
 def test_a_card_that_falls_off_the_bus_moves_what_is_held_behind_it(tmp_path):
     """Through the command line, a document with UUIDs, and a backend that starts nothing twice."""
     file = tmp_path / "lab.json"

@@ -15,6 +15,7 @@ from simulated.world import (
     EVENTS,
     LABELLED,
     OVERTAKING,
+    REBUILT,
     Crashed,
     World,
     played,
@@ -22,7 +23,7 @@ from simulated.world import (
 )
 
 from moorage.core.events import Asked
-from moorage.core.facts import Ending, Granted
+from moorage.core.facts import Ending, Granted, Moved
 from moorage.core.warm_reuse import EVICTED
 from moorage.core.withheld import shortened
 
@@ -104,6 +105,17 @@ def test_the_laws_hold_where_few_may_overtake(first: int, end: int) -> None:
         times = Counter(f.overtakes for f in world.ledger if isinstance(f, Granted))
         overdue += sum(times[name] == world.overtaken_max for name in times.keys() - {None})
     assert overdue, "some are overtaken as often as may be"
+
+
+@seeds(REBUILT)
+def test_the_laws_hold_while_cards_come_and_go(first: int, end: int) -> None:
+    moved, lost = 0, 0
+    for seed in range(first, end):
+        facts = [f for f in run(seed, EVENTS).ledger if isinstance(f, Moved)]
+        moved += sum(not fact.lost for fact in facts)
+        lost += sum(bool(fact.lost) for fact in facts)
+    assert moved, "some are called otherwise"
+    assert lost, "some are gone"
 
 
 def test_the_world_is_as_bad_as_it_claims() -> None:

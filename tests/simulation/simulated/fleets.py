@@ -1,14 +1,17 @@
 """Random inventories, demands and asks. Small, so that everybody fights for the same devices."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
 from moorage.model import (
+    DEVICE,
     AntiAffinity,
     Ask,
     Cluster,
     ClusterId,
     Demand,
+    DeviceId,
     Gpu,
     LeaseTerms,
     Node,
@@ -87,6 +90,59 @@ def zoned(rng: Random, one: Cluster) -> Cluster:
     """The same cluster with zones of its nodes."""
     zones = ["", "zone-0", "zone-0", "zone-1"]
     return replace(one, nodes=tuple(replace(each, zone=rng.choice(zones)) for each in one.nodes))
+
+
+Card = tuple[Gpu, DeviceId]
+
+
+def _with_cards(one: Node, cards: list[Card]) -> Node:
+    """The same node with these devices, called by their places in the list."""
+    uuids = dict.fromkeys(uuid for _, device in cards for uuid in device if uuid)
+    return replace(
+        one,
+        gpus=tuple(replace(gpu, id=str(at)) for at, (gpu, _) in enumerate(cards)),
+        devices=tuple(device for _, device in cards),
+        identity=tuple(f"{DEVICE}{uuid.lower()}" for uuid in uuids),
+    )
+
+
+def with_uuids(one: Cluster, numbers: Iterator[int]) -> Cluster:
+    """The same cluster, in which each device has a UUID."""
+    return replace(
+        one,
+        nodes=tuple(
+            _with_cards(node, [(gpu, DeviceId(f"GPU-{next(numbers)}")) for gpu in node.gpus])
+            for node in one.nodes
+        ),
+    )
+
+
+def rebuilt(rng: Random, before: Cluster, numbers: Iterator[int]) -> Cluster:
+    """The same cluster after somebody has had a hand on its cards."""
+    nodes = {each.id: each for each in before.nodes if rng.random() < 0.9}
+    hands = {name: [*zip(each.gpus, each.devices, strict=True)] for name, each in nodes.items()}
+    for cards in hands.values():
+        deed = rng.choice(["", "", "lose", "swap", "add", "move", "shuffle", "divide", "unite"])
+        at = rng.randrange(len(cards)) if cards else 0
+        if deed in {"lose", "move"} and cards:
+            card = cards.pop(at)
+            if deed == "move" and not card[1].parent:
+                rng.choice(list(hands.values())).insert(0, card)
+        elif deed == "swap" and cards:
+            cards[at] = (cards[at][0], DeviceId(f"GPU-{next(numbers)}"))
+        elif deed == "add" and len(cards) < 4:
+            cards.insert(at, (gpu(rng, 0, 1, "T4"), DeviceId(f"GPU-{next(numbers)}")))
+        elif deed == "shuffle":
+            rng.shuffle(cards)
+        elif deed == "divide" and cards and not cards[at][1].parent:
+            whole, device = cards.pop(at)
+            parts = [DeviceId(f"MIG-{n}-{device.uuid}", device.uuid) for n in range(2)]
+            cards += [(replace(whole, exclusive=True), part) for part in parts]
+        elif deed == "unite" and cards and (parent := cards[at][1].parent):
+            whole = cards[at][0]
+            cards[:] = [each for each in cards if each[1].parent != parent]
+            cards.append((whole, DeviceId(parent)))
+    return replace(before, nodes=tuple(_with_cards(nodes[name], hands[name]) for name in nodes))
 
 
 def anti_affinity(rng: Random) -> AntiAffinity:

@@ -23,6 +23,7 @@ from moorage.core.facts import (
     Finished,
     Granted,
     HalfLifeSet,
+    Moved,
     Overtaken,
     Paused,
     Preempted,
@@ -43,7 +44,7 @@ from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.reserved import NodeReservation
 from moorage.core.state import RELEASED
 from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
-from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Quota, Share
+from moorage.model import Ask, Cluster, Demand, DeviceId, Lease, Node, Outcome, Quota, Share
 from simulated import agreed
 
 _NONE: Final = Counter[str]()
@@ -86,6 +87,9 @@ class Model:
     notices: dict[str, Preempted] = field(default_factory=dict)
     reserved: dict[str, NodeReservation] = field(default_factory=dict)
     fencing: int = 0
+    held: dict[str, list[tuple[tuple[str, str], DeviceId, int]]] = field(default_factory=dict)
+    """Which devices leases got, where, and how much of each: whatever they are called by now."""
+    lost: dict[str, list[DeviceId]] = field(default_factory=dict)
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
         """What an account holds, added up from its leases."""
@@ -263,7 +267,8 @@ class Model:
         before = self.reserved.get(new.id)
         self.reserved[new.id] = new
         if before is not None:
-            same = new == replace(before, used=new.used, begun=new.begun)
+            named = replace(before, parts=new.parts, devices=new.devices)
+            same = new == replace(named, used=new.used, begun=new.begun)
             law(same and new != before, "a reservation stays what it is", fact, before)
             return
         law(len(set(new.nodes)) == new.demand.nodes, "as many nodes as asked for", fact)
@@ -321,12 +326,14 @@ class Model:
         match fact:
             case ClusterSet(cluster):
                 self.clusters[cluster.id] = cluster
+                self._lose()
             case ClusterRemoved(cluster_id):
                 law(cluster_id in self.clusters, "only what is there is removed", fact)
                 del self.clusters[cluster_id]
                 self.cordons = {
                     at: until for at, until in self.cordons.items() if at[0] != cluster_id
                 }
+                self._lose()
             case Cordoned(cluster_id, node, until=until):
                 law(cluster_id in self.clusters, "only what is there is cordoned", fact)
                 self.cordons[cluster_id, node] = until
@@ -388,6 +395,14 @@ class Model:
                 self.notices[lease_id] = fact
             case Spared(lease_id):
                 law(self.notices.pop(lease_id, None) is not None, "it was told to leave", fact)
+            case Moved(lease_id, _, placement, _, lost):
+                same = [replace(share, gpus=()) for share in placement]
+                before = [replace(share, gpus=()) for share in self.leases[lease_id].placement]
+                law(same == before, "what is held has another name, and no more", fact)
+                law({*lost} == {*self.lost.get(lease_id, ())}, "what is gone is told", fact)
+                self._count(self.leases[lease_id], -1, among_others=True)
+                self.leases[lease_id] = replace(self.leases[lease_id], placement=placement)
+                self._count(self.leases[lease_id], 1, among_others=True)
             case Ending(lease_id, at, reason):
                 self._left(lease_id, reason, at)
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
@@ -427,6 +442,7 @@ class Model:
                     self._left(lease_id, reason, at)
                 lease = self.leases.pop(lease_id)
                 self._count(lease, -1)
+                self._let_go(lease_id)
                 self.ending.pop(lease_id, None)
                 self.warm.discard(lease_id)
                 self.finished.pop(lease_id, None)
@@ -474,6 +490,7 @@ class Model:
         outcome = self.finished.pop(fact.lease, None)
         law(outcome is not None and outcome.phase == "failed", "only what failed", fact, outcome)
         self._count(lease, -1)
+        self._let_go(fact.lease)
         self.active.discard(fact.lease)
         self.requeued[fact.lease] = lease
         ask, due = asks[fact.lease], self.expires[fact.lease]
@@ -495,14 +512,57 @@ class Model:
         law(fact.retry_at == fact.at + pause, "it pauses twice as long each time", fact, pause)
         self.paused[fact.lease] = fact.retry_at
 
-    def _count(self, lease: Lease, sign: int) -> None:
+    def _lose(self) -> None:
+        """See which devices are gone from the nodes where leases got them."""
+        self.lost = {}
+        for name, held in self.held.items():
+            gone = [device for pair, device, _ in held if device not in self._there(pair)]
+            if gone:
+                self.lost[name] = gone
+
+    def _there(self, pair: tuple[str, str]) -> dict[DeviceId, str]:
+        node = self.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
+        if node is None:
+            return {}
+        return dict(zip(node.devices, (gpu.id for gpu in node.gpus), strict=False))
+
+    def _let_go(self, name: str) -> None:
+        self.held.pop(name, None)
+        self.lost.pop(name, None)
+
+    def _take_devices(self, lease: Lease) -> None:
+        """Note which devices a new lease got: none that others hold, whatever that was called."""
+        mine = self.held[lease.id] = []
+        for share in lease.placement:
+            pair = (share.cluster_id, share.node_id)
+            names = {name: device for device, name in self._there(pair).items()}
+            mine += [(pair, names[gpu], share.gpu_milli) for gpu in share.gpus if gpu in names]
+        for _, device, _ in mine:
+            others = [(each, milli) for held in self.held.values() for _, each, milli in held]
+            much = sum(milli for each, milli in others if each == device)
+            law(much <= 1000, "no device is promised twice, whatever it is called", lease, device)
+            parts = [each for each, _ in others if _is_part(each, device) or _is_part(device, each)]
+            law(not parts, "no device is promised whole and in parts", lease, parts)
+
+    def check_names(self) -> None:
+        """Leases say what their devices are called now, once all of them have been told."""
+        law(max(self.devices.values(), default=0) <= 1000, "no device is promised twice", self)
+        for name, held in self.held.items():
+            shares = {(x.cluster_id, x.node_id): x.gpus for x in self.leases[name].placement}
+            for pair, device, _ in held:
+                now = self._there(pair).get(device)
+                named = now is None or now in shares[pair]
+                law(named, "what is held moves with its device", self.leases[name], device, now)
+
+    def _count(self, lease: Lease, sign: int, *, among_others: bool = False) -> None:
         for share in lease.placement:
             pair = (share.cluster_id, share.node_id)
             self.cpu[pair] += sign * share.cpu_milli
             self.memory[pair] += sign * share.memory_mib
             for gpu in share.gpus:
                 self.devices[*pair, gpu] += sign * share.gpu_milli
-                law(self.devices[*pair, gpu] <= 1000, "no device is promised twice", lease, gpu)
+                once = among_others or self.devices[*pair, gpu] <= 1000
+                law(once, "no device is promised twice", lease, gpu)
 
     def _granted(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
         law(lease.fencing > self.fencing, "fencing numbers grow", lease.fencing, self.fencing)
@@ -547,6 +607,7 @@ class Model:
             if each.tenant == lease.tenant and each.starts_at <= now and there & set(each.nodes):
                 self.reserved[name] = replace(each, used=True)
         self._count(lease, 1)
+        self._take_devices(lease)
         for share in lease.placement:
             pair = (share.cluster_id, share.node_id)
             node = self.node(share)
@@ -675,6 +736,17 @@ class Model:
             and not (gpu.exclusive and demand.gpu_milli < 1000)
             and self.devices[*pair, gpu.id] + less[f"gpu {gpu.id}"] + demand.gpu_milli <= 1000
         ]
+        if self.lost:
+            lost = [each for devices in self.lost.values() for each in devices]
+            gone = {
+                name
+                for device, name in self._there(pair).items()
+                if any(
+                    device == each or _is_part(device, each) or _is_part(each, device)
+                    for each in lost
+                )
+            }
+            usable = [gpu for gpu in usable if gpu.id not in gone]
         if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
             nvlink = demand.topology == "nvlink"
             groups = Counter(
@@ -723,6 +795,10 @@ def needs(demand: Demand) -> dict[str, int]:
         "cpu_milli": nodes * demand.cpu_milli,
         "memory_mib": nodes * demand.memory_mib,
     }
+
+
+def _is_part(one: DeviceId, other: DeviceId) -> bool:
+    return one.parent == other.uuid
 
 
 def _labelled(pair: tuple[str, str], node: Node, demand: Demand) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moorage.core import alternatives
@@ -149,6 +150,7 @@ class Witness:
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
                 kept = effect.request not in model.waiting
                 law(kept, "a waiter keeps its place, whichever leaves", event, effect)
+        model.check_names()
         state = world.allocator.state
         law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
         law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
@@ -501,11 +503,11 @@ class Witness:
         if own and isinstance(answer, Refusal):
             self.refused.add(message.ask.id)
         if isinstance(answer, LeaseNews):
-            lease = answer.lease
+            lease = self._unnamed(answer.lease)
             granted = self._granted(ledger)
             named = (lease.id, lease.fencing)
             law(named in granted, "no grant is told before it is durable", lease)
-            first = granted[named]
+            first = self._unnamed(granted[named])
             law(first.token_digest == lease.token_digest, "a lease is one lease", lease)
             gave_back = any(
                 isinstance(fact, Requeued) and fact.lease == lease.id for fact in ledger
@@ -523,6 +525,13 @@ class Witness:
                 before = self.released.setdefault(lease.id, lease)
                 if (before.state, before.reason) == (lease.state, lease.reason):
                     law(before == lease, "a second release answers the same", before, lease)
+
+    def _unnamed(self, lease: Lease) -> Lease:
+        """A lease without the names of its devices, where these change under it."""
+        if not self.world.rebuilds:
+            return lease
+        placement = tuple(replace(share, gpus=()) for share in lease.placement)
+        return replace(lease, placement=placement, devices=(), lost=())
 
     def ordered(self, lease: Lease, ledger: list[Fact], running: tuple[str, int] | None) -> None:
         durable = (lease.id, lease.fencing) in self._granted(ledger)

@@ -6,6 +6,7 @@ on being stepped while a group is written. A crash loses what was not written, a
 yet delivered, every socket, every cell and all reports on their way; backends live on.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -92,6 +93,8 @@ APART = 4_000_000
 """From this seed on there are zones, which gangs ask for, and leases keep apart."""
 OVERTAKING = 5_000_000
 """From this seed on waiters are overtaken a few times at most; there are no alternatives."""
+REBUILT = 6_000_000
+"""From this seed on devices have UUIDs, and are lost, added, swapped and divided under leases."""
 Phase = Literal["succeeded", "failed"]
 
 
@@ -129,7 +132,10 @@ class World:
         self.reserves |= self.agrees
         self.parting = Random(f"apart {seed}")
         self.parts = APART <= seed < OVERTAKING
-        self.overtaken_max = 3 if seed >= OVERTAKING else OVERTAKEN_MAX
+        self.overtaken_max = 3 if OVERTAKING <= seed < REBUILT else OVERTAKEN_MAX
+        self.rebuilding = Random(f"rebuilding {seed}")
+        self.rebuilds = seed >= REBUILT
+        self.uuids = itertools.count()
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -163,6 +169,8 @@ class World:
         self._be_born()
 
     def _labelled(self, cluster: Cluster) -> Cluster:
+        if self.rebuilds:
+            return fleets.with_uuids(cluster, self.uuids)
         if self.parts:
             return fleets.zoned(self.parting, cluster)
         return fleets.labelled(self.labelling, cluster) if self.labelled else cluster
@@ -488,6 +496,9 @@ class World:
             self.step(ClusterSeen(self._labelled(fleets.cluster(self.rng, name))))
         elif self.rng.random() < 0.3:
             self.step(ClusterGone(clusters[name].id))
+        elif self.rebuilds:
+            rebuilt = fleets.rebuilt(self.rebuilding, clusters[name], self.uuids)
+            self.step(ClusterSeen(rebuilt))
         else:
             self.step(ClusterSeen(self._labelled(fleets.changed(self.rng, clusters[name]))))
 
@@ -555,6 +566,8 @@ class World:
                 self.say(self._reserve)
             if self.ruled and self.ruler.random() < 0.03:
                 self.say(self._rule)
+            if self.rebuilds and self.rebuilding.random() < 0.05:
+                self.work_on_the_fleet()
             if not self.inbox and not self.consulting:
                 self.witness.quiet()
         self.settle()
