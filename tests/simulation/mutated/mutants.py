@@ -838,4 +838,18 @@ MUTANTS = [
         "engines get their orders again",
         29,
     ),
+    Mutant(
+        "leaves what is held under its old name",
+        "Allocator._change",
+        Replace("[*follow(...)]", "()"),
+        "what is held moves with its device",
+        6_000_003,
+    ),
+    Mutant(
+        "grants elsewhere what a lease has lost",
+        "State.fleet",
+        Drop("self.lost.withhold(...)"),
+        "fits|drifted|no device is promised twice, whatever|in parts",
+        6_000_001,
+    ),
 ]
