@@ -6,9 +6,10 @@ nothing that matters there, and keeps every word of explanation off the fast pat
 
 import difflib
 import functools
+import heapq
 import re
 import types
-from itertools import accumulate
+from itertools import islice
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct
 
 from moorage.model import Code
 from moorage.protocol import fields as f
+from moorage.protocol import json_bounds as bounds
 from moorage.protocol.errors import BadMessage
 
 QUOTED_CHARS_MAX: Final = 64
@@ -27,13 +29,13 @@ _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", 
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
-_LONE_SURROGATE: Final = re.compile(
-    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
-)
-_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_STEP: Final = {"{": 1, "[": 1, "}": -1, "]": -1}
+_HALF_AT_END: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+"""Of a surrogate pair: what is too short for one, the parser says to be cut off."""
+_PAIR_CHARS: Final = 12
 _MILLI: Final = 1000
+LOOKED_AT_MAX: Final = 10_000
+"""Values looked at for the one that cannot be carried any further; then only its field is named."""
+_ABSENT: Final = (None, msgspec.Raw(b"null"), msgspec.Raw(b'""'))
 
 
 class _Identified(Struct):
@@ -44,18 +46,28 @@ _identified: Final = msgspec.json.Decoder(_Identified).decode
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def check_depth(frame: str) -> None:
-    """Refuse a message whose arrays and objects lie too deep in one another.
+def check_bounds(text: str) -> None:
+    """Refuse a message that would take long to read, before it is read.
 
     Raises:
-        BadMessage: They are deeper than `DEPTH_MAX`.
+        BadMessage: Arrays and objects lie deeper in one another than `DEPTH_MAX` (`bad_message`);
+            it has more parts than `PARTS_MAX`, more values than `VALUES_MAX`, or more numbers that
+            take long to read than `SLOW_NUMBERS_MAX` (`too_large`).
 
     """
-    if frame.count("{") + frame.count("[") <= f.DEPTH_MAX:
+    many = len(text) > min(bounds.PARTS_MAX, 4 * bounds.SLOW_NUMBERS_MAX)
+    if not many and text.count("{") + text.count("[") <= f.DEPTH_MAX:
         return
-    brackets = re.findall(r"[\[\]{}]", _STRING.sub("", frame))
-    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > f.DEPTH_MAX:
+    encoded = text.encode(errors="surrogatepass")
+    if bounds.is_deeper(encoded, f.DEPTH_MAX):
         raise _too_deep()
+    if bounds.has_more_parts(encoded, bounds.PARTS_MAX):
+        raise _too_large(text, bounds.PARTS_MAX, "arrays, objects and named fields")
+    if bounds.has_more_values(encoded, bounds.VALUES_MAX):
+        raise _too_large(text, bounds.VALUES_MAX, "values")
+    if bounds.has_slow_numbers(encoded, bounds.SLOW_NUMBERS_MAX):
+        what = "numbers that have 190 digits, or an exponent beyond 199"
+        raise _too_large(text, bounds.SLOW_NUMBERS_MAX, what)
 
 
 def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, ...]) -> BadMessage:
@@ -71,28 +83,27 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
         The one error to answer with; the first of those that there are.
 
     """
+    if isinstance(error, msgspec.DecodeError) and not isinstance(error, msgspec.ValidationError):
+        return _not_json(frame, error)
     try:
-        raw = msgspec.json.decode(frame)
-    except msgspec.ValidationError as unreadable:  # Numbers out of range: it cannot be told.
-        known = error if isinstance(error, msgspec.ValidationError) else unreadable
-        return _invalid(kind, known, message_id(frame))
-    except (msgspec.DecodeError, UnicodeError) as unreadable:
-        return _not_json(frame, unreadable)
-    except RecursionError:
-        return _too_deep()
-    if not isinstance(raw, dict):
+        raw = _fields(frame)
+    except msgspec.ValidationError:
         return BadMessage(
             Code.BAD_MESSAGE,
             "The message must be a JSON object, such as "
             '{"adhoc": true, "policy_rule_uri": "name:version-tag", "inputs": {}}.',
             expected="a JSON object",
         )
+    except (msgspec.DecodeError, UnicodeError) as unreadable:
+        return _not_json(frame, unreadable)
+    except RecursionError:
+        return _too_deep()
     identity = message_id(frame)
-    missing = [*also, *(name for name in required(kind) if raw.get(name) in (None, ""))]
+    missing = [*also, *(name for name in required(kind) if raw.get(name) in _ABSENT)]
     if missing:
         return missing_fields(missing, expectations(kind).get(missing[0], ""), identity)
     if isinstance(error, OverflowError | UnicodeError):
-        path = _unencodable(raw)
+        path = _unencodable(msgspec.json.decode(frame))
         return _wrong(path, _INTEGERS if isinstance(error, OverflowError) else "text", identity)
     return _invalid(kind, error, identity, raw)
 
@@ -102,13 +113,13 @@ def ignored(frame: str | bytes, known: frozenset[str]) -> list[str]:
     given = _fields(frame).keys()
     if given <= known:
         return []
-    names = sorted(given - known)
+    unknown = given - known
     warnings = [
         f"{_short(name)}: unknown field, it was ignored{_meant(name, sorted(known))}."
-        for name in names[:IGNORED_MAX]
+        for name in heapq.nsmallest(IGNORED_MAX, unknown)
     ]
-    if len(names) > IGNORED_MAX:
-        warnings.append(f"{len(names) - IGNORED_MAX} more unknown fields were ignored.")
+    if len(unknown) > IGNORED_MAX:
+        warnings.append(f"{len(unknown) - IGNORED_MAX} more unknown fields were ignored.")
     return warnings
 
 
@@ -182,7 +193,7 @@ def _describe(hint: Any) -> tuple[str, type[Struct] | None]:
 
 
 def _invalid(
-    kind: type[Struct], error: Exception, identity: str | int | None, raw: Any = None
+    kind: type[Struct], error: Exception, identity: str | int | None, raw: dict[str, msgspec.Raw]
 ) -> BadMessage:
     """Translate what msgspec says about a value into our fields and expectations."""
     place = _PLACE.match(str(error))
@@ -220,10 +231,13 @@ def _invalid(
     return _wrong(path.replace("[...]", ""), wanted, identity)
 
 
-def _part(path: str, raw: Any) -> str:
+def _part(path: str, raw: dict[str, msgspec.Raw]) -> str:
     """Say which field asks for a part of what is counted in whole numbers at `path`."""
-    value = raw
-    for step in path.split("."):
+    if not path.endswith(("gpus", "_milli")):
+        return ""
+    name, *steps = path.split(".")
+    value = msgspec.json.decode(raw[name]) if name in raw else None
+    for step in steps:
         value = value.get(step) if isinstance(value, dict) else None
     if not isinstance(value, float) or not value > 0 or value.is_integer():
         return ""
@@ -246,7 +260,7 @@ def _not_json(frame: str, error: Exception) -> BadMessage:
         cause = "it holds characters that are not Unicode text"
     elif not frame.strip():
         cause = "it is empty"
-    elif _LONE_SURROGATE.search(frame):
+    elif "surrogate" in cause or _HALF_AT_END.search(frame[-_PAIR_CHARS:]):
         cause = "it holds half of a surrogate pair"
     elif position:
         # The parser counts some bytes from 0 and some from 1.
@@ -268,22 +282,35 @@ def _too_deep() -> BadMessage:
     )
 
 
+def _too_large(frame: str, most: int, of: str) -> BadMessage:
+    expected = f"at most {most} {of}"
+    reason = f"The message has too many parts; expected {expected}. Send some of them as text."
+    return BadMessage(Code.TOO_LARGE, reason, expected=expected, id=message_id(frame))
+
+
 def _unencodable(raw: dict[str, Any]) -> str:
-    """Return the path of the first value that cannot be carried any further."""
-    todo: list[tuple[str, Any]] = [("", raw)]
-    while todo:
-        path, value = todo.pop()
+    """Return the path of the first value that cannot be carried any further, or of its field."""
+    field = next((name for name, value in raw.items() if not _is_packable(value)), "(message)")
+    todo: list[tuple[str, Any]] = [(_short(field), raw.get(field))]
+    for _ in range(LOOKED_AT_MAX):
+        path, value = todo.pop() if todo else ("", None)
         if isinstance(value, dict):
-            prefix = f"{path}." if path else ""
-            todo.extend((prefix + _short(key), part) for key, part in value.items())
+            members = reversed(list(islice(value.items(), LOOKED_AT_MAX)))
+            todo.extend((f"{path}.{_short(key)}", part) for key, part in members)
         elif isinstance(value, list):
-            todo.extend((f"{path}[{number}]", part) for number, part in enumerate(value))
-        else:
-            try:
-                msgspec.msgpack.encode(value)
-            except (OverflowError, UnicodeError):
-                return path
-    return "(message)"
+            items = reversed(list(enumerate(value[:LOOKED_AT_MAX])))
+            todo.extend((f"{path}[{number}]", part) for number, part in items)
+        elif not _is_packable(value):
+            return path
+    return _short(field)
+
+
+def _is_packable(value: Any) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except (OverflowError, UnicodeError):
+        return False
+    return True
 
 
 def _meant(given: Any, known: list[str]) -> str:

@@ -19,7 +19,7 @@ from moorage import model
 from moorage.model import Code
 from moorage.protocol import fields as f
 from moorage.protocol.diagnosis import (
-    check_depth,
+    check_bounds,
     diagnose,
     ignored,
     message_id,
@@ -343,7 +343,7 @@ def _text(frame: str | bytes) -> str:
             f"The message is not valid JSON: byte {error.start} is not UTF-8.",
             expected="JSON (RFC 8259), in UTF-8",
         ) from None
-    check_depth(text)
+    check_bounds(text)
     return text
 
 

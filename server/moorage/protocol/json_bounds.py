@@ -1,0 +1,107 @@
+"""What a JSON text becomes, counted in a few passes in C before any of it is built.
+
+A mebibyte of `[],` is a third of a million lists, which take a third of a second to build, and
+`1e290` takes a hundred times as long to read as `1e280`. So `messages` and the HTTP side refuse a
+text by what is counted here. Nothing is built, and copies are of some kilobytes each.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import accumulate, chain, islice
+from typing import Final
+
+__all__ = [
+    "PARTS_MAX",
+    "SLOW_NUMBERS_MAX",
+    "VALUES_MAX",
+    "has_more_parts",
+    "has_more_values",
+    "has_slow_numbers",
+    "is_deeper",
+]
+
+PARTS_MAX: Final = 32_768
+"""Arrays, objects and named fields of one message: some ten milliseconds to build."""
+VALUES_MAX: Final = 131_072
+"""Values of one message."""
+SLOW_NUMBERS_MAX: Final = 512
+"""Numbers of one message that take ten microseconds each, and more: with an exponent from 200 to
+399, or with 190 digits in a row."""
+_SLOW_DIGITS: Final = b"0" * 190
+_PIECE_BYTES: Final = 64 * 1024
+_STEPS: Final = {ord("{"): 1, ord("["): 1, ord("}"): -1, ord("]"): -1}
+
+_ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
+_EXPONENTS: Final = bytes.maketrans(b"0123456789E]} \t\r\n", b"z122111111e,,,,,,")
+"""Writes all digits but 0, 2 and 3 as 1, and 3 as 2; and all that may follow a number as `,`."""
+_SLOW_EXPONENT: Final = re.compile(rb"e2[z12][z12],")
+_LONG_EXPONENT: Final = re.compile(rb"ez+2[z12][z12],")
+
+
+def has_more_parts(encoded: bytes, most: int) -> bool:
+    """Tell whether there are more arrays, objects and named fields than so many."""
+    return _has_more(encoded, b"[{:", most)
+
+
+def has_more_values(encoded: bytes, most: int) -> bool:
+    """Tell whether there are more values than so many; empty arrays and objects count twice."""
+    return _has_more(encoded, b"[{,", most)
+
+
+def is_deeper(encoded: bytes, levels: int) -> bool:
+    """Tell whether arrays and objects lie deeper in one another than so many levels.
+
+    Only the first `PARTS_MAX` brackets are looked at: a text with more of them is refused.
+    """
+    if encoded.count(b"{") + encoded.count(b"[") <= levels:
+        return False
+    brackets = chain.from_iterable(_outside_texts(encoded, b"[]{}"))
+    steps = map(_STEPS.__getitem__, islice(brackets, PARTS_MAX))
+    return max(accumulate(steps), default=0) > levels
+
+
+def has_slow_numbers(encoded: bytes, most: int) -> bool:
+    """Tell whether more than so many numbers take long to read; texts that look so count, too."""
+    if len(encoded) <= 4 * most:
+        return False
+    if encoded.translate(_ZEROS).count(_SLOW_DIGITS) > most:
+        return True
+    short = encoded.translate(_EXPONENTS, b"+-")
+    looks = (_SLOW_EXPONENT, short.count(b"e2")), (_LONG_EXPONENT, short.count(b"ez"))
+    found = (form.finditer(short) for form, many in looks if many > most)
+    return next(islice(chain.from_iterable(found), most, None), None) is not None
+
+
+def _has_more(encoded: bytes, characters: bytes, most: int) -> bool:
+    each = [bytes([one]) for one in characters]
+    if len(encoded) <= most or sum(map(encoded.count, each)) <= most:
+        return False  # With those in texts.
+    found = 0
+    for piece in _outside_texts(encoded, characters):
+        found += sum(map(piece.count, each))
+        if found > most:
+            return True
+    return False
+
+
+def _outside_texts(encoded: bytes, kept: bytes) -> Iterator[bytes]:
+    """Yield those of some characters that lie outside texts, in order.
+
+    Args:
+        encoded: What may be JSON.
+        kept: The characters. Texts that have none of them are cheap.
+
+    """
+    dropped = bytes(set(range(256)).difference(b'"' + kept))
+    at, quote = 0, b""
+    while at < len(encoded):
+        end = at + _PIECE_BYTES
+        while encoded[end - 1 : end] == b"\\":  # It belongs to the character behind it.
+            end += 1
+        piece, at = encoded[at:end], end
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        piece = (quote + piece.translate(None, dropped)).replace(b'""', b"")
+        outside = piece.split(b'"')
+        quote = b"" if len(outside) % 2 else b'"'
+        yield b"".join(outside[::2])
