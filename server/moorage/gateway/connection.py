@@ -7,13 +7,14 @@ stops reading, and no reading from a client that does not read.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
-from websockets.frames import CloseCode
-from websockets.protocol import State
+from websockets.frames import CloseCode, Frame
+from websockets.protocol import Event, State
 
+from moorage.gateway.received import PART_BYTES_MIN, Received
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.peers import Peers, most_of_one
@@ -41,6 +42,7 @@ class GatewayConnection(ServerConnection):
         self,
         *args: Any,
         registry: set["GatewayConnection"],
+        received: Received,
         opening: Peers["GatewayConnection"],
         opening_max: int,
         connections_max: int,
@@ -48,6 +50,12 @@ class GatewayConnection(ServerConnection):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.registry = registry
+        self.received = received
+        self._queued_bytes = 0
+        """Of a large message that waits to be taken; nothing is read behind it meanwhile."""
+        self._taken_bytes = 0
+        self._noted_bytes = 0
+        self._held_back = False
         self.opening = opening
         self.opening_max = opening_max
         self.address = ""
@@ -145,7 +153,54 @@ class GatewayConnection(ServerConnection):
         super().connection_lost(exc)
         self.registry.discard(self)
         self.opening.remove(self)
+        self._note(0)
         self.on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        """Note what of a message has come, and whether that is too much with all others."""
+        super().data_received(data)
+        coming = len(self.protocol.reader.buffer) + (self.protocol.current_size or 0)
+        self._note(coming + self._queued_bytes + self._taken_bytes)
+
+    def process_event(self, event: Event) -> None:
+        """Read no further while a large message waits to be taken."""
+        super().process_event(event)
+        if not isinstance(event, Frame) or len(event.data) < PART_BYTES_MIN:
+            return
+        self._queued_bytes += len(event.data)
+        if not self.recv_messages.paused:
+            self.recv_messages.paused = True
+            self.recv_messages.pause()
+
+    @contextlib.contextmanager
+    def taking(self, count: int) -> Iterator[None]:
+        """Read no further while a large message that was received waits for its turn."""
+        self._queued_bytes, self._taken_bytes = 0, count
+        self._read_no_more()
+        try:
+            yield
+        finally:
+            self._taken_bytes = 0
+            self._note(len(self.protocol.reader.buffer) + self._queued_bytes)
+            if not self.recv_messages.paused:
+                self._read_on()
+
+    def hold_back(self) -> None:
+        """Read no more of what comes in: see `Received`."""
+        self._held_back = True
+        self._read_no_more()
+
+    def go_on(self) -> None:
+        """Read on: see `Received`."""
+        self._held_back = False
+        if not self.recv_messages.paused:
+            self._read_on()
+
+    def _note(self, count: int) -> None:
+        count = 0 if count < PART_BYTES_MIN else count
+        if count != self._noted_bytes and self.tenant is not None:
+            self._noted_bytes = count
+            self.received.note(self, self.tenant, count)
 
     def pause_writing(self) -> None:
         """Read no more from a client that does not read.
@@ -161,11 +216,15 @@ class GatewayConnection(ServerConnection):
         """Read again, unless the receive queue is full."""
         super().resume_writing()
         if not self.recv_messages.paused:
-            self.transport.resume_reading()
+            self._read_on()
         self.on_writable(True)  # noqa: FBT003  # As above.
 
+    def _read_no_more(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
     def _read_on(self) -> None:
-        if not self.paused:
+        if not (self.transport.is_closing() or self.paused or self._held_back or self._taken_bytes):
             self.transport.resume_reading()
 
 

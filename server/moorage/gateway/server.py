@@ -17,6 +17,7 @@ from moorage.core.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver
 from moorage.gateway.handshake import Doorman
+from moorage.gateway.received import Received
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
@@ -25,6 +26,7 @@ from moorage.protocol.logins import Logins
 from moorage.protocol.messages import Resume
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.protocol.replies import failure
+from moorage.protocol.turns import Turns
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
 
@@ -96,6 +98,8 @@ class Gateway:
         self._logins = logins
         self._deliver: Deliver  # `start` has it.
         self._counts = Counts()
+        self._turns = Turns()
+        self._received = Received()
         self._connections: set[GatewayConnection] = set()
         self._opening: Peers[GatewayConnection] = Peers()
         self._open: Peers[GatewayConnection] = Peers()
@@ -146,6 +150,7 @@ class Gateway:
             create_connection=functools.partial(  # type: ignore[arg-type]  # Any factory will do.
                 GatewayConnection,
                 registry=self._connections,
+                received=self._received,
                 opening=self._opening,
                 opening_max=settings.handshakes_max,
                 connections_max=settings.connections_max,
@@ -169,6 +174,7 @@ class Gateway:
             self._end(kept)
         for session in self._sessions.values():
             session.draining = True
+        self._turns.close()
         if waiting := [session.idle() for session in self._sessions.values()]:
             await asyncio.wait(waiting, timeout=self._settings.drain_seconds_max)
         for session in self._sessions.values():
@@ -294,7 +300,13 @@ class Gateway:
         if not isinstance(connection, GatewayConnection) or connection.tenant is None:
             raise TypeError("a session without a tenant")
         session = Session(
-            connection, connection.tenant, self._deliver, self._settings, self._counts, self._drop
+            connection,
+            connection.tenant,
+            self._deliver,
+            self._settings,
+            self._counts,
+            self._turns,
+            self._drop,
         )
         session.draining = self._draining
         self._counts.sessions += 1

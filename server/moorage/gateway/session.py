@@ -35,6 +35,7 @@ from moorage.protocol.messages import (
     ignored_fields,
 )
 from moorage.protocol.replies import event, failure, failure_from
+from moorage.protocol.turns import LARGE_BYTES, Turns
 
 
 @dataclass(slots=True)
@@ -62,6 +63,8 @@ _BINARY = failure(
     expected="a text message",
 )
 
+_STOPPING = "The server is stopping; connect again in a moment."
+
 
 class Session:
     """A session, from the opening handshake until nothing of it can arrive any more.
@@ -73,6 +76,7 @@ class Session:
         deliver: Where its requests go.
         settings: Its limits.
         counts: Shared with all sessions.
+        turns: Those that all sessions take at reading large messages.
         drop: Starts closing the connection with a code and a reason.
 
     Attributes:
@@ -88,6 +92,7 @@ class Session:
         deliver: Deliver,
         settings: GatewaySettings,
         counts: Counts,
+        turns: Turns,
         drop: Callable[["Session", int, str], None],
     ) -> None:
         self.id: SessionId = connection.session_id
@@ -99,6 +104,7 @@ class Session:
         self._deliver = deliver
         self._settings = settings
         self._counts = counts
+        self._turns = turns
         self._drop = drop
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -163,7 +169,10 @@ class Session:
                 frame = await connection.recv()
                 if self.connection is not connection:
                     return None
-                taking = self._take(frame)
+                if len(frame) > LARGE_BYTES:
+                    taking = await self._take_large(frame)
+                else:
+                    taking = self._take(frame)
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
@@ -176,6 +185,13 @@ class Session:
             if self._tasks and self.connection is connection:
                 await asyncio.wait(self._tasks)
             return None
+
+    async def _take_large(self, frame: str | bytes) -> asyncio.Future[None] | None:
+        """Hand over a large message when it is its turn; none if another connection goes on."""
+        connection = self.connection
+        with connection.taking(len(frame)):
+            async with self._turns.turn(self.tenant):
+                return self._take(frame) if self.connection is connection else None
 
     def resume(self, other: "Session", message: Resume) -> None:
         """Go on over the connection of another session, which is over, and answer its message."""
@@ -223,6 +239,9 @@ class Session:
         if isinstance(frame, bytes):
             self._refuse(number, None, _BINARY)
             return None
+        if self.draining and len(frame) > LARGE_BYTES:  # To read it takes what others need now.
+            self._refuse(number, None, failure(Code.SHUTTING_DOWN, _STOPPING))
+            return None
         try:
             message = decode(frame)
         except BadMessage as error:
@@ -239,8 +258,7 @@ class Session:
                 return None
             self._patient.add(number)
         if self.draining:
-            text = "The server is stopping; connect again in a moment."
-            self.tell(number, failure(Code.SHUTTING_DOWN, text, id=message.id))
+            self.tell(number, failure(Code.SHUTTING_DOWN, _STOPPING, id=message.id))
             return None
         if isinstance(message, Resume):
             self._ask_to_resume(number, message)

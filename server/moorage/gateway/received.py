@@ -1,0 +1,78 @@
+"""How much of messages that are not complete is held, of which no tenant has all.
+
+Every connection notes what it holds of a message that is coming in. Where that is too much, those
+of the tenant that come in are read no further until others are complete, or gone.
+"""
+
+from collections import Counter
+from typing import Final, Protocol
+
+__all__ = ["RECEIVED_BYTES_MAX", "Received"]
+
+RECEIVED_BYTES_MAX: Final = 128 * 1024 * 1024
+"""What is held of messages that are not complete, three quarters of it of one tenant. Beyond it,
+those that have begun are read no further until there is room."""
+PART_BYTES_MIN: Final = 64 * 1024
+"""Less of a message counts as nothing: so much of any is read at once."""
+
+
+class Receiver(Protocol):
+    """A connection."""
+
+    def hold_back(self) -> None:
+        """Read no more for the moment."""
+
+    def go_on(self) -> None:
+        """Read on."""
+
+
+class Received:
+    """What is held, by connection and by tenant.
+
+    One connection of each tenant is always read on: so that the others will be.
+
+    Args:
+        most: As `RECEIVED_BYTES_MAX`.
+
+    """
+
+    def __init__(self, most: int = RECEIVED_BYTES_MAX) -> None:
+        self._most = most
+        self._held: dict[Receiver, tuple[str, int]] = {}
+        self._bytes_of: Counter[str] = Counter()
+        self._read_of: Counter[str] = Counter()
+        self._waiting: dict[Receiver, None] = {}
+
+    def note(self, receiver: Receiver, tenant: str, count: int) -> None:
+        """Note how much of messages a connection holds; 0 once it is gone."""
+        count = 0 if count < PART_BYTES_MIN else count
+        _, before = self._held.pop(receiver, (tenant, 0))
+        self._bytes_of[tenant] += count - before
+        if receiver not in self._waiting:
+            self._read_of[tenant] += (count > 0) - (before > 0)
+        elif not count:
+            del self._waiting[receiver]
+        if count:
+            self._held[receiver] = tenant, count
+            if count > before and receiver not in self._waiting and not self._may_go_on(tenant, 1):
+                self._waiting[receiver] = None
+                self._read_of[tenant] -= 1
+                receiver.hold_back()
+        if count < before:
+            self._wake()
+
+    def _may_go_on(self, tenant: str, others: int) -> bool:
+        held = (
+            self._bytes_of[tenant] <= self._most * 3 // 4 and self._bytes_of.total() <= self._most
+        )
+        return held or self._read_of[tenant] <= others
+
+    def _wake(self) -> None:
+        for receiver in list(self._waiting):
+            tenant, _ = self._held[receiver]
+            if self._may_go_on(tenant, 0):
+                del self._waiting[receiver]
+                self._read_of[tenant] += 1
+                receiver.go_on()
+        self._bytes_of += Counter()  # Forgets who holds nothing any more.
+        self._read_of += Counter()

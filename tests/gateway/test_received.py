@@ -1,0 +1,97 @@
+"""Messages that are not complete: what is held of them, and how large ones wait for each other."""
+
+import asyncio
+import json
+
+from moorage.gateway.received import PART_BYTES_MIN, Received
+
+MIB = 2**20
+
+
+class Connection:
+    """Notes whether it is read on."""
+
+    def __init__(self) -> None:
+        self.reads = True
+
+    def hold_back(self) -> None:
+        self.reads = False
+
+    def go_on(self) -> None:
+        self.reads = True
+
+
+def test_a_tenant_holds_its_share_and_no_more():
+    received = Received(8 * MIB)
+    ours, other = [Connection() for _ in range(20)], Connection()
+    for connection in ours:
+        received.note(connection, "a", MIB)
+    assert [connection.reads for connection in ours] == [True] * 6 + [False] * 14
+    received.note(other, "b", MIB)
+    assert other.reads
+    for connection in ours[:6]:  # Their messages are complete.
+        received.note(connection, "a", 0)
+    assert sum(connection.reads for connection in ours[6:]) == 1
+    for connection in ours[6:]:  # Or they are gone.
+        received.note(connection, "a", 0)
+    received.note(other, "b", 0)
+    assert not received._held
+    assert not received._waiting
+    assert not (received._bytes_of + received._read_of)
+
+
+def test_one_of_each_tenant_is_always_read_on():
+    received = Received(2 * MIB)
+    ours = {tenant: [Connection() for _ in range(3)] for tenant in "abcd"}
+    for count in range(1, 4):
+        for tenant, connections in ours.items():
+            for connection in connections:
+                if connection.reads:
+                    received.note(connection, tenant, count * MIB)
+    assert all(sum(each.reads for each in connections) == 1 for connections in ours.values())
+
+
+def test_small_parts_count_as_nothing():
+    received = Received(0)
+    few = [Connection() for _ in range(1_000)]
+    for connection in few:
+        received.note(connection, "a", PART_BYTES_MIN - 1)
+    assert all(connection.reads for connection in few)
+
+
+async def test_large_messages_are_read_between_small_ones(port):
+    large = await port.client()
+    other = await port.client(additional_headers={"Authorization": "Bearer token-b"})
+    text = "x" * (900 * 1024)
+    for number in range(6):
+        await large.ask(number, text=text)
+    await other.ask("mine")
+    assert await other.data() == {"n": "mine"}
+    assert [(await large.reply())["data"]["n"] for _ in range(6)] == list(range(6))
+
+
+async def test_a_connection_holds_one_large_message_at_a_time(port):
+    await port.client()  # A session of another.
+    attacker = await port.attacker()
+    message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": {"n": 1, "do": "wait"}})
+    frame = attacker.frame(1, message[:-1].encode() + b" " * 1_000_000 + b"}")
+    writing = asyncio.create_task(attacker.write(frame * 20))
+    await port.harbour.until(lambda: port.harbour.waiting > 0)
+    assert not writing.done()
+    assert len(port.gateway._received._held) == 1
+    port.harbour.room.set()
+    assert await writing
+    await port.harbour.until(lambda: len(port.harbour.asked) == 20)
+
+
+async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
+    clients = [await port.client() for _ in range(4)]
+    async with port.gateway._turns.turn("another"):
+        for client in clients:
+            await client.ask(2, text="x" * 900_000)
+        while len(port.gateway._received._held) < len(clients):
+            await asyncio.sleep(0.01)
+        closing = asyncio.create_task(port.gateway.close())
+        replies = [await client.reply() for client in clients]
+    assert {reply["error"]["code"] for reply in replies} == {"shutting_down"}
+    await closing
