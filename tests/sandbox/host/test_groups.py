@@ -204,3 +204,53 @@ async def test_leases_that_want_one_place_are_decided_by_few_cells_at_a_time(mak
     assert await deciding(granted=False) <= 1
     await deciding(granted=True)
     assert await deciding(granted=True) > 1
+
+
+HANGS_OR_ANSWERS = """
+import time
+while input_data['inputs'].get('hang'):
+    time.sleep(60)
+return input_data['inputs'].get('n', 0)
+"""
+
+
+async def test_no_tenant_has_all_cells_and_the_reason_says_whose_share_is_used_up(make_bench):
+    limits = Limits(
+        evaluation_seconds=60.0, cells_max=4, queue_seconds=3.0, spares=0, circuit_overruns=0
+    )
+    bench = await make_bench(limits=limits)
+    mine = [bench.policy(HANGS_OR_ANSWERS, f"mine-{number}") for number in range(5)]
+    hanging = [bench.ask(policy, {"hang": True}, tenant=A) for policy in mine]
+    refused, _ = await asyncio.wait(hanging, return_when=asyncio.FIRST_COMPLETED)
+    refusals = [each.result().refusal for each in refused]
+    assert {refusal.code for refusal in refusals} == {Code.BUSY}
+    assert all("3 evaluations of your tenant" in refusal.reason for refusal in refusals)
+    other = bench.policy(HANGS_OR_ANSWERS, "other")
+    assert await bench.value(other, {"n": 1}, tenant=B) == 1
+    cells = bench.sandbox._pool._group_of
+    assert sum(bool(cell.sent) and cell.sent[0].tenant == A for cell in cells) == 3
+    _ = bench.ask(other, {"hang": True}, tenant=B)
+    while sum(bool(cell.sent) for cell in cells) < 4:  # noqa: ASYNC110  # No event says so.
+        await asyncio.sleep(0.01)
+    refusal = await bench.refusal(bench.policy("return 1", "third"), tenant=Tenant("c"))
+    assert refusal.code is Code.BUSY
+    assert "all 4 cells of this server are busy" in refusal.reason
+
+
+async def test_a_cell_that_others_use_makes_no_room_for_one_that_has_many(make_bench):
+    limits = Limits(evaluation_seconds=60.0, cells_max=8, spares=0, circuit_overruns=0)
+    bench = await make_bench(limits=limits)
+    theirs = [bench.policy(HANGS_OR_ANSWERS, f"their-{number}") for number in range(5)]
+    for policy in theirs:
+        assert await bench.value(policy, {"n": 1}, tenant=B) == 1
+    used = list(bench.sandbox._pool._group_of)
+    mine = [bench.policy(HANGS_OR_ANSWERS, f"mine-{number}") for number in range(8)]
+    for policy in mine:
+        bench.ask(policy, {"hang": True}, tenant=A)
+    cells = bench.sandbox._pool._group_of
+    while [c.sent[0].kind for c in cells if c.sent].count("evaluate") < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    for policy in theirs:
+        assert await bench.value(policy, {"n": 2}, tenant=B) == 2
+    assert all(cell.alive for cell in used)
+    assert bench.sandbox.report().counters.get("evicted", 0) == 0

@@ -116,6 +116,10 @@ class Group:
     cells: list[Cell] = field(default_factory=list[Cell])
     backlog: Backlog = field(default_factory=Backlog)
     spawning: int = 0
+    wanted_by: str = ""
+    """The tenant that its latest cell was made for."""
+    asked_at: float = 0.0
+    """When it was asked last, by the monotonic clock."""
     fault: Refusal | None = None
     fault_until: float = 0.0
     overruns: int = 0
@@ -147,10 +151,15 @@ class Group:
 
     def asked(self, work: Work) -> None:
         """Note who uses this policy: where it is one tenant alone, no cell is kept from it."""
+        self.asked_at = work.submitted_at
         if self._tenant is None:
             self._tenant = work.tenant
         elif self._tenant != work.tenant:
             self._shared = True
+
+    def is_of(self, tenant: str) -> bool:
+        """Return whether a tenant is the only one that has asked."""
+        return self._tenant == tenant and not self._shared
 
     def took_long(self, work: Work, now: float) -> None:
         """Expect the next evaluations of this one's tenant to take long, too."""

@@ -42,6 +42,8 @@ from moorage.sandbox.wire.limits import Limits
 
 WATCH_SECONDS: Final = 0.005
 """How often the clocks of busy cells are looked at."""
+STALE_LOOK_SECONDS: Final = 0.5
+"""How often it is looked for what has waited too long, while cells are busy."""
 
 
 class CellPool(CellsAndDeaths):
@@ -90,6 +92,7 @@ class CellPool(CellsAndDeaths):
         self._dirty: dict[GroupKey, Group] = {}
         self._pumping: asyncio.Handle | None = None
         self._watching: asyncio.TimerHandle | None = None
+        self._looked_at = 0.0
         self._closing = False
 
     def _make(self, process: CellProcess, home: Spawner) -> Cell:
@@ -162,7 +165,7 @@ class CellPool(CellsAndDeaths):
         if cell is not None:
             return self._begin(group, cell, work, now)
         most = self.limits.queue_max
-        if (len(self._groups) > most) if single_use else group.backlog.is_full(work.tenant, most):
+        if self._is_full(work.tenant) if single_use else group.backlog.is_full(work.tenant, most):
             self.counters["busy"] += 1
             if single_use:
                 del self._groups[key]
@@ -170,6 +173,14 @@ class CellPool(CellsAndDeaths):
         group.backlog.append(work)
         self._mark(group)
         return None
+
+    def _is_full(self, tenant: Tenant) -> bool:
+        """Tell whether one more group, of one piece of work, is too many for all or its tenant."""
+        most, count = self.limits.queue_max, len(self._groups)
+        if count <= most:
+            return False
+        own = sum(group.is_of(tenant) for group in self._groups.values())
+        return count > 2 * most or own > most // 2
 
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, isolation: str, coming: int) -> bool:
         """Tell whether work of a tenant would be one too many, with what is `coming` already."""
@@ -267,7 +278,9 @@ class CellPool(CellsAndDeaths):
             for work in stale:
                 self.counters["busy"] += 1
                 group.backlog.take(work)
-                self._finish(work, None, outcomes.too_slow(group.code.ref, limit), None)
+                shortage = "" if group.cells else self._supply.shortage(work.tenant)
+                refusal = outcomes.too_slow(group.code.ref, limit, shortage)
+                self._finish(work, None, refusal, None)
 
     # Spawning ------------------------------------------------------------------------------
 
@@ -281,6 +294,7 @@ class CellPool(CellsAndDeaths):
         if home is None:
             return
         group.spawning += 1
+        group.wanted_by = work.tenant
         spare = home.spare()
         if spare is not None:
             self._adopt(group, spare)
@@ -322,7 +336,9 @@ class CellPool(CellsAndDeaths):
             if group.aside:
                 cell.step_aside()
             self._group_of[cell] = group
-            if group.hogs and not group.owes(time.monotonic()) and cell.demote():
+            now = time.monotonic()
+            hogs = group.hogs or self._supply.burns(group.wanted_by, now)
+            if hogs and not group.owes(now) and cell.demote():
                 self.counters["demotions"] += 1
             cell.load(Work("load", group.code, ""), self.limits.output_bytes_max, check=False)
             cell.flush()
@@ -334,6 +350,9 @@ class CellPool(CellsAndDeaths):
         self._watching = None
         now = time.monotonic()
         busy = [cell for cell in self._living() if cell.sent]
+        if now - self._looked_at > STALE_LOOK_SECONDS:  # For what waits for a cell of others.
+            self._looked_at = now
+            self._mark_all()
         if busy:
             # A request behind a policy that never returns waits no moment longer than it must.
             soonest = min(cell.remaining_seconds(now) for cell in busy)

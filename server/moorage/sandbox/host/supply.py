@@ -3,8 +3,14 @@
 Where workers are up, cells are on them, and this machine has those that no worker can have: of what
 a worker failed at, of what is asked on the side, and of policies without any cell where all workers
 are full of others that are busy.
+
+No tenant has all cells, whatever it asks for: each may have three quarters of those that no other
+one's evaluations are in. A cell that others have used lately makes room only for a tenant that has
+few.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
@@ -15,6 +21,12 @@ from moorage.sandbox.host.work import Work
 from moorage.sandbox.host.workers import Workers
 from moorage.sandbox.wire.limits import Limits
 
+SHARE: Final = 0.75
+"""Of the cells that others do nothing in, what a tenant may have."""
+BURNING_CELLS_MIN: Final = 4
+"""Evaluations of one tenant at idle priority; its further cells begin with that."""
+IN_USE_SECONDS: Final = 60.0
+"""How long a cell counts as in use after the latest evaluation of its policy."""
 DOUBT_SECONDS: Final = 30.0
 """How long a worker gets no cell of a policy that failed there as it does not fail elsewhere."""
 
@@ -56,15 +68,57 @@ class CellSupply:
 
     def home(self, group: Group, work: Work, now: float) -> Spawner | None:
         """Return what is to make a cell for a group, since this work waits for one."""
+        held, share = self._held_and_share(work.tenant)
+        if held >= share and not group.aside:
+            return None
         if self._workers is None or not self._workers.up or group.aside or work.here:
-            return self._here(group)
+            return self._here(group, work, held, now)
         avoided = group.avoids(work, now)
         worker = self._workers.choose(avoided)
-        if worker is None and self._end_idle(cell for cell in self._elsewhere(avoided)):
+        if worker is None and self._end_idle(self._elsewhere(avoided), work, held, now):
             worker = self._workers.choose(avoided)
         if worker is None and not any(work.may_go_to(cell.worker) for cell in group.cells):
-            return self._here(group)  # They wait for no other policy's cells.
+            return self._here(group, work, held, now)  # They wait for no other policy's cells.
         return worker
+
+    def shortage(self, tenant: str) -> str:
+        """Return why a tenant gets no cell now, for a person; "": it may have one."""
+        held, share = self._held_and_share(tenant)
+        if held >= max(share, 1):
+            return f"{held} evaluations of your tenant run, as many as one may have; end some"
+        if self._busy_cells().total() >= self._cells_max:
+            return f"all {self._cells_max} cells of this server are busy"
+        return ""
+
+    def burns(self, tenant: str, now: float) -> bool:
+        """Return whether more cells of a tenant go last: it burns many, and others ask, too."""
+        demoted = (cell for cell in self._group_of if cell.sent and cell.demoted)
+        if sum(cell.sent[0].tenant == tenant for cell in demoted) < BURNING_CELLS_MIN:
+            return False
+        others = (group for group in self._groups.values() if not group.is_of(tenant))
+        return any(now - group.asked_at < IN_USE_SECONDS for group in others)
+
+    @property
+    def _cells_max(self) -> int:
+        remote = self._workers.cells_max if self._workers is not None and self._workers.up else 0
+        return self._limits.cells_max + remote
+
+    def _held_and_share(self, tenant: str) -> tuple[int, int]:
+        """Return how many cells evaluations of a tenant are in, and how many they may be in."""
+        busy = self._busy_cells()
+        others = busy.total() - busy[tenant]
+        return busy[tenant], math.ceil((self._cells_max - others) * SHARE)
+
+    def _busy_cells(self) -> Counter[str]:
+        """Return how many cells do something, or are being made, for each tenant."""
+        busy = Counter[str]()
+        for cell, group in self._group_of.items():
+            if cell.sent:
+                head = cell.sent[0]
+                busy[group.wanted_by if head.kind == "load" else head.tenant] += 1
+        for group in self._groups.values():
+            busy[group.wanted_by] += group.spawning
+        return busy
 
     def returns(self, cell: Cell, group: Group, now: float) -> bool:
         """Return whether an idle cell of this machine is to go, since a worker has room again."""
@@ -77,7 +131,7 @@ class CellSupply:
         cells = (cell for group in self._groups.values() for cell in group.cells)
         return [cell for cell in cells if cell.worker and cell.worker not in avoided]
 
-    def _here(self, wanting: Group) -> Spawner | None:
+    def _here(self, wanting: Group, work: Work, held: int, now: float) -> Spawner | None:
         # Bursts leave a quarter to policies that have no cell yet: these wait for no other's.
         reserved = self._limits.cells_max // 4 if wanting.cells else 0
         taken = sum(not cell.worker for cell in self._group_of) + self._spawner.spawning
@@ -86,13 +140,23 @@ class CellSupply:
         if wanting.aside:
             return None
         cells = [cell for group in self._groups.values() for cell in group.cells]
-        return self._spawner if self._end_idle(c for c in cells if not c.worker) else None
+        local = (cell for cell in cells if not cell.worker)
+        return self._spawner if self._end_idle(local, work, held, now) else None
 
-    def _end_idle(self, cells: Iterable[Cell]) -> bool:
-        """End the first of these that has nothing to do; return whether there was one."""
+    def _end_idle(self, cells: Iterable[Cell], work: Work, held: int, now: float) -> bool:
+        """End the first of these that may make room for work of a tenant that holds so many.
+
+        Returns:
+            Whether there was one.
+
+        """
+        has_few = held < self._limits.cells_max // 4
         for cell in cells:
             group = self._group_of.get(cell)
-            if group is not None and not cell.sent and not group.backlog:
+            if group is None or cell.sent or group.backlog:
+                continue
+            unused = now - group.asked_at > IN_USE_SECONDS
+            if has_few or unused or group.is_of(work.tenant):
                 self._evict(cell)
                 return True
         return False
