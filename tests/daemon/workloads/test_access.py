@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
+from moorage.backends.base import Log
 from moorage.backends.local.backend import LocalBackend
 from moorage.core.effects import Information
 from moorage.core.events import Event, WorkloadEnded
+from moorage.core.facts import Refusal
 from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.control import WorkloadControl
+from moorage.daemon.workloads.readers import READERS_MAX
 from moorage.model import (
     ClusterId,
+    Code,
     Lease,
     LeaseTerms,
     NodeId,
@@ -24,12 +28,14 @@ from moorage.model import (
     PolicyRef,
     Provision,
     RequestId,
+    SessionId,
     Share,
     Tenant,
 )
 from moorage.protocol import messages as wire
 
 NAME = RequestId("held")
+SESSION = SessionId("session")
 
 
 class Owner:
@@ -54,9 +60,8 @@ class Owner:
 
     async def logs(self, offset: int = 0) -> dict[str, Any]:
         message = wire.Logs(lease=NAME, token="", offset=offset)
-        told = await WorkloadAccess(self.room, lambda _name: self.lease).answer(
-            message, Tenant("t")
-        )
+        access = WorkloadAccess(self.room, lambda _name: self.lease)
+        told = await access.answer(message, Tenant("t"), SESSION)
         assert isinstance(told, Information)
         return told.data
 
@@ -96,3 +101,112 @@ async def test_where_the_backend_has_forgotten_the_exit_code_the_lease_has_it(ow
     assert (await owner.logs())["exit_code"] == 7
     owner.lease = ended(owner.lease, attempt=0)
     assert (await owner.logs())["exit_code"] is None, "that was another start"
+
+
+class CountingBackend(LocalBackend):
+    """Counts how often output is looked for."""
+
+    looks = 0
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        self.looks += 1
+        return await super().logs(workload, offset, attempt)
+
+
+class Silent:
+    """A lease whose command writes nothing until a file is there, and then `more`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.go = folder / "go"
+        self.backend = CountingBackend(folder)
+        self.room = WorkloadControl(
+            {"local": self.backend}, lambda _event: None, Tasks(), lambda _seen: None
+        )
+        script = f"while [ ! -e {self.go} ]; do sleep 0.05; done; echo more"
+        spec = {"command": ["sh", "-c", script]}
+        place = (Share(ClusterId("c"), NodeId("n")),)
+        policy, terms = PolicyRef("rule", "0"), LeaseTerms(60.0)
+        held = Lease(NAME, Tenant("t"), digest(""), policy, place, 1, 0.0, 60.0, terms)
+        self.lease = replace(held, provision=Provision("local", spec), state="starting")
+        self.access = WorkloadAccess(self.room, lambda _name: self.lease)
+
+    def read(
+        self, session: str = SESSION, tenant: str = "t", offset: int = 0
+    ) -> asyncio.Task[Information | Refusal]:
+        message = wire.Logs(lease=NAME, token="", offset=offset, wait_seconds=60)
+        answer = self.access.answer(message, Tenant(tenant), SessionId(session))
+        return asyncio.create_task(answer)
+
+    async def until_looked(self, more: int) -> None:
+        """Return after so many more looks."""
+        before = self.backend.looks
+        async with asyncio.timeout(60):
+            while self.backend.looks < before + more:  # noqa: ASYNC110  # A count tells nobody.
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def silent(tmp_path) -> AsyncIterator[Silent]:
+    made = Silent(tmp_path)
+    await made.room.open([])
+    made.room.start(made.lease)
+    yield made
+    made.go.touch()
+    await made.backend.stop(NAME)
+    await made.room.close()
+    await made.backend.close()
+
+
+async def test_one_look_serves_all_who_wait_for_output_of_one_start(silent):
+    readers = [silent.read() for _ in range(READERS_MAX)]
+    while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each looks once, by itself.
+        await asyncio.sleep(0.01)
+    await silent.until_looked(5)
+    assert silent.backend.looks < READERS_MAX + 10
+    silent.go.touch()
+    texts = [(await each).data["text"] for each in readers]
+    assert texts == ["more\n"] * READERS_MAX
+
+
+async def test_so_many_may_wait_and_the_next_one_is_refused_and_reads_without(silent):
+    readers = [silent.read() for _ in range(READERS_MAX)]
+    await silent.until_looked(1)
+    refused = await silent.read()
+    assert isinstance(refused, Refusal)
+    assert refused.code is Code.BUSY
+    assert f"{READERS_MAX} readers wait for output of lease {NAME}" in refused.reason
+    at_once = wire.Logs(lease=NAME, token="")
+    assert isinstance(await silent.access.answer(at_once, Tenant("t"), SESSION), Information)
+    readers.pop().cancel()
+    await asyncio.sleep(0)
+    another = silent.read()
+    await silent.until_looked(2)
+    assert not another.done()
+    silent.go.touch()
+    await asyncio.gather(another, *readers)
+
+
+async def test_a_wait_ends_with_its_session_and_the_looks_with_the_last_wait(silent):
+    ours, theirs = silent.read("ours"), silent.read("theirs")
+    await silent.until_looked(4)
+    silent.access.lost(SessionId("ours"))
+    with pytest.raises(asyncio.CancelledError):
+        await ours
+    await silent.until_looked(2)
+    assert not theirs.done()
+    silent.access.lost(SessionId("theirs"))
+    with pytest.raises(asyncio.CancelledError):
+        await theirs
+    readers = silent.access._readers
+    assert not any(vars(readers)[each] for each in vars(readers) if each != "lost")
+
+
+async def test_a_reader_that_is_behind_what_was_seen_reads_at_once(silent):
+    first = silent.read()
+    await silent.until_looked(2)
+    silent.go.touch()
+    assert (await first).data["text"] == "more\n"
+    waiting = silent.read(offset=5)
+    await silent.until_looked(2)
+    assert (await silent.read()).data["text"] == "more\n"
+    waiting.cancel()

@@ -121,6 +121,7 @@ class Operations:
     def lost(self, session: SessionId) -> None:
         """Note that a session is over."""
         self._watchers.lost(session)
+        self._lookups.access.lost(session)
         self._inbox.post(SessionLost(session))
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
@@ -225,7 +226,7 @@ class Operations:
             return
         if message.token is None and isinstance(message, wire.Exec):
             _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})
-        self._replies.answer_later(to, self._lookups.access.answer(message, tenant))
+        self._replies.answer_later(to, self._lookups.access.answer(message, tenant, to.session))
 
     def _post(
         self, asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked, *, dry_run: bool

@@ -19,15 +19,14 @@ from moorage.core.facts import Refusal
 from moorage.daemon import descriptors
 from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.model import Code, Lease, RequestId, Tenant
+from moorage.daemon.workloads.readers import Readers, Seen
+from moorage.model import Code, Lease, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 
 EXECUTIONS_MAX: Final = 8
 """Commands beside one workload at a time; further ones are refused as busy."""
 EXECUTIONS_ALL_MAX: Final = 64
 """The same for all workloads together. Each costs some descriptors and a process."""
-LOOK_SECONDS: Final = 0.1
-"""Between two looks for new output. Files and containers do not say when they have grown."""
 
 
 class WorkloadAccess:
@@ -45,13 +44,18 @@ class WorkloadAccess:
         self._backends = backends
         self._lease = lease
         self._executing: Counter[str] = Counter()
+        self._readers = Readers()
+        self.lost = self._readers.lost
 
-    async def answer(self, message: wire.Logs | wire.Exec, tenant: Tenant) -> Information | Refusal:
+    async def answer(
+        self, message: wire.Logs | wire.Exec, tenant: Tenant, session: SessionId
+    ) -> Information | Refusal:
         """Do what a message says; whatever goes wrong is a refusal.
 
         Args:
             message: What is asked; without a token, the tenant's page asks.
             tenant: Who asks.
+            session: Over which session; once it is `lost`, nothing is waited for.
 
         """
         lease = self._owned(message, tenant)
@@ -66,7 +70,7 @@ class WorkloadAccess:
         try:
             match message:
                 case wire.Logs():
-                    return await self._logs(backend, lease, message)
+                    return await self._read(backend, lease, message, tenant, session)
                 case wire.Exec():
                     self._executing[lease.workload] += 1
                     try:
@@ -116,6 +120,22 @@ class WorkloadAccess:
             return Refusal(Code.NOT_FOUND, reason, "attempt", expected)
         return lease
 
+    async def _read(
+        self,
+        backend: Backend,
+        lease: Lease,
+        message: wire.Logs,
+        tenant: Tenant,
+        session: SessionId,
+    ) -> Information | Refusal:
+        """Read output, where there is none yet within the bounds of those who wait for some."""
+        if not message.wait_seconds:
+            return await self._logs(backend, lease, message)
+        if (busy := self._readers.refusal(lease, tenant)) is not None:
+            return busy
+        async with self._readers.reading(lease, tenant, session):
+            return await self._logs(backend, lease, message)
+
     async def _logs(
         self, backend: Backend, lease: Lease, message: wire.Logs
     ) -> Information | Refusal:
@@ -126,6 +146,12 @@ class WorkloadAccess:
         """
         attempt, offset = message.attempt or lease.attempt, message.offset
         give_up_at = asyncio.get_running_loop().time() + message.wait_seconds
+
+        async def look(seen: Seen) -> Seen:
+            now = self._lease(seen.lease.id) or seen.lease
+            log = await self._log(backend, now, attempt, seen.end)
+            return Seen(log.offset, log.over, now)
+
         while True:
             late = asyncio.get_running_loop().time() >= give_up_at
             lease = self._lease(lease.id) or lease  # First: what it says is true of what is read.
@@ -144,8 +170,8 @@ class WorkloadAccess:
                     part | {"over": True, "exit_code": _code(lease, log)} if over else part
                 )
             offset = log.offset
-            pause = LOOK_SECONDS
-            await asyncio.sleep(pause)
+            seen = Seen(offset, log.over, lease)
+            await self._readers.grown(attempt, seen, look, give_up_at)
 
     async def _log(self, backend: Backend, lease: Lease, attempt: int, offset: int) -> Log:
         """Read output; nothing yet where the start it would be of has only been ordered.

@@ -1,0 +1,161 @@
+"""Who waits for output of workloads: one look for all who wait for the same start's.
+
+`WorkloadAccess` lets them in and has them wait here. Files and containers do not say when they have
+grown, so somebody has to look; but not each reader, who may be many, for himself.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from moorage.core.facts import Refusal
+from moorage.model import Code, Lease, SessionId, Tenant
+
+__all__ = ["LOOK_SECONDS", "Readers", "Seen"]
+
+LOOK_SECONDS: Final = 0.1
+"""Between two looks for new output."""
+READERS_MAX: Final = 64
+"""Readers that wait for output of one lease; further ones are refused as busy."""
+READERS_OF_TENANT_MAX: Final = 256
+"""The same for all leases of a tenant."""
+READERS_ALL_MAX: Final = 2_048
+"""The same for all tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look found: where it differs from the one before, those who wait look themselves.
+
+    Args:
+        end: Up to which byte there is output.
+        over: Nothing more will be written.
+        lease: The lease as it was then.
+
+    """
+
+    end: int
+    over: bool
+    lease: Lease
+
+    def tells_more_than(self, other: "Seen") -> bool:
+        """Return whether one who saw the other would see more now."""
+        ours, theirs = self.lease, other.lease
+        return self.end > other.end or (self.over, ours.attempt, ours.state, ours.outcome) != (
+            other.over,
+            theirs.attempt,
+            theirs.state,
+            theirs.outcome,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """Those who wait for output of one start."""
+
+    seen: Seen
+    waiting: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
+    looking: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        for each in self.waiting:
+            if not each.done():
+                each.set_result(None)
+
+
+class Readers:
+    """Those who wait for output, within bounds, until their session is over."""
+
+    def __init__(self) -> None:
+        self._of_lease: Counter[str] = Counter()
+        self._of_tenant: Counter[Tenant] = Counter()
+        self._watches: dict[tuple[str, int], _Watch] = {}
+        self._of_session: dict[SessionId, set[asyncio.Task[object]]] = {}
+
+    def refusal(self, lease: Lease, tenant: Tenant) -> Refusal | None:
+        """Return why one more may not wait; None: it may."""
+        if self._of_lease[lease.id] >= READERS_MAX:
+            reason = f"{READERS_MAX} readers wait for output of lease {lease.id} already"
+        elif self._of_tenant[tenant] >= READERS_OF_TENANT_MAX:
+            reason = f"{READERS_OF_TENANT_MAX} readers of your tenant wait for output already"
+        elif self._of_tenant.total() >= READERS_ALL_MAX:
+            reason = f"{READERS_ALL_MAX} readers wait for output at this server already"
+        else:
+            return None
+        expected = "`wait_seconds` 0, or fewer that wait"
+        return Refusal(Code.BUSY, f"{reason}; read without waiting.", "wait_seconds", expected)
+
+    @asynccontextmanager
+    async def reading(
+        self, lease: Lease, tenant: Tenant, session: SessionId
+    ) -> AsyncIterator[None]:
+        """Count as one who waits; who does is cancelled when its session is over."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._of_lease[lease.id] += 1
+        self._of_tenant[tenant] += 1
+        self._of_session.setdefault(session, set()).add(task)
+        try:
+            yield
+        finally:
+            self._of_lease[lease.id] -= 1
+            self._of_tenant[tenant] -= 1
+            self._of_lease += Counter()  # Forgets who is none any more.
+            self._of_tenant += Counter()
+            ours = self._of_session[session]
+            ours.discard(task)
+            if not ours:
+                del self._of_session[session]
+
+    def lost(self, session: SessionId) -> None:
+        """End the waits of a session that is over."""
+        for task in self._of_session.get(session, ()):
+            task.cancel()
+
+    async def grown(
+        self, start: int, seen: Seen, look: Callable[[Seen], Awaitable[Seen]], until: float
+    ) -> None:
+        """Return when there may be more than was seen, or at a time of the loop's clock.
+
+        Args:
+            start: Which start of the workload it is about.
+            seen: What the reader has seen.
+            look: Looks again, from the end of what was seen.
+            until: When to return at the latest.
+
+        """
+        key = (seen.lease.id, start)
+        watch = self._watches.setdefault(key, _Watch(seen))
+        if watch.seen.tells_more_than(seen):
+            return
+        loop = asyncio.get_running_loop()
+        grown = loop.create_future()
+        watch.waiting.add(grown)
+        if watch.looking is None:
+            watch.looking = loop.create_task(self._look(watch, look))
+        try:
+            async with asyncio.timeout_at(until):
+                await grown
+        except TimeoutError:
+            pass
+        finally:
+            watch.waiting.discard(grown)
+            if not watch.waiting and self._watches.get(key) is watch:
+                del self._watches[key]
+                watch.looking.cancel()
+
+    async def _look(self, watch: _Watch, look: Callable[[Seen], Awaitable[Seen]]) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                found = await look(watch.seen)
+            except Exception:  # noqa: BLE001  # Each of those who wait meets it, and says so.
+                watch.wake()
+                continue
+            grown = found.tells_more_than(watch.seen)
+            watch.seen = found
+            if grown:
+                watch.wake()
