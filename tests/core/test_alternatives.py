@@ -1,5 +1,6 @@
 """Requests that would do with less, or with something else: which of it they get, and when."""
 
+import sys
 from random import Random
 
 import pytest
@@ -164,3 +165,55 @@ def test_the_loosest_fits_wherever_one_does(seed):
         one = loosest(elastic(f"r{number}", *some))
         for each in some:
             assert not fits(each, None, ()) or fits(one, None, ()), (each, one)
+
+
+def calls_of(work) -> int:
+    """Return how many functions were called: what grows with what is looked at."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def crowded(waiters: int) -> Hand:
+    """Return a fleet with one free node of one device, and waiters that cannot go there."""
+    hand = Hand()
+    hand.see(nodes(1, 8))
+    hand.grant(ask("all", EIGHT), place("n000", *"01234567"))
+    hand.see(nodes(1, 1, name="d"))
+    for number in range(waiters):
+        # Their loosest is met by next to nothing; each of them alone is not.
+        shared = Demand(gpu_milli=900, cpu_milli=70_000 + number)
+        whole = [Demand(gpus=2 + n % 7, cpu_milli=n + number) for n in range(6)]
+        hand.ask(elastic(f"w{number}", *whole, shared, wait=600.0))
+    return hand
+
+
+def test_a_grant_and_a_release_do_not_look_at_all_who_wait_with_alternatives() -> None:
+    def bystander(hand: Hand) -> None:
+        asked = ask("bystander", Demand(gpus=1), terms={"priority": 9})
+        hand.grant(asked, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
+        hand.step(ReleaseAsked(hand.to(), "bystander", "token of bystander"))
+
+    few, many = crowded(8), crowded(160)
+    assert calls_of(lambda: bystander(many)) < 2 * calls_of(lambda: bystander(few))
+
+
+def test_who_waits_with_alternatives_is_served_where_any_of_them_fits() -> None:
+    chance = Random(7)
+    for _ in range(20):
+        hand = crowded(12)
+        demands = [Demand(gpus=1, cpu_milli=chance.randrange(60_000)) for _ in range(3)]
+        chosen = chance.sample([*(Demand(gpus=n) for n in range(2, 7)), *demands[:1]], 6)
+        hand.grant(ask("d", Demand(gpus=1)), {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
+        hand.ask(elastic("a", *chosen, wait=600.0))
+        turn = hand.step(ReleaseAsked(hand.to(), "d", "token of d"))
+        assert consults(turn) == (["a"] if demands[0] in chosen else [])

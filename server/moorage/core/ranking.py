@@ -26,6 +26,8 @@ Rank = tuple[int, float, float, float, int]
 """Its precedence, negated; the share of the tenant; that of its project; since when; which came
 first then. Less comes first."""
 
+ALTERNATIVES_WIDTH: Final = 8
+"""Alternatives that there is room for from the start."""
 COUNTED_MAX: Final = 16
 """Lines that are counted to one by one; all are sorted for more of them."""
 
@@ -41,6 +43,12 @@ def _kind(shape: Shape) -> Shape:
         where=demand.where,
     )
     return kind, candidates, ()
+
+
+def _alternatives(shape: Shape) -> list[Shape]:
+    """Return the shapes of the demands that a demand is the loosest of."""
+    _, candidates, demands = shape
+    return [(each, candidates, ()) for each in demands]
 
 
 class Ranking:
@@ -76,7 +84,10 @@ class Ranking:
             cpu=np.int64,
             memory=np.int64,
             kind=np.int64,
+            several=np.bool_,  # It is met where one of several others is, which have their rows.
         )
+        self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
+        """Of a shape that is met where another is: the rows of these, the last one repeated."""
         self._kinds = Table[Shape]()
         self._policies = Table[PolicyRef]()
         self._lines = Table[int](
@@ -93,16 +104,7 @@ class Ranking:
 
     def add(self, waiters: WaiterClass) -> int:
         """Return the row of a class that is new here."""
-        shape = waiters.shape
-        demand = shape[0]
-        kind = self._kinds.add(_kind(shape))
-        number = self._shapes.add(
-            shape,
-            gpus=demand.gpus,
-            cpu=demand.cpu_milli,
-            memory=demand.memory_mib,
-            kind=kind,
-        )
+        number = self._add_shape(waiters.shape)
         accounts = accounts_of(waiters.tenant, waiters.project)
         tenant, project = map(self._state.accounts.number, accounts)
         row = self._classes.add(
@@ -127,6 +129,32 @@ class Ranking:
             self._overdue[row] = None
         return row
 
+    def _add_shape(self, shape: Shape) -> int:
+        """Return the row of a shape; of alternatives, each has its own row, too."""
+        demand = shape[0]
+        others = list(map(self._add_shape, _alternatives(shape)))
+        number = self._shapes.add(
+            shape,
+            gpus=demand.gpus,
+            cpu=demand.cpu_milli,
+            memory=demand.memory_mib,
+            kind=self._kinds.add(_kind(shape)),
+            several=bool(others),
+        )
+        if others:
+            wider = max(0, len(others) - self._others.shape[1])
+            longer = max(0, len(self._shapes.columns["gpus"]) - len(self._others))
+            if wider or longer:
+                self._others = np.pad(self._others, ((0, longer), (0, wider)), mode="edge")
+            self._others[number] = others[-1]
+            self._others[number, : len(others)] = others
+        return number
+
+    def _drop_shape(self, shape: Shape) -> None:
+        for each in (*_alternatives(shape), shape):
+            self._kinds.drop(_kind(each))
+            self._shapes.drop(each)
+
     def remove(self, waiters: WaiterClass) -> None:
         """Forget a class that has no waiters any more."""
         row = self._classes.numbers[waiters]
@@ -135,8 +163,7 @@ class Ranking:
         self._overdue.pop(row, None)
         self._classes.drop(waiters)
         self._policies.drop(waiters.policy)
-        self._kinds.drop(_kind(waiters.shape))
-        self._shapes.drop(waiters.shape)
+        self._drop_shape(waiters.shape)
 
     def waiters(self, row: int) -> WaiterClass:
         """Return the class of a row."""
@@ -330,6 +357,8 @@ class Ranking:
             here &= shapes["cpu"] <= cpu[row]
             here &= shapes["memory"] <= memory[row]
             fits |= here
+        several = np.flatnonzero(shapes["several"])
+        fits[several] = fits[self._others[several]].any(axis=1)
         return fits
 
     # Who comes first -------------------------------------------------------------------------
