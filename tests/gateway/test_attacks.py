@@ -4,6 +4,7 @@ Source of the numbers: docs/reference/sandbox.md, "Attack classes".
 """
 
 import asyncio
+import gc
 import json
 import resource
 import tracemalloc
@@ -112,6 +113,20 @@ async def test_a_frame_that_only_claims_to_be_huge_is_closed_at_once(port):
     attacker = await port.attacker()
     await attacker.write(b"\x81\xff" + (2**62).to_bytes(8) + bytes(4))
     assert await attacker.close_code() == Close.TOO_LARGE
+
+
+async def test_a_ping_after_a_huge_message_leaves_no_stray_exception(open_port):
+    stray: list[dict] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    port = await open_port(ping_interval_seconds=0.02, close_seconds_max=0.1)
+    attacker = await port.attacker()
+    await attacker.write(b"\x81\xff" + (80 * MIB).to_bytes(8) + bytes(4) + bytes(MIB))
+    assert await attacker.close_code() == Close.TOO_LARGE
+    while port.gateway.stats().connections:  # noqa: ASYNC110  # Counts tell nobody.
+        await asyncio.sleep(0.02)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert [each["message"] for each in stray] == []
 
 
 @pytest.mark.parametrize(

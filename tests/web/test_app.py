@@ -145,6 +145,11 @@ async def test_health_is_told_without_a_body_too(site):
     for path in ("/healthz", "/readyz"):
         answer = await site.client.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
+    for path in ("/metrics", "/policy", "/openapi.json"):  # And so is all else that is read.
+        answer, whole = await site.client.head(path), await site.client.get(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"] == whole.headers["content-type"]
+    assert (await site.client.head("/allocate")).status_code == 405
     site.house.ready = False
     assert (await site.client.head("/readyz")).status_code == 503
 

@@ -1,13 +1,14 @@
 """Bodies: one budget for all that are being read, of which no tenant has all."""
 
 import asyncio
+import json
 
 import pytest
 from starlette.requests import Request
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BODY_BYTES_MAX, TENANT, TENANT_BYTES_MAX, BodyReader
+from moorage.web.bodies import BODY_BYTES_MAX, HELD, TENANT, TENANT_BYTES_MAX, BodyReader
 
 LARGE = b" " * BODY_BYTES_MAX
 """As large as one may be; the clients below send it, and then nothing for a while."""
@@ -37,7 +38,8 @@ def request(
 async def test_a_tenant_that_sends_slowly_leaves_room_for_others():
     bodies, end, waits = BodyReader(), asyncio.Event(), asyncio.Semaphore(0)
     fits = TENANT_BYTES_MAX // BODY_BYTES_MAX
-    slow = [asyncio.create_task(bodies.read(request("a", LARGE, end, waits))) for _ in range(fits)]
+    held = [request("a", LARGE, end, waits) for _ in range(fits)]
+    slow = [asyncio.create_task(bodies.read(each)) for each in held]
     for _ in slow:
         await waits.acquire()
     with pytest.raises(ServiceError) as caught:
@@ -47,4 +49,66 @@ async def test_a_tenant_that_sends_slowly_leaves_room_for_others():
     end.set()
     assert await other == b"mine"
     assert [len(body) for body in await asyncio.gather(*slow)] == [BODY_BYTES_MAX] * fits
+    with pytest.raises(ServiceError):  # Until they are answered, what they sent is held.
+        await bodies.read(request("a", b"again", end))
+    for each in held:
+        answered(each)
     assert await bodies.read(request("a", b"again", end)) == b"again"
+
+
+def whole(body: bytes, tenant: str = "a") -> Request:
+    end = asyncio.Event()
+    end.set()
+    return request(tenant, body, end)
+
+
+def answered(each: Request) -> None:
+    for end in each.scope.pop(HELD, ()):
+        end()
+
+
+MIB = 1024 * 1024
+SMALL_VALUES = {
+    "lists": b"[" + b"[]," * (MIB // 3) + b"[]]",
+    "numbers": b"[" + b"1," * (MIB // 2) + b"1]",
+    "texts": b"[" + b'"",' * (MIB // 3) + b'""]',
+    "fields": b'{"a":[' + b'{"":0},' * (MIB // 7) + b"0]}",
+    "exponents": b"[" + b"1e290," * (MIB // 6) + b"1]",
+    "long numbers": b"[" + (b"0." + b"0" * 310 + b"1,") * (MIB // 314) + b"1]",
+}
+
+
+@pytest.mark.parametrize("name", SMALL_VALUES)
+async def test_a_body_that_would_become_much_larger_is_refused_and_no_longer_held(name):
+    bodies, sent = BodyReader(), whole(SMALL_VALUES[name])
+    with pytest.raises(ServiceError) as caught:
+        await bodies.read_json(sent)
+    assert (caught.value.code, caught.value.status) == (Code.TOO_LARGE, 413)
+    assert caught.value.expected in caught.value.reason
+    answered(sent)
+    assert not bodies._held
+
+
+async def test_a_large_document_is_read_and_counts_for_what_it_becomes():
+    node = {"id": "n-000001", "gpus": [{"id": "0", "model": "A100", "memory_mib": 81920}] * 8}
+    document = {"id": "c", "nodes": [node] * 2_000}
+    bodies, sent = BodyReader(), whole(json.dumps(document).encode())
+    assert await bodies.read_json(sent) == document
+    assert bodies._held["a"] > 3 * len(json.dumps(document)) / 2
+    answered(sent)
+    assert not bodies._held
+
+
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read():
+    sent = whole(b"x" * 100)
+    with pytest.raises(ServiceError) as caught:
+        await BodyReader().read(sent, 99)
+    assert caught.value.code is Code.TOO_LARGE
+
+
+async def test_a_compressed_body_is_refused_as_such():
+    scope = {"type": "http", "method": "POST", "path": "/policy"}
+    scope["headers"] = [(b"content-encoding", b"gzip")]
+    with pytest.raises(ServiceError) as caught:
+        await BodyReader().read(Request(scope))
+    assert (caught.value.status, caught.value.field) == (415, "content-encoding")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode, Frame
 from websockets.protocol import Event, State
 
@@ -114,21 +115,22 @@ class GatewayConnection(ServerConnection):
         """
         assert self.ping_interval is not None
         assert self.ping_timeout is not None
-        while True:
-            await asyncio.sleep(self.ping_interval)
-            pong = asyncio.ensure_future(await self.ping())
-            while not pong.done():
-                unread = self._unread
-                await asyncio.wait([pong], timeout=self.ping_timeout)
-                unread = unread or self._unread
-                if not pong.done() and not unread:
-                    async with self.send_context():
-                        self.protocol.fail(Close.DEFECT, "keepalive ping timeout")
+        with contextlib.suppress(ConnectionClosed):  # Nobody awaits this task.
+            while True:
+                await asyncio.sleep(self.ping_interval)
+                pong = asyncio.ensure_future(await self.ping())
+                while not pong.done():
+                    unread = self._unread
+                    await asyncio.wait([pong], timeout=self.ping_timeout)
+                    unread = unread or self._unread
+                    if not pong.done() and not unread:
+                        async with self.send_context():
+                            self.protocol.fail(Close.DEFECT, "keepalive ping timeout")
 
     @property
     def _unread(self) -> bool:
         """Whether the socket is not read at the moment, so that what came says nothing."""
-        return self.recv_messages.paused
+        return self.recv_messages.paused or self._held_back or self._taken_bytes > 0
 
     # What asyncio tells a protocol ---------------------------------------------------------
 

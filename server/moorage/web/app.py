@@ -18,7 +18,8 @@ from starlette.routing import compile_path
 from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
+from moorage.web.bodies import ENCODING, TENANT, BodyReader, Counted, failure, json_response
+from moorage.web.checks import HeadAsGet
 from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
@@ -58,15 +59,18 @@ def create_app(services: WebServices) -> FastAPI:
     )
     setattr(app.state, ENCODING, asyncio.Lock())
     _add_failures(app)
+    bodies = BodyReader()
     app.add_middleware(Noted)
+    app.add_middleware(Counted)
+    app.add_middleware(HeadAsGet)
     app.include_router(_health_routes(services))
     protected = [Depends(_authentication(services))]
     if services.console is not None:
-        app.include_router(playground_routes(services.console), dependencies=protected)
-        app.include_router(console_routes(services.console))
+        app.include_router(playground_routes(services.console, bodies), dependencies=protected)
+        app.include_router(console_routes(services.console, bodies))
     app.include_router(_about_routes(app, services), dependencies=protected)
     app.include_router(specification_routes(app), dependencies=protected)
-    app.include_router(service_routes(services, BodyReader()), dependencies=protected)
+    app.include_router(service_routes(services, bodies), dependencies=protected)
     return app
 
 
@@ -105,9 +109,6 @@ def _health_routes(services: WebServices) -> APIRouter:
         ready, details = services.readiness()
         return json_response({"ready": ready, "details": details}, 200 if ready else 503)
 
-    # Some load balancers and monitors look with HEAD, which is GET without the body.
-    router.head("/healthz", include_in_schema=False)(health)
-    router.head("/readyz", include_in_schema=False)(readiness)
     return router
 
 

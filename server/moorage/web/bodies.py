@@ -12,17 +12,25 @@ from typing import Any, Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.model import Code, Tenant
 from moorage.protocol.diagnosis import expectations
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts, encode_in_parts, is_large
+from moorage.protocol.json_bounds import (
+    SLOW_NUMBERS_MAX,
+    has_more_values,
+    has_slow_numbers,
+    is_deeper,
+)
+from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
+from moorage.protocol.turns import LARGE_BYTES, Turns
 
 __all__ = [
     "BODY_BYTES_MAX",
     "TENANT",
     "BodyReader",
+    "Counted",
     "failure",
     "is_of_clusters",
     "json_response",
@@ -47,55 +55,87 @@ _NAMES: Final = (
     *("name", "version", "release_tag", "action", "percent"),
 )
 _NAME_CHARS_MAX: Final = 300
+HELD: Final = "moorage.held"
+"""Where the functions are, in the scope of a request, that count its bodies no longer."""
+SLOW_NUMBERS_BYTES: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 """One request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 """All bodies being read at one time; a request beyond that is answered 503."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
 """Those of one tenant, which so leaves room for others, however slowly it sends; likewise 503."""
+VALUES_MIN: Final = 65_536
+"""Values that a body may have however short it is."""
+BYTES_PER_VALUE: Final = 12
+"""A body may have one value more for so many bytes: one of empty lists would become fifty times
+as large as it is. More are answered 413."""
+LEVELS_MAX: Final = 1_000
+"""How deep arrays and objects may lie in one another; no decoder goes deeper."""
+VALUE_BYTES: Final = 64
+"""What a value counts for in the budget, beside the bytes of the body."""
 BODY_SECONDS_MAX: Final = 60.0
 """How long a client may take to send a body; then 408."""
 
 
 class BodyReader:
-    """Reads bodies within the budget that all requests of one server share."""
+    """Reads bodies within the budget that all requests of one server share.
+
+    A body counts for what it becomes, until its request is answered.
+    """
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
-        self._decoding = asyncio.Lock()
+        self._turns = Turns()
+        self._decoding = Turns(rests=False)
 
-    async def read(self, request: Request) -> bytes:
+    async def read(self, request: Request, most: int = BODY_BYTES_MAX) -> bytes:
         """Return the body.
 
+        Args:
+            request: Whose.
+            most: Its bytes.
+
         Raises:
-            ServiceError: `too_large` (413), `busy` (503), or 408 where it does not arrive.
+            ServiceError: `too_large` (413), `busy` (503), 408 where it does not arrive, or 415
+                where it is compressed.
 
         """
+        if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+            raise ServiceError(
+                Code.UNSUPPORTED,
+                f"the body is encoded as {coding[:40]}; send it as it is",
+                field="content-encoding",
+                expected="identity, or none",
+                status=415,
+            )
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
-            raise _too_large()
+        if declared.isdigit() and int(declared) > most:
+            raise _too_large(most)
         tenant = getattr(request.state, TENANT, "")
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS_MAX):
-                async for chunk in request.stream():
-                    self._hold(tenant, len(chunk))
-                    body += chunk
-                    if len(body) > BODY_BYTES_MAX:
-                        raise _too_large()
-                    if not self._fits(tenant):
-                        raise ServiceError(
-                            Code.BUSY, "too many large requests at one time; send this one later"
-                        )
-        except (TimeoutError, ClientDisconnect) as error:
-            raise ServiceError(
-                Code.BAD_MESSAGE,
-                f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds",
-                status=408,
-            ) from error
-        finally:
+                await self._receive(request, tenant, body, most)
+        except BaseException as error:
             self._hold(tenant, -len(body))
+            if not isinstance(error, TimeoutError | ClientDisconnect):
+                raise
+            reason = f"the body did not arrive within {BODY_SECONDS_MAX:g} seconds"
+            raise ServiceError(Code.BAD_MESSAGE, reason, status=408) from error
+        self._hold_until_answered(request, tenant, len(body))
         return bytes(body)
+
+    async def _receive(self, request: Request, tenant: str, body: bytearray, most: int) -> None:
+        async for chunk in request.stream():
+            self._hold(tenant, len(chunk))
+            body += chunk
+            if len(body) > most:
+                raise _too_large(most)
+            if not self._fits(tenant):
+                raise _too_many()
+
+    def _hold_until_answered(self, request: Request, tenant: str, count: int) -> None:
+        request.scope.setdefault(HELD, []).append(lambda: self._hold(tenant, -count))
 
     def _hold(self, tenant: str, count: int) -> None:
         self._held[tenant] += count
@@ -112,24 +152,49 @@ class BodyReader:
             ServiceError: As `read`; `bad_json` (400), saying where it stops being JSON.
 
         """
-        body = await self.read(request)
-        if len(body) <= PART_BYTES_MAX:
+        body, tenant = await self.read(request), getattr(request.state, TENANT, "")
+        if len(body) <= LARGE_BYTES:
             return _decoded(body, msgspec.json.decode)
-        tenant = getattr(request.state, TENANT, "")
-        self._hold(tenant, len(body))  # Still one of those that are held at one time.
-        try:
-            async with self._decoding:
-                return await asyncio.to_thread(_decoded, body, decode_in_parts)
-        finally:
-            self._hold(tenant, -len(body))
+        async with self._turns.turn(tenant):
+            values = min(sum(map(body.count, (b"[", b"{", b","))), _values_max(body))
+        self._hold(tenant, VALUE_BYTES * values)
+        self._hold_until_answered(request, tenant, VALUE_BYTES * values)
+        if not self._fits(tenant):
+            raise _too_many()
+        async with self._decoding.turn(tenant):
+            return await asyncio.to_thread(_checked, body)
 
 
-def _too_large() -> ServiceError:
-    return ServiceError(
-        Code.TOO_LARGE,
-        f"the body has more than {BODY_BYTES_MAX} bytes; split it",
-        expected=f"at most {BODY_BYTES_MAX} bytes",
-    )
+def _values_max(body: bytes) -> int:
+    return VALUES_MIN + len(body) // BYTES_PER_VALUE
+
+
+def _checked(body: bytes) -> Any:
+    """Decode a large body, unless it would become much larger, or take very long."""
+    if is_deeper(body, LEVELS_MAX):
+        reason = f"the body is no JSON: more than {LEVELS_MAX} arrays and objects within another"
+        raise ServiceError(Code.BAD_JSON, reason, expected="one JSON value in UTF-8")
+    if has_more_values(body, most := _values_max(body)):
+        raise _too_large_inside(f"at most {most} values in {len(body)} bytes")
+    at = range(0, len(body), SLOW_NUMBERS_BYTES)
+    if any(has_slow_numbers(body[n : n + SLOW_NUMBERS_BYTES], SLOW_NUMBERS_MAX) for n in at):
+        what = "numbers that have 190 digits, or an exponent beyond 199, in a mebibyte"
+        raise _too_large_inside(f"at most {SLOW_NUMBERS_MAX} {what}")
+    return _decoded(body, decode_in_parts)
+
+
+def _too_large(most: int) -> ServiceError:
+    reason = f"the body has more than {most} bytes; split it"
+    return ServiceError(Code.TOO_LARGE, reason, expected=f"at most {most} bytes")
+
+
+def _too_many() -> ServiceError:
+    return ServiceError(Code.BUSY, "too many large requests at one time; send this one later")
+
+
+def _too_large_inside(expected: str) -> ServiceError:
+    reason = f"the body has too many parts; expected {expected}; split it"
+    return ServiceError(Code.TOO_LARGE, reason, expected=expected)
 
 
 def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
@@ -139,6 +204,26 @@ def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
         raise ServiceError(
             Code.BAD_JSON, f"the body is no JSON: {error}", expected="one JSON value in UTF-8"
         ) from error
+
+
+class Counted:
+    """Counts the bodies of a request no longer once it is answered.
+
+    Args:
+        app: The application.
+
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            for end in scope.pop(HELD, ()):
+                end()
 
 
 class _InParts(Response):

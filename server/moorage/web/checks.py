@@ -3,7 +3,8 @@
 `web.server` puts it around the application.
 """
 
-from typing import Final
+from collections.abc import MutableMapping
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +15,7 @@ from moorage.protocol.origins import Origins
 from moorage.web.bodies import failure
 from moorage.web.connections import HEALTH, Connections
 
-__all__ = ["RequestChecks"]
+__all__ = ["HeadAsGet", "RequestChecks"]
 
 _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
 
@@ -69,6 +70,29 @@ class RequestChecks:
         at = f"port {self.websocket_port}" if self.websocket_port else "another port"
         reason = f"this port speaks HTTP; connect the WebSocket to {at}"
         return ServiceError(Code.UNSUPPORTED, reason, field="upgrade", expected=at)
+
+
+class HeadAsGet:
+    """Answers HEAD wherever GET is answered, as some load balancers and monitors look.
+
+    Args:
+        app: The application behind it.
+
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and of its answer the head."""
+
+        async def head(message: MutableMapping[str, Any]) -> None:
+            await send({**message, "body": b""} if "body" in message else message)
+
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            await self._app({**scope, "method": "GET"}, receive, head)
+        else:
+            await self._app(scope, receive, send)
 
 
 def _last(fault: ServiceError, path: str, status: int = 0) -> Response:

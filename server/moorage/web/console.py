@@ -4,10 +4,12 @@ Anybody may read the files, as anybody may read the wheel. The script hash of th
 that the policy allows beside files of this server.
 """
 
+import asyncio
 import hashlib
 import hmac
 import re
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -42,6 +44,10 @@ CSRF_HEADER: Final = "x-console-token"
 """Header of changing requests: a page of another site can neither read its value nor set it."""
 LOGIN_BYTES_MAX: Final = 8 * 1024
 """The body of a login: its sender has shown no token yet."""
+FAILED_LOGIN_SECONDS: Final = 0.5
+"""When a login that failed is answered."""
+FAILING_LOGINS_MAX: Final = 8
+"""Failed logins of one address that wait for their answer; further logins are answered 503."""
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _INDEX: Final = "index.html"
 _TYPES: Final = {
@@ -89,15 +95,16 @@ def login_of(console: Console | None, request: Request) -> Login | None:
     return login
 
 
-def console_routes(console: Console) -> APIRouter:
+def console_routes(console: Console, bodies: BodyReader) -> APIRouter:
     """Return the endpoints.
 
     Args:
         console: What they need of the daemon.
+        bodies: Reads their bodies.
 
     """
     router = APIRouter(tags=["console"])
-    _sessions(router, console)
+    _sessions(router, console, bodies)
     known = dict(_walk(files("moorage.console").joinpath("static")))
     index = known.get(_INDEX)
     maps = _IMPORT_MAP.findall(index.content) if index else []
@@ -129,15 +136,15 @@ def console_routes(console: Console) -> APIRouter:
     return router
 
 
-def playground_routes(console: Console) -> APIRouter:
+def playground_routes(console: Console, bodies: BodyReader) -> APIRouter:
     """Return the endpoints that run policies, for those who are known.
 
     Args:
         console: What they need of the daemon.
+        bodies: Reads their bodies.
 
     """
     router = APIRouter(tags=["console"])
-    bodies = BodyReader()
 
     @router.post(
         "/console/playground",
@@ -165,8 +172,8 @@ def playground_routes(console: Console) -> APIRouter:
     return router
 
 
-def _sessions(router: APIRouter, console: Console) -> None:
-    bodies = BodyReader()
+def _sessions(router: APIRouter, console: Console, bodies: BodyReader) -> None:
+    failing: Counter[str] = Counter()
 
     @router.get("/console/session", summary="Who is logged in?", **operation(ConsoleSession))
     async def session(request: Request) -> Response:
@@ -189,10 +196,8 @@ def _sessions(router: APIRouter, console: Console) -> None:
         given = read_as(await read_document(request, bodies), ConsoleLogin)
         if not console.needs_login():
             return succeeded(_described(request, console, None))
-        entered = console.logins.enter(given.token)
-        if entered is None:
-            raise ServiceError(Code.UNAUTHORIZED, "this is no token of this server", field="token")
-        cookie, login = entered
+        address = request.client.host if request.client is not None else ""
+        cookie, login = await _enter(console, given.token, address, failing)
         setattr(request.state, TENANT, login.tenant)  # For the log.
         response = succeeded(_described(request, console, login))
         response.set_cookie(
@@ -215,6 +220,36 @@ def _sessions(router: APIRouter, console: Console) -> None:
         response = succeeded({})
         response.delete_cookie(_cookie_name(request), path="/", httponly=True, samesite="strict")
         return response
+
+
+async def _enter(
+    console: Console, token: str, address: str, failing: Counter[str]
+) -> tuple[str, Login]:
+    """Exchange a token for a cookie; one that is wrong is answered late.
+
+    Args:
+        console: Has the logins.
+        token: What was given.
+        address: Of whom.
+        failing: How many of an address wait for such an answer.
+
+    Raises:
+        ServiceError: `unauthorized`; `busy` where too many of the address failed just now.
+
+    """
+    if failing[address] >= FAILING_LOGINS_MAX:
+        raise ServiceError(Code.BUSY, "logins from your address fail; try again in a moment")
+    entered = console.logins.enter(token)
+    if entered is not None:
+        return entered
+    failing[address] += 1
+    try:
+        await asyncio.sleep(FAILED_LOGIN_SECONDS)
+    finally:
+        failing[address] -= 1
+        if not failing[address]:
+            del failing[address]
+    raise ServiceError(Code.UNAUTHORIZED, "this is no token of this server", field="token")
 
 
 def _described(request: Request, console: Console, login: Login | None) -> dict[str, object]:

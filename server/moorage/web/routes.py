@@ -53,6 +53,8 @@ from moorage.web.services import WebServices
 
 __all__ = ["service_routes"]
 
+ALLOCATION_BYTES_MAX: Final = 1024 * 1024
+"""The body of `POST /allocate`: as long as a message over the WebSocket."""
 SERVER_ERRORS: Final = 500
 """The first status that means that the server, not the request, is at fault."""
 
@@ -345,7 +347,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def allocate(request: Request) -> Response:
         """Answer as the WebSocket would: 400 for a malformed body, 500 for every other failure."""
-        body = await bodies.read(request)
+        body = await bodies.read(request, ALLOCATION_BYTES_MAX)
         tenant = who_of(request)
         status, answer = await allocate_for(body, tenant)
         return Response(answer, status, media_type="application/json")

@@ -32,6 +32,7 @@ from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError, status_of, twin_status
+from moorage.protocol.turns import LARGE_BYTES, Turns
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -182,12 +183,16 @@ class AllocationServices:
     def __init__(self, router: Router, calls: HttpCalls) -> None:
         self._router = router
         self._calls = calls
+        self._turns = Turns()
 
     async def allocate(self, body: bytes, tenant: Tenant) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""
         try:
-            message: Request = wire.decode_allocation(body)
-            warnings = wire.ignored_fields(body, message)
+            if len(body) > LARGE_BYTES:
+                async with self._turns.turn(tenant):
+                    message, warnings = _allocation(body)
+            else:
+                message, warnings = _allocation(body)
         except BadMessage as error:
             return 400, _unread(error)
         code, reply = await self._replied(message, tenant, warnings)
@@ -216,6 +221,12 @@ class AllocationServices:
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         return (verdict.error.code if verdict.error else None), reply
+
+
+def _allocation(body: bytes) -> tuple[Request, list[str]]:
+    """Return the request in a body, and what is odd about it."""
+    message = wire.decode_allocation(body)
+    return message, wire.ignored_fields(body, message)
 
 
 def _unread(error: BadMessage) -> bytes:
