@@ -6,6 +6,7 @@ people log in again.
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -13,8 +14,10 @@ from moorage.daemon.requests.lease_tokens import digest
 from moorage.model import Tenant
 from moorage.protocol.logins import Login
 
+LOGINS_OF_TENANT_MAX: Final = 100
+"""Logins of one tenant at one time; beyond it its oldest is over."""
 LOGINS_MAX: Final = 1_000
-"""Logins at one time; beyond it the oldest is over."""
+"""The same for all; beyond it the oldest is over of the tenant that has most."""
 
 
 class ConsoleLogins:
@@ -42,9 +45,15 @@ class ConsoleLogins:
         until = time.time() + self._lasts_seconds
         login = Login(tenant, token, secrets.token_urlsafe(32), until)
         self._logins[digest(cookie)] = login
-        while len(self._logins) > LOGINS_MAX:
-            del self._logins[next(iter(self._logins))]
+        held = Counter(each.tenant for each in self._logins.values())
+        if held[tenant] > LOGINS_OF_TENANT_MAX:
+            self._end_oldest(tenant)
+        elif len(self._logins) > LOGINS_MAX:
+            self._end_oldest(max(held, key=lambda each: held[each]))
         return cookie, login
+
+    def _end_oldest(self, tenant: Tenant) -> None:
+        del self._logins[next(name for name, each in self._logins.items() if each.tenant == tenant)]
 
     def find(self, cookies: Iterable[str]) -> Login | None:
         """Return the login that one of these cookies stands for, while it and its token last."""

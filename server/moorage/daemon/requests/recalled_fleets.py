@@ -5,7 +5,9 @@ pruned can tell no more.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +20,12 @@ from moorage.daemon.requests.map_news import packed_text
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.turns import Turns
 
+RECALLS_OF_TENANT_MAX: Final = 4
+"""Fleets that are made for a tenant, or wait for that; further ones are refused as busy."""
+RECALLS_MAX: Final = 32
+"""The same for all tenants."""
 FACTS_MAX: Final = 200_000
 """Facts that are applied again for one answer."""
 
@@ -48,7 +55,8 @@ class RecalledFleets:
         self._ledger = ledger
         self._decisions = decisions
         self._is_operator = is_operator
-        self._one_at_a_time = asyncio.Lock()
+        self._turns = Turns(rests=False)
+        self._recalling: Counter[Tenant] = Counter()
 
     async def before(self, request: str, tenant: Tenant) -> dict[str, Any]:
         """Return the clusters as they were when a request was decided, and what was held there.
@@ -82,7 +90,7 @@ class RecalledFleets:
             ServiceError: `unavailable`.
 
         """
-        async with self._one_at_a_time:
+        async with self._turn(tenant):
             try:
                 state, seq = await self._state(lambda entry: entry.at <= at)
             except LedgerError as error:
@@ -99,12 +107,34 @@ class RecalledFleets:
         return await asyncio.to_thread(packed_text, snapshot)
 
     async def _recalled(self, request: str, tenant: Tenant) -> tuple[DecidedAt, State]:
-        try:
-            decided = await self._decided(request, tenant)
-            state, _ = await self._state(lambda entry: entry.seq < decided.seq)
-        except LedgerError as error:
-            raise _unreadable(error) from error
+        async with self._turn(tenant):
+            try:
+                decided = await self._decided(request, tenant)
+                state, _ = await self._state(lambda entry: entry.seq < decided.seq)
+            except LedgerError as error:
+                raise _unreadable(error) from error
         return decided, state
+
+    @asynccontextmanager
+    async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
+        """Make one fleet at a time, for tenants in turn.
+
+        Raises:
+            ServiceError: `busy`.
+
+        """
+        count, everyone = self._recalling[tenant], self._recalling.total()
+        if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
+            whose = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
+            most = count if count >= RECALLS_OF_TENANT_MAX else everyone
+            raise ServiceError(Code.BUSY, f"{most} past fleets {whose} to be made; ask again later")
+        self._recalling[tenant] += 1
+        try:
+            async with self._turns.turn(tenant):
+                yield
+        finally:
+            self._recalling[tenant] -= 1
+            self._recalling += Counter()  # Forgets who waits for none.
 
     async def _decided(self, request: str, tenant: Tenant) -> DecidedAt:
         may_see_all, refused = self._is_operator(tenant), self._decisions.refused(request)

@@ -1,0 +1,35 @@
+"""Logins to the console: of one tenant so many, at no other one's cost."""
+
+from moorage.daemon.requests.console_logins import (
+    LOGINS_MAX,
+    LOGINS_OF_TENANT_MAX,
+    ConsoleLogins,
+)
+from moorage.model import Tenant
+
+
+def logins() -> ConsoleLogins:
+    return ConsoleLogins(lambda token: Tenant(token) if token else None, 3600.0)
+
+
+def cookie(logins: ConsoleLogins, tenant: str) -> str:
+    entered = logins.enter(tenant)
+    assert entered is not None
+    return entered[0]
+
+
+def test_a_thousand_logins_of_one_tenant_end_none_of_another() -> None:
+    kept = logins()
+    other = cookie(kept, "b")
+    ours = [cookie(kept, "a") for _ in range(LOGINS_MAX + 1)]
+    assert kept.find([other]) is not None
+    assert sum(kept.find([each]) is not None for each in ours) == LOGINS_OF_TENANT_MAX
+    assert kept.find([ours[-1]]) is not None
+
+
+def test_where_all_are_taken_the_tenant_with_most_gives_way() -> None:
+    kept = logins()
+    many = [cookie(kept, "a") for _ in range(LOGINS_OF_TENANT_MAX)]
+    few = [cookie(kept, f"t{number}") for number in range(LOGINS_MAX)]
+    assert all(kept.find([each]) is not None for each in few)
+    assert sum(kept.find([each]) is not None for each in many) <= 1
