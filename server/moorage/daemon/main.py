@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,9 @@ from moorage.sandbox.host.sandbox import JailError
 EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
 """An address, the data directory, what is in it, or the jail: mend something here first."""
+STOP_SECONDS_MAX: Final = 25.0
+"""How long a stop may take. Then the process ends as it is: what is durable is in the ledger, and
+the next start goes on from there, as after a crash."""
 EXIT_BROKEN: Final = 70
 """A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
 _ENVIRONMENT: Final = (47, 48)
@@ -106,13 +110,31 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
     following.cancel()
     if error is not None:
         structlog.get_logger("moored").error("broken", exc_info=error)
+    late = threading.Timer(
+        STOP_SECONDS_MAX, _cut_short, (EXIT_OK if error is None else EXIT_BROKEN,)
+    )
+    late.daemon = True
+    late.start()
     try:
         await daemon.stop()
     except LedgerError as failure:
         error = error or failure
     waiting.cancel()
     await asyncio.gather(running, waiting, following, return_exceptions=True)
-    return EXIT_OK if error is None else _explain_end(error)
+    code = EXIT_OK if error is None else _explain_end(error)
+    if asyncio.all_tasks() - {asyncio.current_task()}:
+        # A backend is in the midst of an order that it finishes even when cancelled, in threads
+        # that Python would wait for. The next start finds what it left, as after a crash.
+        sys.stderr.flush()
+        os._exit(code)
+    late.cancel()
+    return code
+
+
+def _cut_short(code: int) -> None:
+    sys.stderr.write(f"moored: the stop took more than {STOP_SECONDS_MAX:g} s, and is cut short\n")
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _exception(task: "asyncio.Future[None]") -> BaseException | None:

@@ -2,7 +2,10 @@
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
+
+CLOSE_SECONDS_MAX: Final = 3.0
+"""How long what was cancelled may take to end; a backend may be in the midst of something."""
 
 
 class Tasks:
@@ -25,12 +28,13 @@ class Tasks:
             self.broken.set_exception(error)
 
     async def close(self) -> None:
-        """Cancel what runs, and wait until it ended."""
+        """Cancel what runs, and wait until it has ended, for a while."""
         self.broken.cancel()
         running = list(self._running)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=CLOSE_SECONDS_MAX)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -1,15 +1,24 @@
 """Orders and news of one workload that passes from lease to lease."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from moorage.backends.base import Order, WorkloadReport
 from moorage.backends.memory import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
-from moorage.core.events import Event, WorkloadEnded, WorkloadStarted
+from moorage.core.events import (
+    Event,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadStarted,
+    WorkloadStopped,
+)
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.model import (
@@ -38,12 +47,12 @@ def lease(name: str, fencing: int, inherited: str = "", **spec) -> Lease:
 class House:
     """A room over the memory backend, and all that is heard from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: MemoryBackend | None = None) -> None:
         self.events: list[Event] = []
         self._heard = asyncio.Event()
         self.progress: list[WorkloadReport] = []
         self.tasks = Tasks()
-        backends = {"memory": MemoryBackend()}
+        backends = {"memory": backend or MemoryBackend()}
         self.room = WorkloadControl(backends, self._hear, self.tasks, self.progress.append)
 
     def _hear(self, event: Event) -> None:
@@ -154,3 +163,145 @@ async def test_a_backend_that_does_not_answer_keeps_no_start_waiting():
             await asyncio.sleep(0.05)  # As above.
     await room.close()
     assert not tasks.broken.done()
+
+
+class SerialBackend(MemoryBackend):
+    """Notes when a workload is started, stopped or reset while that is being done already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overlaps: list[str] = []
+        self._busy: dict[str, str] = {}
+
+    @contextlib.contextmanager
+    def _alone(self, name: str, what: str) -> Iterator[None]:
+        if name in self._busy:
+            self.overlaps.append(f"{what} beside {self._busy[name]}")
+        self._busy[name] = what
+        try:
+            yield
+        finally:
+            self._busy.pop(name, None)
+
+    async def start(self, order: Order) -> WorkloadReport:
+        with self._alone(order.id, "start"):
+            try:
+                return await super().start(order)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.01)  # As a real one, it takes a while to undo that.
+                raise
+
+    async def stop(self, workload: str) -> None:
+        with self._alone(workload, "stop"):
+            await super().stop(workload)
+
+    async def reset(self, workload: str) -> None:
+        with self._alone(workload, "reset"):
+            await asyncio.sleep(0.005)  # Others may come meanwhile.
+            await super().reset(workload)
+
+
+async def test_a_stop_waits_for_all_orders_before_it():
+    """A start runs, a second one waits for it: the stop gives both up, and comes after both."""
+    backend = SerialBackend()
+    house = House(backend)
+    held = lease("first", 1, start_seconds=60.0)
+    house.room.start(held)
+    await asyncio.sleep(0.02)  # The start is under way.
+    house.room.start(held)
+    await asyncio.sleep(0)  # The second one waits.
+    house.room.stop(held)
+    await house.heard(WorkloadStopped)
+    assert backend.overlaps == []
+    assert await backend.discover() == []
+    await house.room.close()
+    assert not house.tasks.broken.done()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_orders_of_one_workload_never_overlap(seed):
+    draw = random.Random(seed)
+    backend = SerialBackend()
+    house = House(backend)
+    for number in range(60):
+        held = lease(
+            f"w{draw.randrange(3)}",
+            number,
+            start_seconds=draw.choice([0.0, 0.004, 0.02]),
+            stop_seconds=draw.choice([0.0, 0.004]),
+            die_seconds=draw.choice([None, 0.0, 0.003]),
+            fail_stops=draw.choice([0] * 30 + [1]),
+        )
+        held = replace(held, inherited=draw.choice(["", "w0"]))
+        order = draw.choice([house.room.start, house.room.stop, house.room.keep])
+        order(held)
+        await asyncio.sleep(draw.choice([0, 0, 0.001, 0.005]))
+    for name in ("w0", "w1", "w2"):
+        house.room.stop(lease(name, 100))
+    async with asyncio.timeout(30):
+        while sum(isinstance(e, WorkloadStopped) and e.fencing == 100 for e in house.events) < 3:  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.01)  # As above.
+    assert backend.overlaps == []
+    assert await backend.discover() == []
+    await house.room.close()
+    assert not house.tasks.broken.done()
+
+
+class DefectiveBackend(MemoryBackend):
+    """Raises what no backend should, as often as is said, from one of its calls."""
+
+    def __init__(self, call: str, error: Exception) -> None:
+        super().__init__()
+        self._call, self._error = call, error
+        self._left = 1
+
+    def _fail(self, call: str, workload: str) -> None:
+        if call == self._call and workload == "first" and self._left:
+            self._left -= 1
+            raise self._error
+
+    async def start(self, order: Order) -> WorkloadReport:
+        self._fail("start", order.id)
+        return await super().start(order)
+
+    async def stop(self, workload: str) -> None:
+        self._fail("stop", workload)
+        await super().stop(workload)
+
+    async def status(self, workload: str) -> WorkloadReport:
+        self._fail("status", workload)
+        return await super().status(workload)
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        self._fail("probe", workload)
+        return await super().probe(workload)
+
+    async def reset(self, workload: str) -> None:
+        self._fail("reset", workload)
+        await super().reset(workload)
+
+
+@pytest.mark.parametrize("call", ["start", "stop", "status", "probe", "reset"])
+async def test_a_defect_in_one_workload_ends_its_lease_and_nothing_else(call):
+    backend = DefectiveBackend(call, KeyError("first"))
+    house = House(backend)
+    await house.room.open([])
+    ends = WorkloadFailed | WorkloadStopped | WorkloadEnded
+    first, other = lease("first", 1, die_seconds=0.05), lease("other", 2)
+    with structlog.testing.capture_logs() as logs:
+        house.room.start(other)
+        house.room.start(first)
+        if call in {"probe", "reset"}:
+            house.room.keep(first)
+        if call == "stop":
+            house.room.stop(first)
+        end = await house.heard(ends)
+    assert (end.lease, end.fencing) == ("first", 1)
+    if isinstance(end, WorkloadFailed):
+        assert "KeyError: 'first'" in end.reason
+    assert [each["event"] for each in logs if each.get("exc_info")] == ["backend failed"]
+    assert [each.id for each in await backend.discover()] == ["other"]
+    house.room.stop(other)
+    await house.heard(WorkloadStopped)
+    await house.room.close()
+    assert not house.tasks.broken.done()

@@ -39,6 +39,7 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Refusal
 from moorage.daemon.tasks import Tasks
+from moorage.daemon.workloads.order_chains import OrderChains
 from moorage.model import Code, Lease, Provision, RequestId
 
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
@@ -55,6 +56,10 @@ INHERITED_MAX: Final = 1_000
 """Starts that took a workload over whose output is found later; each other one has its own."""
 KEEP_SECONDS_MAX: Final = 30.0
 """How long a workload may take to be made fit for its next user; then it is stopped."""
+CLOSE_SECONDS_MAX: Final = 2.0
+"""How long orders under way may take to be given up when the daemon stops, and then how long
+backends may take to let go. What is cut short is found again by the next start, as after a
+crash."""
 
 _UNSERVED: Final = {
     "max_global_num": "only the library counts its resources; a daemon's are limited by its fleet",
@@ -72,7 +77,9 @@ _Order = Callable[[Backend | None, Lease], Awaitable[None]]
 
 
 class WorkloadControl:
-    """Runs one order at a time for each workload, in the order they were given.
+    """Has backends start, stop and reset workloads, and notes what they report.
+
+    A defect in the order of one workload ends its lease, with the reason, and nothing else.
 
     Args:
         backends: By the name that `provision.backend` uses.
@@ -93,7 +100,7 @@ class WorkloadControl:
         self._post = post
         self._tasks = tasks
         self._progress = progress
-        self._orders: dict[str, asyncio.Task[None]] = {}
+        self._orders = OrderChains(tasks)
         self._running: dict[str, Lease] = {}
         self._ends: dict[str, WorkloadReport] = {}
         self._seen: dict[str, WorkloadReport] = {}
@@ -118,19 +125,27 @@ class WorkloadControl:
                 late = f"it has not said within {DISCOVER_SECONDS_MAX:g} s what runs there"
                 log.warning("backend", name=backend.name, finding=str(error) or late)
                 self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
+            except Exception:
+                log.exception("backend failed", backend=backend.name)
+                self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
         """Stop what no lease stands for: none of before, and none that was granted since."""
         for workload in await backend.discover():
             name = workload.id
             if not (name in workloads or name in self._running or name in self._orders):
-                self._spawn(name, partial(self._stopped, backend, name))
+                self._orders.add(name, partial(self._stopped, backend, name), revocable=False)
 
     async def _sweep_later(self, backend: Backend, workloads: Collection[str]) -> None:
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             await asyncio.sleep(pause)
-            with contextlib.suppress(BackendError):  # It was said when it began.
+            try:
                 await self._sweep(backend, workloads)
+            except BackendError:
+                continue  # It was said when it began.
+            except Exception:
+                log.exception("backend failed", backend=backend.name)
+            else:
                 return
 
     def settled(self, provision: Provision, nodes: int) -> Provision | Refusal:
@@ -204,11 +219,9 @@ class WorkloadControl:
         self._order(lease, self._start)
 
     def stop(self, lease: Lease) -> None:
-        """Have the workload of a lease stopped. A start under way is given up first."""
-        earlier = self._orders.get(lease.workload)
-        if earlier is not None:
-            earlier.cancel()
-        self._order(lease, self._stop)
+        """Have the workload of a lease stopped. What else was ordered of it is given up first."""
+        self._orders.revoke(lease.workload)
+        self._order(lease, self._stop, revocable=False)
 
     def keep(self, lease: Lease) -> None:
         """Have the workload of a lease made fit for its next user, or stopped."""
@@ -232,33 +245,31 @@ class WorkloadControl:
 
     async def close(self) -> None:
         """Give up what is under way. The next start gives the orders again."""
-        under_way = [*self._orders.values(), *self._sweeps]
-        for task in under_way:
-            task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-        for backend in self._backends.values():
-            await backend.close()
+        for sweep in self._sweeps:
+            sweep.cancel()
+        if under_way := [*self._orders.cancel(), *self._sweeps]:
+            await asyncio.wait(under_way, timeout=CLOSE_SECONDS_MAX)
+        closing = [asyncio.ensure_future(each.close()) for each in self._backends.values()]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_SECONDS_MAX)
 
-    def _order(self, lease: Lease, order: _Order) -> None:
-        self._spawn(lease.workload, partial(order, self.backend(lease), lease))
+    def _order(self, lease: Lease, order: _Order, *, revocable: bool = True) -> None:
+        work = partial(self._carry_out, order, lease)
+        self._orders.add(lease.workload, work, revocable=revocable)
 
-    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        after = self._in_turn(name, self._orders.get(name), work)
-        self._orders[name] = self._tasks.spawn(after)
-
-    async def _in_turn(
-        self,
-        name: str,
-        earlier: asyncio.Task[None] | None,
-        work: Callable[[], Awaitable[None]],
-    ) -> None:
+    async def _carry_out(self, order: _Order, lease: Lease) -> None:
+        """Carry out an order; a defect in it ends its lease, not the daemon."""
+        backend = self.backend(lease)
         try:
-            if earlier is not None:
-                await asyncio.wait([earlier])
-            await work()
-        finally:
-            if self._orders.get(name) is asyncio.current_task():
-                del self._orders[name]
+            await order(backend, lease)
+        except Exception as error:
+            name = lease.provision.backend if lease.provision else ""
+            log.exception("backend failed", backend=name, lease=str(lease.id))
+            reason = f"the backend {name} failed: {type(error).__name__}: {error}"
+            if backend is not None:  # It says not how far it came.
+                await self._stopped(backend, lease.workload)
+            self._forget(lease.workload)
+            self._post(WorkloadFailed(lease.id, lease.fencing, reason))
 
     async def _start(self, backend: Backend | None, lease: Lease) -> None:
         if backend is None or lease.provision is None:
@@ -293,11 +304,6 @@ class WorkloadControl:
             await self._failed_to_start(backend, lease, reason)
         except (BackendError, SpecError) as error:
             await self._failed_to_start(backend, lease, str(error))
-        except Exception as error:  # Its defect costs a lease, not the daemon.
-            log.exception("backend failed", backend=backend.name, lease=str(lease.id))
-            await self._stopped(backend, name)  # It says not how far it came.
-            reason = f"the backend {backend.name} failed: {type(error).__name__}: {error}"
-            await self._failed_to_start(backend, lease, reason)
         else:
             if workload.phase.over:  # It ended while the daemon was away.
                 self._ended(workload)
@@ -316,7 +322,7 @@ class WorkloadControl:
     async def _tail(self, backend: Backend, lease: Lease) -> tuple[str, ...]:
         """Return the last lines of a workload that is over; none where they cannot be had."""
         name, start = self.start_of(lease, lease.attempt)
-        with contextlib.suppress(BackendError, TimeoutError):
+        with contextlib.suppress(BackendError, OSError):
             async with asyncio.timeout(TAIL_SECONDS_MAX):
                 log = await backend.logs(name, -TAIL_CHARS_MAX, start)
             return tuple(log.text.splitlines()[-LOG_TAIL_LINES:])
@@ -350,14 +356,14 @@ class WorkloadControl:
             self._post(WorkloadKept(lease.id, lease.fencing))
 
     async def _stopped(self, backend: Backend, name: str) -> None:
-        """Stop a workload, however long that takes."""
-        pauses = iter(RETRY_SECONDS)
-        pause = RETRY_SECONDS[0]
-        while True:
+        """Stop a workload, however long that takes: a defect here may leave it running, too."""
+        for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             try:
                 await backend.stop(name)
             except (BackendError, OSError):
-                pause = next(pauses, pause)
+                await asyncio.sleep(pause)
+            except Exception:
+                log.exception("backend failed", backend=backend.name, workload=name)
                 await asyncio.sleep(pause)
             else:
                 return
@@ -397,7 +403,7 @@ async def _answers(backend: Backend, name: str) -> bool:
     """Return whether a workload that was kept is still good for the one who takes it over."""
     try:
         return (await backend.probe(name)).phase is Phase.READY
-    except BackendError:
+    except (BackendError, OSError):
         return False
 
 
@@ -414,7 +420,7 @@ async def _unfit(backend: Backend, lease: Lease) -> str:
             seen = await backend.probe(lease.workload)
     except TimeoutError:
         return f"its reset took longer than {KEEP_SECONDS_MAX:g} s"
-    except BackendError as error:
+    except (BackendError, OSError) as error:
         return str(error)
     return "" if seen.phase is Phase.READY else seen.detail or f"it is {seen.phase}"
 
