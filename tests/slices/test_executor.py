@@ -1,6 +1,8 @@
 """Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, budgets, what tasks are told."""
 
 import os
+import re
+import sys
 import threading
 import time
 
@@ -10,6 +12,7 @@ import ray
 from moorage.slices import (
     CpuAcceleratorConfig,
     GpuAcceleratorConfig,
+    HostTaskError,
     InsufficientSlicesError,
     JobError,
     JobFailed,
@@ -251,3 +254,70 @@ def test_a_configuration_makes_decorators_and_copies():
     }
     assert CPUS.execution_env == {}
     assert GpuAcceleratorConfig(1, "H100").resources()["accelerator_type:H100"] == 0.001
+
+
+class Unpicklable(Exception):  # noqa: N818  # A user's.
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+        self.lock = threading.Lock()
+
+
+def leave(how):
+    match how:
+        case "text":
+            sys.exit("bad arguments")
+        case "code":
+            raise SystemExit(2)
+        case "well":
+            sys.exit(0)
+        case "none":
+            raise SystemExit
+        case "unpicklable":
+            raise Unpicklable("this", "that")
+        case "surrogate":
+            raise ValueError("half a \ud800 surrogate")
+        case "surrogate exit":
+            sys.exit("half a \ud800 surrogate")
+
+
+LEAVINGS = {
+    "text": "SystemExit: bad arguments",
+    "code": "SystemExit: exit status 2",
+    "unpicklable": "Unpicklable: this and that",
+    "surrogate": r"half a \\ud800 surrogate",
+    "surrogate exit": r"half a \\ud800 surrogate",
+}
+
+
+def test_what_a_job_left_by_is_said_and_fails_it():
+    one = CpuAcceleratorConfig(core_count=1)
+    for how, text in LEAVINGS.items():
+        status = RayExecutor.execute(leave, one, how)
+        assert type(status) is JobError
+        assert re.search(text, str(status.error)), how
+    for how in ("well", "none"):
+        assert RayExecutor.execute(leave, one, how).result == [None]
+    with pytest.raises(RetriesExhaustedError, match="Failed") as caught:
+        RayExecutor.execute_resumable(leave, one, max_retries_failure=1, how="text")
+    assert "bad arguments" in str(caught.value.__cause__)
+
+
+def test_what_dies_again_and_again_at_once_has_failed(tmp_path):
+    def dies(folder):
+        (folder / str(len(list(folder.iterdir())))).touch()
+        os.abort()
+
+    one = CpuAcceleratorConfig(core_count=1)
+    with pytest.raises(RetriesExhaustedError, match="Failed") as caught:
+        RayExecutor.execute_resumable(dies, one, max_retries_failure=2, folder=tmp_path)
+    assert isinstance(caught.value.__cause__, ray.exceptions.WorkerCrashedError)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_hosts_say_what_a_task_left_by(made):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+    for how, text in LEAVINGS.items():
+        with pytest.raises(HostTaskError, match=text):
+            pool.execute_on_each_host(leave, how)
+    assert pool.execute_on_each_host(leave, "well") == [[None, None]]

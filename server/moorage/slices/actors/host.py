@@ -14,6 +14,7 @@ from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutE
 from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
+from moorage.slices.tasks import reporting
 from moorage.slices.waiting import Deadline
 
 __all__ = ["CALLS_MAX", "DeviceHost", "DeviceHostActor", "HostPlacement"]
@@ -265,7 +266,7 @@ def _task_options(resources: Mapping[str, float], strategy: Any) -> dict[str, An
 def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function in the process of a task, and leave the cluster of JAX if it joined one."""
     try:
-        return function(*args, **kwargs)
+        return reporting(function)(*args, **kwargs)
     finally:
         jax = sys.modules.get("jax")
         if jax is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from moorage.slices.cluster import alive_nodes
 from moorage.slices.errors import (
     HostTaskError,
     InsufficientSlicesError,
@@ -32,6 +33,7 @@ from moorage.slices.lazy_ray import ray
 from moorage.slices.manager import SlicePoolManager
 from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
+from moorage.slices.tasks import reporting
 from moorage.slices.waiting import outcomes
 
 __all__ = [
@@ -44,6 +46,11 @@ __all__ = [
 
 PREEMPTIONS_MAX: Final = 1_000_000
 FAILURES_MAX: Final = 10
+CRASHES_MAX: Final = 2
+"""How often in a row the process of a task may die at once, while all nodes live, and count as
+preempted: a cloud that takes a machine back may end processes first. After that the job failed."""
+CRASH_SECONDS: Final = 60.0
+"""What dies within this has died at once."""
 _UNKNOWN: Final = "EMPTY"
 
 logger: Final = logging.getLogger("ray")
@@ -382,7 +389,7 @@ def _run_tasks(
         for index in range(config.worker_count):
             within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, index)
             options = config.with_environment_variables(EXECUTOR_CALL_INDEX=str(index))
-            task = ray.remote(max_retries=0)(call.function)
+            task = ray.remote(max_retries=0)(reporting(call.function))
             started = task.options(**options.get_remote_options(), scheduling_strategy=within)
             tasks.append(started.remote(*call.args, **call.kwargs))
         return JobSucceeded(info, ray.get(tasks))
@@ -400,9 +407,10 @@ def _until_success(
     settings: SliceSettings,
 ) -> Any:
     """Run attempts until one succeeds, or one of the two budgets is used up."""
-    preemptions = failures = 0
+    preemptions = failures = crashes = 0
     trouble: Exception | None = None
     while preemptions < preemptions_max and failures < failures_max:
+        began, nodes = time.monotonic(), alive_nodes().keys()
         try:
             status = attempt()
         except InsufficientSlicesError as error:
@@ -414,7 +422,13 @@ def _until_success(
             return status.result
         assert isinstance(status, JobUnsuccessful)
         trouble = status.error
-        if isinstance(status, JobPreempted):
+        at_once = time.monotonic() - began < CRASH_SECONDS and nodes <= alive_nodes().keys()
+        crashed = at_once and isinstance(trouble, ray.exceptions.WorkerCrashedError)
+        crashes = crashes + 1 if crashed else 0
+        if crashed:
+            pause = min(2.0 ** (crashes - 1), settings.scale_retry_seconds)
+            time.sleep(pause)  # A machine that is taken back says so a little later.
+        if isinstance(status, JobPreempted) and crashes <= CRASHES_MAX:
             preemptions += 1
             logger.warning("Preempted %s times: %s", preemptions, trouble)
         else:

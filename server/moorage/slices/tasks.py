@@ -1,0 +1,53 @@
+"""What runs in the process of a task around the user's function: hosts and jobs call it there."""
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["reporting"]
+
+
+def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same and, however it ends, says so to the caller of the task.
+
+    Ray ends the process of a task that leaves by `SystemExit`, or whose error it cannot send, and
+    says no more than that a worker died. Here `SystemExit` with 0 or without a code returns None,
+    as a program that ends well; any other becomes a `RuntimeError` with its text. An error that
+    cannot be sent becomes one with the error's name and text.
+
+    Args:
+        function: The user's. The result travels by value: nodes need not have this package.
+
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        import pickle  # noqa: PLC0415  # It travels.
+        import traceback  # noqa: PLC0415  # As above.
+
+        from ray import cloudpickle  # noqa: PLC0415  # As above.
+
+        try:
+            return function(*args, **kwargs)
+        except SystemExit as error:
+            if hasattr(error, "ray_terminate_msg"):  # Ray itself ends this process.
+                raise
+            if error.code is None or error.code == 0:
+                return None
+            code = error.code
+            text = code if isinstance(code, str) else f"exit status {code}"
+            trouble = f"SystemExit: {text}"
+        except Exception as error:  # noqa: BLE001  # Whatever the user's code raises.
+            try:
+                "".join([str(error), *traceback.format_exception(error)]).encode()
+                pickle.loads(cloudpickle.dumps(error))  # type: ignore[no-untyped-call]  # noqa: S301  # Our own words.
+            except Exception:  # noqa: BLE001  # Whatever it is that its own methods raise.
+                try:
+                    text = str(error)
+                except Exception:  # noqa: BLE001  # As above.
+                    text = "it cannot say what it is"
+                trouble = f"{type(error).__name__}: {text}"
+            else:
+                raise
+        readable = trouble.encode(errors="backslashreplace").decode()
+        raise RuntimeError(readable) from None
+
+    return run

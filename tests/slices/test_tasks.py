@@ -1,0 +1,86 @@
+"""What a task says of how the user's function ended; no Ray is started."""
+
+import io
+import pickle
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("ray")
+
+from ray import cloudpickle
+
+from moorage.slices.tasks import reporting
+
+
+class Unpicklable(Exception):  # noqa: N818  # A user's.
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+        self.lock = threading.Lock()
+
+
+class UnpicklableThere(Exception):  # noqa: N818  # It is sent, and cannot be made again.
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+class Mute(Exception):  # noqa: N818  # As above.
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def raises(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SystemExit("bad arguments"), "SystemExit: bad arguments"),
+        (SystemExit(2), "SystemExit: exit status 2"),
+        (SystemExit(""), "SystemExit: "),
+        (SystemExit("half a \ud800 surrogate"), r"SystemExit: half a \ud800 surrogate"),
+        (Unpicklable("this", "that"), "Unpicklable: this and that"),
+        (UnpicklableThere("this", "that"), "UnpicklableThere: this and that"),
+        (ValueError("half a \ud800 surrogate"), r"ValueError: half a \ud800 surrogate"),
+        (Mute(), "Mute: it cannot say what it is"),
+    ],
+)
+def test_the_reason_is_said(error, text):
+    with pytest.raises(RuntimeError) as caught:
+        reporting(raises)(error)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_a_program_that_ends_well_returns_nothing(code):
+    assert reporting(sys.exit)(code) is None
+
+
+def test_what_can_be_sent_is_raised_as_it_is():
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as caught:
+        reporting(raises)(error)
+    assert caught.value is error
+    assert reporting(divmod)(7, 2) == (3, 1)
+
+
+def test_what_ray_ends_is_not_the_users():
+    error = SystemExit(1)
+    error.ray_terminate_msg = "The process receives a SIGTERM."
+    with pytest.raises(SystemExit):
+        reporting(raises)(error)
+
+
+class Foreign(pickle.Unpickler):
+    """Reads what came from elsewhere, on a node without this package."""
+
+    def find_class(self, module, name):
+        assert not module.startswith("moorage")
+        return super().find_class(module, name)
+
+
+def test_it_travels_by_value():
+    sent = io.BytesIO(cloudpickle.dumps(reporting(divmod)))
+    assert Foreign(sent).load()(7, 2) == (3, 1)
