@@ -27,6 +27,7 @@ import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import stat
 import sys
@@ -49,7 +50,9 @@ CHECK_SECONDS = 0.5
 CHUNK_BYTES = 65_536
 """Of the output, read or moved at a time: what a pipe holds."""
 OUTPUT_SECONDS_MAX = 1.0
-"""How long the output may stay open after all of the workload: another process may hold it."""
+"""How long the output may stay open and empty after the workload: another process may hold it."""
+OUTPUT_TRIES_MAX = 60
+"""How often it is waited so long while there is more: a busy machine reads slowly."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -358,6 +361,8 @@ class Output:
         self.file = None
         self.size = 0
         self.over = _thread.allocate_lock()
+        self.taking = _thread.allocate_lock()
+        self.source = -1
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with contextlib.suppress(OSError):  # Without a file it is dropped.
             opened = os.open(path, flags, 0o600)
@@ -368,17 +373,28 @@ class Output:
     def follow(self, source: int) -> None:
         """Take what comes through a pipe, in a thread of its own, until it has no writer."""
         self.over.acquire()
+        self.source = source
         _thread.start_new_thread(self.take_all, (source,))
 
     def complete(self) -> None:
-        """Wait until all of it is in the file."""
-        self.over.acquire(timeout=OUTPUT_SECONDS_MAX)
+        """Wait until all of it is in the file, also where others hold the pipe open."""
+        more = waiting_for(self.source)
+        for _ in range(OUTPUT_TRIES_MAX):
+            if self.over.acquire(timeout=OUTPUT_SECONDS_MAX):
+                return
+            with self.taking:  # What was read by now is in the file.
+                if not more.poll(0):
+                    return
 
     def take_all(self, source: int) -> None:
         """See `follow`."""
-        while data := os.read(source, CHUNK_BYTES):
-            with contextlib.suppress(OSError):  # No room on the disk: the command goes on.
-                self.take(data)
+        more, data = waiting_for(source), b" "
+        while data:
+            more.poll()
+            with self.taking:
+                data = os.read(source, CHUNK_BYTES)
+                with contextlib.suppress(OSError):  # No room on the disk: the command goes on.
+                    self.take(data)
         self.over.release()
 
     def take(self, data: bytes) -> None:
@@ -403,6 +419,13 @@ class Output:
             os.pwrite(self.file, piece, done)
         os.ftruncate(self.file, size_left)
         self.size = size_left
+
+
+def waiting_for(source: int) -> "select.poll":
+    """Return what waits until there is something to read; each thread needs its own."""
+    more = select.poll()
+    more.register(source, select.POLLIN)
+    return more
 
 
 def finish(folder: str, status: "int | None", detail: str) -> None:
