@@ -345,6 +345,12 @@ class AwsBench:
     def dying(self) -> tuple[BaseResourceSpec, int]:
         return self.spec("dies"), 1
 
+    def gang(self) -> None:
+        return None
+
+    def writing(self) -> None:
+        return None
+
     def limits(self) -> dict[str, Any]:
         return {}
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -167,6 +167,22 @@ class RayBench:
     def limits(self) -> dict[str, Any]:
         return {}
 
+    def writing(self) -> BaseResourceSpec:
+        return ProcessResourceSpec(command=["sh", "-c", "seq 300; echo last"])
+
+    def gang(self) -> tuple[Order, Callable[[], Awaitable[str]]] | None:
+        nodes = self.world.node(0), self.world.node(1)
+        placement = tuple(
+            Share(ClusterId("ray"), NodeId(each), (), GPU_MILLI, cpu_milli=100) for each in nodes
+        )
+
+        async def lose() -> str:
+            (name,) = [each for each in self.world.actors() if each.endswith("/1")]
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+            return nodes[1]
+
+        return Order("a", self.spec(), placement), lose
+
     async def left(self) -> int:
         return len(self.world.workloads())
 
@@ -187,6 +203,12 @@ class RayJobBench(RayBench):
 
     def backend(self) -> Backend:
         return PlacedRayBackend(self.root, self.world.address, self.world.node(1))
+
+    def writing(self) -> BaseResourceSpec:
+        return RayJobResourceSpec(command=["sh", "-c", "seq 300; echo last"])
+
+    def gang(self) -> None:
+        return None  # A job has one actor; `test_ray` takes its other node away.
 
     def spec(self) -> BaseResourceSpec:
         script = "setsid sleep 1000 & echo started; exec sleep 1000"

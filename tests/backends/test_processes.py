@@ -560,3 +560,27 @@ async def test_a_start_that_failed_is_not_made_again_when_the_daemon_dies_in_tha
         await after.start(granted(tmp_path, 8, script, attempt=2, **more))
     assert len(starts(tmp_path)) == 2, "another grant is another start"
     await after.close()
+
+
+async def test_a_stop_is_bounded_whatever_the_spec_asks_for(backend, tmp_path):
+    stubborn = f"trap '' TERM; echo $$ >> {tmp_path}/starts; while :; do sleep 0.1; done"
+    spec = ProcessResourceSpec(command=["sh", "-c", stubborn], stop_seconds=3600)
+    await backend.start(Order("a", spec))
+    await started(tmp_path, 1)
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        await backend.stop("a", 0.2)
+    assert marked(tmp_path) == set()
+
+
+def test_all_output_is_in_the_file_though_another_process_holds_the_pipe(tmp_path):
+    """The reader is behind: what the pipe holds at the end of the workload is read first."""
+    seen, written = os.pipe()
+    output = supervisor.Output(str(tmp_path / "output"), 1 << 20)
+    output.taking.acquire()  # The machine is busy with something else.
+    output.follow(seen)
+    os.write(written, b"x" * 60_000)
+    behind = threading.Timer(1.5, output.taking.release)
+    behind.start()
+    output.complete()
+    assert (tmp_path / "output").stat().st_size == 60_000
+    os.close(written)

@@ -6,7 +6,9 @@ after a crash), and specs with and without faults.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +38,7 @@ from moorage.backends.specs import (
     Readiness,
     ServiceResourceSpec,
 )
+from moorage.model import ClusterId, NodeId, Share
 
 pytestmark = pytest.mark.heavy
 
@@ -63,8 +66,25 @@ class Bench(Protocol):
     def limits(self) -> dict[str, Any]:
         """Return limits that can be changed while it runs; empty where none can."""
 
+    def gang(self) -> "Gang | None":
+        """Return a gang of two nodes; None where the backend starts none."""
+
+    def writing(self) -> BaseResourceSpec | None:
+        """Return what writes 300 lines and `last`, and ends; None where none is kept."""
+
     async def left(self) -> int:
         """Count what really is on the machine: processes, containers, instances."""
+
+
+Gang = tuple[Order, Callable[[], Awaitable[str]]]
+"""What starts one, and what takes a member away and returns the node of it."""
+
+
+WRITING = ["sh", "-c", "seq 300; echo last"]
+
+
+def shares(*nodes: str, cluster: str = "c") -> tuple[Share, ...]:
+    return tuple(Share(ClusterId(cluster), NodeId(each), cpu_milli=100) for each in nodes)
 
 
 class MemoryBench:
@@ -88,6 +108,15 @@ class MemoryBench:
 
     def limits(self) -> dict[str, Any]:
         return {"cpu_count": 2, "mem_limit": "1g"}
+
+    def gang(self) -> Gang | None:
+        async def lose() -> str:
+            return "n2"  # It does so by itself.
+
+        return Order("a", MemoryResourceSpec(lose_seconds=0.2), shares("n1", "n2")), lose
+
+    def writing(self) -> None:
+        return None  # Nothing runs that could write.
 
     async def left(self) -> int:
         return len(self.machine)
@@ -118,6 +147,12 @@ class ProcessBench:
 
     def limits(self) -> dict[str, Any]:
         return {"cpu_count": 1, "mem_limit": "1g"}
+
+    def gang(self) -> Gang | None:
+        return None
+
+    def writing(self) -> BaseResourceSpec:
+        return ProcessResourceSpec(command=WRITING)
 
     async def left(self) -> int:
         return await asyncio.to_thread(self._marked)
@@ -166,6 +201,12 @@ class ContainerBench:
     def limits(self) -> dict[str, Any]:
         return {"cpu_count": 1, "mem_limit": "1g"}
 
+    def gang(self) -> Gang | None:
+        return None
+
+    def writing(self) -> BaseResourceSpec:
+        return self.made(WRITING[-1])
+
     async def left(self) -> int:
         return len(self.api.containers(all=True))
 
@@ -202,6 +243,20 @@ class KubernetesBench:
 
     def limits(self) -> dict[str, Any]:
         return {}
+
+    def gang(self) -> Gang | None:
+        self.plane.create(node("n2"))
+
+        async def lose() -> str:
+            pods = await asyncio.to_thread(self.plane.all, "Pod")
+            (pod,) = [each for each in pods if each["spec"]["nodeName"] == "n2"]
+            await asyncio.to_thread(self.plane.delete, "Pod", pod["metadata"]["name"])
+            return "n2"
+
+        return Order("a", self.spec(), shares("n1", "n2", cluster="c1")), lose
+
+    def writing(self) -> None:
+        return None  # Nothing runs that could write.
 
     async def left(self) -> int:
         return await asyncio.to_thread(lambda: len(self.plane.all("Pod")))
@@ -481,3 +536,72 @@ async def test_workloads_go_on_when_the_backend_lets_go(bench, backend):
     assert [each.id for each in await after.discover()] == ["a"]
     await after.stop("a")
     await after.close()
+
+
+async def test_a_gang_that_lost_a_member_has_failed(bench, backend):
+    """Also for a backend that comes after a crash; what is left goes with the stop."""
+    gang = bench.gang()
+    if gang is None:
+        assert not backend.support.gangs or isinstance(bench, RayJobBench)
+        return
+    order, lose = gang
+    told: list[WorkloadReport] = []
+    backend.listen(told.append)
+    assert (await backend.start(order)).phase is Phase.READY
+    node = await lose()
+    await until(lambda: any(each.phase is Phase.FAILED for each in told))
+    assert node in next(each.detail for each in told if each.phase is Phase.FAILED)
+    for look in (backend.status, backend.probe):
+        assert (await look("a")).phase is Phase.FAILED
+    assert backend.glance("a") is None
+    assert [each.phase for each in await backend.discover()] != [Phase.READY]
+    after = bench.backend()
+    assert [each.phase for each in await after.discover()] != [Phase.READY]
+    with contextlib.suppress(BackendError):  # It says why not, or how the gang ended.
+        assert (await after.start(replace(order, resumed=True))).phase is Phase.FAILED
+    await after.stop("a")
+    await backend.stop("a")
+    await until(nothing_left(bench))
+    await after.close()
+
+
+def nothing_left(bench: Bench) -> Callable[[], Any]:
+    async def left() -> bool:
+        return await bench.left() == 0
+
+    return left
+
+
+RUNS = int(os.environ.get("OUTPUT_RUNS", "20"))
+
+
+async def test_output_is_whole_however_fast_a_command_ends(bench, backend):
+    """Many at a time, each stopped as soon as it is over, as a daemon does."""
+    writing = bench.writing()
+    if writing is None:
+        return
+    ended: dict[str, asyncio.Event] = {f"w{number}": asyncio.Event() for number in range(RUNS)}
+    loop = asyncio.get_running_loop()
+
+    def note(report: WorkloadReport) -> None:
+        if report.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+            loop.call_soon_threadsafe(ended[report.id].set)
+
+    backend.listen(note)
+    slots = asyncio.Semaphore(5)
+
+    async def run(name: str) -> str:
+        async with slots:
+            report = await backend.start(Order(name, writing))
+            if not report.phase.over:
+                await ended[name].wait()
+            await backend.stop(name)
+            log = await backend.logs(name)
+            while not log.over:
+                log = await backend.logs(name)
+            return log.text
+
+    async with asyncio.timeout(SEEN_SECONDS_MAX * RUNS):
+        texts = await asyncio.gather(*(run(name) for name in ended))
+    assert [text.splitlines()[-1:] for text in texts] == [["last"]] * RUNS
+    assert {len(text.splitlines()) for text in texts} == {301}

@@ -19,7 +19,7 @@ from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
-SECONDS = float(os.environ.get("MOORAGE_TEST_SHORT_LEASES_SECONDS", "15"))
+SECONDS = float(os.environ.get("SHORT_LEASES_SECONDS", "15"))
 CLIENTS = 16
 COMMANDS = (["true"], ["true"], ["false"], ["sleep", "0.2"], ["sleep", "100"])
 

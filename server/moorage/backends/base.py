@@ -106,6 +106,10 @@ class Order:
         fencing: Of the grant that it is started for; 0 where there is none.
         tenant: Whose it is; empty where there are no tenants.
         devices: As `model.Lease.devices`, of `placement`.
+        stop_seconds_max: The most that it may ask for between being told to end and being killed;
+            None where that is not bounded.
+        resumed: Whether it was ready before, under another daemon: then it is found, and what is
+            missing of a gang was lost rather than never made.
 
     """
 
@@ -118,6 +122,8 @@ class Order:
     fencing: int = 0
     tenant: str = ""
     devices: tuple[tuple[DeviceId, ...], ...] = ()
+    stop_seconds_max: float | None = None
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +239,10 @@ class Backend(Protocol):
 
     Engines are used from several threads and event loops; none of their calls belongs to the loop
     that started a workload.
+
+    A gang that was ready and lost a member has failed: `discover`, `start`, `status` and `probe`
+    say so, `glance` says nothing, and the listener is told, until it is stopped. The detail names
+    the node of the member. What is left of the gang goes on until the stop that follows.
     """
 
     @property
@@ -273,8 +283,13 @@ class Backend(Protocol):
 
         """
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; return when nothing of it is left. A second time does nothing.
+
+        Args:
+            workload: Its name.
+            stop_seconds_max: The most that it has between being told to end and being killed,
+                whatever its spec says; None where that is not bounded.
 
         Raises:
             BackendError: It cannot be stopped; it may still be using what it holds.

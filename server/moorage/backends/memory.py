@@ -39,7 +39,7 @@ class _Entry:
     workload: WorkloadReport
     fail_stops: int
     limits: dict[str, Any] = field(default_factory=dict[str, Any])
-    death: threading.Timer | None = None
+    faults: list[threading.Timer] = field(default_factory=list[threading.Timer])
 
 
 class MemoryBackend:
@@ -91,25 +91,32 @@ class MemoryBackend:
         if there is not entry:  # Two starts of the same name: there is one workload.
             return there.workload
         if spec.die_seconds is not None:
-            entry.death = threading.Timer(spec.die_seconds, self._die, (order.id, entry))
-            entry.death.daemon = True
-            entry.death.start()
+            code = spec.exit_code
+            phase = Phase.FAILED if code else Phase.SUCCEEDED
+            detail = f"it ended by itself with {code}"
+            died = WorkloadReport(order.id, phase, detail=detail, exit_code=code)
+            self._fail_later(spec.die_seconds, entry, died)
+        if spec.lose_seconds is not None and order.placement:
+            detail = f"its member on node {order.placement[-1].node_id} is gone"
+            lost = WorkloadReport(order.id, Phase.FAILED, detail=detail)
+            self._fail_later(spec.lose_seconds, entry, lost)
         self._tell(ready)
         return ready
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
         entry = self._machine.get(workload)
         if entry is None:
             return
-        await asyncio.sleep(entry.spec.stop_seconds)
+        seconds = entry.spec.stop_seconds
+        await asyncio.sleep(seconds if stop_seconds_max is None else min(seconds, stop_seconds_max))
         if entry.fail_stops:
             entry.fail_stops -= 1
             raise BackendError(f"{workload} does not stop")
         with self._lock:
             gone = self._machine.pop(workload, None) is entry
-        if entry.death is not None:
-            entry.death.cancel()
+        for fault in entry.faults:
+            fault.cancel()
         if gone:
             self._tell(replace(entry.workload, phase=Phase.STOPPED, endpoint=""))
 
@@ -175,16 +182,18 @@ class MemoryBackend:
             raise UnknownWorkloadError(workload)
         return entry
 
-    def _die(self, workload: str, entry: _Entry) -> None:
-        code = entry.spec.exit_code
-        phase = Phase.FAILED if code else Phase.SUCCEEDED
+    def _fail_later(self, seconds: float, entry: _Entry, end: WorkloadReport) -> None:
+        fault = threading.Timer(seconds, self._end, (entry, end))
+        fault.daemon = True
+        entry.faults.append(fault)
+        fault.start()
+
+    def _end(self, entry: _Entry, end: WorkloadReport) -> None:
         with self._lock:
-            if self._machine.get(workload) is not entry:
+            if self._machine.get(end.id) is not entry or entry.workload.phase.over:
                 return
-            entry.workload = WorkloadReport(
-                workload, phase, detail=f"it ended by itself with {code}", exit_code=code
-            )
-        self._tell(entry.workload)
+            entry.workload = end
+        self._tell(end)
 
     def _tell(self, workload: WorkloadReport) -> None:
         if self._listener is not None:

@@ -370,6 +370,7 @@ class MemoryResourceSpec(BaseResourceSpec):
         fail_stops: So many stops fail before one succeeds.
         die_seconds: Ends by itself so long after it was ready.
         exit_code: With this, when it ends by itself.
+        lose_seconds: The last member of a gang is lost so long after it was ready.
         fail_reset: Fails every reset with this reason.
         resettable: Whether it can be reset at all.
 
@@ -384,6 +385,7 @@ class MemoryResourceSpec(BaseResourceSpec):
     fail_stops: int = 0
     die_seconds: StopSeconds | None = None
     exit_code: int = 1
+    lose_seconds: StopSeconds | None = None
     fail_reset: str = ""
     resettable: bool = True
     start_timeout: StartSeconds | None = None

@@ -304,6 +304,14 @@ class Config(ShareSettings):
             "Longest `keep_warm_seconds` that may be asked for; 0 keeps nothing warm.",
         ),
     ] = 3_600.0
+    stop_seconds_max: Annotated[
+        float,
+        Setting(
+            seconds(0, 3_600),
+            "Longest that a workload has between SIGTERM and SIGKILL, whatever `stop_seconds` or a "
+            "manifest says; of a lease that gives way, its notice at most.",
+        ),
+    ] = 120.0
     restart_grace_seconds: Annotated[
         float,
         Setting(

@@ -260,7 +260,13 @@ async def _open_runners(
     stack.push_async_callback(contexts.close)
     core.tasks.spawn(contexts.run())
     backends = configured_backends(config, lambda: state.clusters)
-    workloads = WorkloadControl(backends, core.inbox.post, core.tasks, core.watchers.workload)
+    workloads = WorkloadControl(
+        backends,
+        core.inbox.post,
+        core.tasks,
+        core.watchers.workload,
+        config.stop_seconds_max,
+    )
     stack.push_async_callback(workloads.close)
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
     ray = backends.get("ray")

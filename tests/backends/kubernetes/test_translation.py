@@ -5,7 +5,7 @@ import pytest
 from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.kubernetes.workloads.manifests import start_objects
 from moorage.backends.kubernetes.workloads.translation import pod_order
-from moorage.backends.remote_specs import PodResourceSpec
+from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 
 
@@ -66,3 +66,24 @@ def test_a_null_is_as_good_as_nothing(manifest: dict) -> None:
         for spec in (PodResourceSpec(image="a", manifest=manifest), PodResourceSpec(image="a"))
     ]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("spec", [PodResourceSpec, JobResourceSpec])
+def test_no_manifest_asks_for_more_than_the_operator_lets_a_stop_take(
+    spec: type[PodResourceSpec],
+) -> None:
+    probe = {"exec": {"command": ["true"]}, "terminationGracePeriodSeconds": 3600}
+    pod = {
+        "terminationGracePeriodSeconds": 3600,
+        "containers": [{"name": "main", "livenessProbe": probe}],
+    }
+    for given in (
+        spec(image="a", stop_seconds=3600),
+        spec(image="a", manifest={"spec": pod}),
+    ):
+        order = Order("a", given, stop_seconds_max=59.5)
+        made = start_objects(order, pod_order(given), "server", "default", {}, "").pods[0]["spec"]
+        made = made.get("template", {"spec": made})["spec"]
+        assert made["terminationGracePeriodSeconds"] == 60
+        probe = made["containers"][0].get("livenessProbe", {})
+        assert probe.get("terminationGracePeriodSeconds", 0) <= 60

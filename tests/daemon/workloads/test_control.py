@@ -26,6 +26,7 @@ from moorage.model import (
     Lease,
     LeaseTerms,
     NodeId,
+    Notice,
     PolicyRef,
     Provision,
     RequestId,
@@ -191,9 +192,9 @@ class SerialBackend(MemoryBackend):
                 await asyncio.sleep(0.01)  # As a real one, it takes a while to undo that.
                 raise
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         with self._alone(workload, "stop"):
-            await super().stop(workload)
+            await super().stop(workload, stop_seconds_max)
 
     async def reset(self, workload: str) -> None:
         with self._alone(workload, "reset"):
@@ -264,9 +265,9 @@ class DefectiveBackend(MemoryBackend):
         self._fail("start", order.id)
         return await super().start(order)
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         self._fail("stop", workload)
-        await super().stop(workload)
+        await super().stop(workload, stop_seconds_max)
 
     async def status(self, workload: str) -> WorkloadReport:
         self._fail("status", workload)
@@ -305,3 +306,25 @@ async def test_a_defect_in_one_workload_ends_its_lease_and_nothing_else(call):
     await house.heard(WorkloadStopped)
     await house.room.close()
     assert not house.tasks.broken.done()
+
+
+async def test_the_operator_and_the_notice_bound_how_long_a_workload_takes_to_end():
+    class Noting(MemoryBackend):
+        bounds: list[float | None] = []  # noqa: RUF012  # One test.
+
+        async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
+            self.bounds.append(stop_seconds_max)
+            await super().stop(workload, stop_seconds_max)
+
+    tasks, events = Tasks(), []
+    backend = Noting()
+    room = WorkloadControl({"memory": backend}, events.append, tasks, [].append, 60.0)
+    held = lease("first", 1, stop_seconds=0.01)
+    notice = Notice(RequestId("other"), 1.0, "preempted")
+    short = replace(held, notice=notice, terms=LeaseTerms(60.0, notice_seconds=3.0))
+    for each in (held, short, replace(held, notice=notice)):
+        room.stop(each)
+        await asyncio.sleep(0.05)  # Each has its own order.
+    assert backend.bounds == [60.0, 3.0, 10.0]
+    await room.close()
+    assert not tasks.broken.done()

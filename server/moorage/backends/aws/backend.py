@@ -305,7 +305,11 @@ class AwsBackend:
 
     # Stopping ----------------------------------------------------------------------------------
 
-    async def stop(self, workload: str) -> None:
+    async def stop(
+        self,
+        workload: str,
+        stop_seconds_max: float | None = None,  # noqa: ARG002  # AWS alone says how long one has.
+    ) -> None:
         """Stop an instance; see `Backend.stop`."""
         self._watch().forget(workload)
         try:

@@ -84,9 +84,9 @@ class KubernetesBackend:
         self.refuse(order.spec)
         return await self._run(self._opened().start(order))
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
-        await self._run(self._opened().stop(workload))
+        await self._run(self._opened().stop(workload, stop_seconds_max))
 
     async def status(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.status`."""

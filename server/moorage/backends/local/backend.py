@@ -126,10 +126,10 @@ class LocalBackend:
         with _plain():
             return await part.start(order)
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
         with _plain():
-            await self._part(workload).stop(workload)
+            await self._part(workload).stop(workload, stop_seconds_max)
 
     async def status(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.status`."""

@@ -131,11 +131,11 @@ class Containers(LocalWorkloads):
         await finished(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a container and remove it; see `Backend.stop`."""
         if not self.has(workload):
             return
-        await finished(asyncio.to_thread(self._stop, workload))
+        await finished(asyncio.to_thread(self._stop, workload, stop_seconds_max))
         self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
@@ -374,7 +374,7 @@ class Containers(LocalWorkloads):
 
     # Ending ------------------------------------------------------------------------------------
 
-    def _stop(self, workload: str) -> None:
+    def _stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop and remove the container, and keep its output. Blocks."""
         folder, name = self._store.folder(workload), self._name(workload)
         order = self._store.order(workload) or {}
@@ -383,7 +383,9 @@ class Containers(LocalWorkloads):
         try:
             api = self._api()
             if api.inspect(name) is not None:
-                api.stop(name, float(order.get("stop_seconds", 0)))
+                seconds = float(order.get("stop_seconds", 0))
+                bound = seconds if stop_seconds_max is None else stop_seconds_max
+                api.stop(name, min(seconds, bound))
                 with contextlib.suppress(BackendError, OSError):  # Two stops at a time, say.
                     self._keep_output(folder, name)
                 api.remove(name)

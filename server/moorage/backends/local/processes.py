@@ -118,7 +118,7 @@ class Processes(LocalWorkloads):
         await finished(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a process and all it started; see `Backend.stop`.
 
         Its files say whom to ask. Whatever they say, and where they are lost, all that has its
@@ -142,6 +142,8 @@ class Processes(LocalWorkloads):
             for number in (signal.SIGTERM, signal.SIGCONT):  # It may be paused.
                 self._watcher.signal(*watched, number)
         limit = STOP_SPARE_SECONDS + float((order or {}).get("stop_seconds", 0))
+        if stop_seconds_max is not None and stop_seconds_max < limit - STOP_SPARE_SECONDS:
+            limit = stop_seconds_max  # Its supervisor would wait longer; the sweep does not.
         if ended is not None:
             with contextlib.suppress(TimeoutError):  # Then it is not asked any more.
                 async with asyncio.timeout(limit):

@@ -119,7 +119,7 @@ class LocalWorkloads(abc.ABC):
         """Return what is here, and watch it from now on."""
 
     @abc.abstractmethod
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
 
     @abc.abstractmethod

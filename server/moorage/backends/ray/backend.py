@@ -30,7 +30,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.completion import finished
 from moorage.backends.ray import orders
-from moorage.backends.ray.connection import RayConnection
+from moorage.backends.ray.connection import RayConnection, WorkloadFailedError
 from moorage.backends.ray.records import Records
 from moorage.backends.remote_specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
@@ -92,18 +92,29 @@ class RayBackend:
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return what is here; see `Backend.discover`."""
-        found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
+        found = await self._discovered()
         known = {name: _report(name, each) for name, each in found.items()}
         for name in self._records.ready() - known.keys():
             known[name] = _gone(name)
         return list(known.values())
+
+    async def _discovered(self) -> dict[str, Any]:
+        shapes = self._records.shapes()
+        found: dict[str, Any] = await self.connection.call(
+            "discover", ANSWER_SECONDS_MAX, shapes=shapes
+        )
+        return found
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload and wait until it is ready; see `Backend.start`."""
         orders.check(order.spec)
         plans = orders.plans(order, self._records.server())
         if order.id in self._records.ready():
-            known = await self.connection.call("start", None, plans=plans, new=False)
+            try:
+                known = await self.connection.call("start", None, plans=plans, new=False)
+            except WorkloadFailedError:  # A part of it was lost, and the rest is ended.
+                await finished(self._undone(order.id))
+                raise
             return _gone(order.id) if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
         with self._in_hand(order.id):
@@ -112,7 +123,7 @@ class RayBackend:
             try:
                 async with asyncio.timeout(order.timeout_seconds):
                     answer = await self.connection.call("start", None, plans=plans, new=True)
-                self._records.note(order.id)
+                self._records.note(order.id, plans[0]["shape"])
             except BaseException as error:
                 await finished(self._undone(order.id))
                 if isinstance(error, TimeoutError):
@@ -134,18 +145,20 @@ class RayBackend:
             left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
             with self._lock:
                 self._unwanted.discard(workload)
-            if left is not None:
+            if left is not None and left["data"] is not None:
                 await asyncio.to_thread(self._records.archive, workload, left)
             self._records.forget(workload)
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
         with self._in_hand(workload):
-            left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            left = await self.connection.call(
+                "stop", STOP_SECONDS_MAX, workload=workload, stop_seconds_max=stop_seconds_max
+            )
             with self._lock:
                 self._unwanted.discard(workload)
             was = left is not None or workload in self._records.ready()
-            if left is not None:
+            if left is not None and left["data"] is not None:
                 await asyncio.to_thread(self._records.archive, workload, left)
             self._records.forget(workload)
         if was:
@@ -162,7 +175,11 @@ class RayBackend:
     async def _looked(self, workload: str, *, probe: bool) -> WorkloadReport:
         try:
             seen = await self.connection.call(
-                "status", ANSWER_SECONDS_MAX, workload=workload, probe=probe
+                "status",
+                ANSWER_SECONDS_MAX,
+                workload=workload,
+                shape=self._records.shapes().get(workload),
+                probe=probe,
             )
         except UnknownWorkloadError:
             if workload in self._records.ready():
@@ -223,9 +240,12 @@ class RayBackend:
                 "logs", ANSWER_SECONDS_MAX, workload=workload, offset=offset
             )
         except UnknownWorkloadError:
-            async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                while workload in self._busy:  # noqa: ASYNC110  # It is being stopped: its output is on the way.
-                    await asyncio.sleep(STOPPING_SECONDS)  # As above.
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                    while workload in self._busy:  # noqa: ASYNC110  # It is being stopped: its output is on the way.
+                        await asyncio.sleep(STOPPING_SECONDS)  # As above.
+            except TimeoutError:
+                return Log("", max(offset, 0))  # It takes long to stop; the caller asks again.
             kept = await asyncio.to_thread(self._records.archived, workload)
             if (last := attempt or max(kept, default=0)) in kept:
                 return _archived(kept[last], offset)
@@ -270,7 +290,7 @@ class RayBackend:
     async def _caught_up(self) -> None:
         before = self._records.ready()
         try:
-            found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
+            found = await self._discovered()
             for name in sorted(self._unwanted):
                 with self._lock:
                     wanted = name in self._busy or name not in self._unwanted

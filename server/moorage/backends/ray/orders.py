@@ -96,6 +96,7 @@ def plans(order: Order, server: str) -> list[Plan]:
     bundles = _bundles(order.placement) if isinstance(spec, RayJobResourceSpec) else []
     if bundles:
         del shares[1:]
+    nodes = [str(each.node_id) for each in order.placement] or [""]
     own = spec.environment if isinstance(spec, ProcessResourceSpec) else {}
     found = []
     for index, share in enumerate(shares):
@@ -115,6 +116,7 @@ def plans(order: Order, server: str) -> list[Plan]:
                 "gpus": list(share.gpus) if share else [],
                 "options": {"num_cpus": 0, "num_gpus": 0} if bundles else _options(share, spec),
                 "bundles": bundles,
+                "shape": {"actors": len(shares), "nodes": nodes},
                 "environment": environment,
                 **_work(spec),
             }

@@ -35,7 +35,7 @@ class Records:
         self.folder = folder
         self._lock = threading.Lock()
         self._server = ""
-        self._known: set[str] | None = None
+        self._known: dict[str, dict[str, Any] | None] | None = None
 
     def server(self) -> str:
         """Return the id that actors' names begin with; drawn when it is first needed."""
@@ -57,18 +57,23 @@ class Records:
         with self._lock:
             return set(self._loaded())
 
-    def note(self, workload: str) -> None:
-        """Note that a workload was ready; durable when this returns."""
+    def shapes(self) -> dict[str, dict[str, Any]]:
+        """Return how many actors on which nodes each of them has; older ones did not say."""
+        with self._lock:
+            return {name: shape for name, shape in self._loaded().items() if shape is not None}
+
+    def note(self, workload: str, shape: dict[str, Any]) -> None:
+        """Note that a workload was ready, and what it is made of; durable when this returns."""
         with self._lock:
             if workload not in self._loaded():
-                self._write(self._path(workload), {"workload": workload})
-                self._loaded().add(workload)
+                self._write(self._path(workload), {"workload": workload, "shape": shape})
+                self._loaded()[workload] = shape
 
     def forget(self, workload: str) -> None:
         """Note no more of a workload."""
         with self._lock:
             self._path(workload).unlink(missing_ok=True)
-            self._loaded().discard(workload)
+            self._loaded().pop(workload, None)
 
     def archive(self, workload: str, output: Mapping[str, Any]) -> None:
         """Keep what a workload wrote that was stopped; the oldest of many goes."""
@@ -93,12 +98,13 @@ class Records:
         digest = hashlib.sha256(workload.encode()).hexdigest()[:32]
         return self.folder / "workloads" / f"{digest}.json"
 
-    def _loaded(self) -> set[str]:
+    def _loaded(self) -> dict[str, dict[str, Any] | None]:
         if self._known is None:
-            self._known = set()
+            self._known = {}
             for path in (self.folder / "workloads").glob("*.json"):
                 try:
-                    self._known.add(str(json.loads(path.read_text())["workload"]))
+                    noted = json.loads(path.read_text())
+                    self._known[str(noted["workload"])] = noted.get("shape")
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     raise BackendError(f"{path} cannot be read ({error}): remove it") from error
         return self._known

@@ -52,6 +52,11 @@ TAIL_CHARS_MAX: Final = 4_000
 TAIL_SECONDS_MAX: Final = 5.0
 """How long a backend may take to say what a workload wrote that did not start."""
 
+STOP_SECONDS_MAX: Final = 120.0
+"""Between SIGTERM and SIGKILL, where the operator does not say otherwise."""
+PREEMPTED_STOP_SECONDS: Final = 10.0
+"""The same where a lease gives way without a notice."""
+
 INHERITED_MAX: Final = 1_000
 """Starts that took a workload over whose output is found later; each other one has its own."""
 KEEP_SECONDS_MAX: Final = 30.0
@@ -86,6 +91,7 @@ class WorkloadControl:
         post: Posts an event to the core.
         tasks: Run the orders.
         progress: Told how far workloads are.
+        stop_seconds_max: The most that any has between SIGTERM and SIGKILL.
 
     """
 
@@ -95,8 +101,10 @@ class WorkloadControl:
         post: Callable[[Event], None],
         tasks: Tasks,
         progress: Callable[[WorkloadReport], None],
+        stop_seconds_max: float = STOP_SECONDS_MAX,
     ) -> None:
         self._backends = backends
+        self._stop_seconds_max = stop_seconds_max
         self._post = post
         self._tasks = tasks
         self._progress = progress
@@ -292,6 +300,8 @@ class WorkloadControl:
                 lease.fencing,
                 lease.tenant,
                 lease.devices,
+                self._stop_seconds_max,
+                lease.state == "active",
             )
             workload = await backend.start(order)
             if lease.inherited and lease.state == "starting" and not await _answers(backend, name):
@@ -339,7 +349,7 @@ class WorkloadControl:
         if lease.inherited:  # Until the last news of it has come, which is news of this lease.
             self._heirs[name] = lease.id
         if backend is not None:
-            await self._stopped(backend, name)
+            await self._stopped(backend, name, self._stop_seconds(lease))
         asyncio.get_running_loop().call_soon(self._disown, name, lease.id)
         self._post(WorkloadStopped(lease.id, lease.fencing, unfit))
 
@@ -355,11 +365,23 @@ class WorkloadControl:
         else:
             self._post(WorkloadKept(lease.id, lease.fencing))
 
-    async def _stopped(self, backend: Backend, name: str) -> None:
+    def _stop_seconds(self, lease: Lease) -> float:
+        """Return the most that a workload has to end; one that gives way has its notice again."""
+        if lease.notice is None:
+            return self._stop_seconds_max
+        notice = lease.terms.notice_seconds or PREEMPTED_STOP_SECONDS
+        return min(notice, self._stop_seconds_max)
+
+    async def _stopped(
+        self, backend: Backend, name: str, stop_seconds_max: float | None = None
+    ) -> None:
         """Stop a workload, however long that takes: a defect here may leave it running, too."""
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             try:
-                await backend.stop(name)
+                await backend.stop(
+                    name,
+                    self._stop_seconds_max if stop_seconds_max is None else stop_seconds_max,
+                )
             except (BackendError, OSError):
                 await asyncio.sleep(pause)
             except Exception:

@@ -7,6 +7,7 @@ change something, and then waits for the watch to show that it did.
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -322,8 +323,12 @@ class ClusterWorkloads:
             pause = next(pauses, pause)
             await asyncio.sleep(pause)
 
-    async def end(self, workload: str) -> bool:
+    async def end(self, workload: str, stop_seconds_max: float | None) -> bool:
         """Have everything of a workload deleted, with the grace that its pods ask for.
+
+        Args:
+            workload: Its name.
+            stop_seconds_max: The most that they have; None where that is not bounded.
 
         Returns:
             Whether there was anything.
@@ -337,9 +342,21 @@ class ClusterWorkloads:
             return False
         self._objects[workload] |= _watched(paths)
         trouble: list[str] = []
+        bodies: dict[str, Document] = {
+            # A Job that is gone has no pod any more, and makes none.
+            path: {"propagationPolicy": "Foreground" if "/jobs/" in path else "Background"}
+            for path in paths
+        }
+        for pod in self.pods(workload):
+            if stop_seconds_max is not None and pod.stop_seconds > stop_seconds_max:
+                # 0 would have the pod forgotten while it may still run.
+                grace = {"gracePeriodSeconds": max(1, math.ceil(stop_seconds_max))}
+                bodies[f"{manifests.PODS.format(pod.namespace)}/{pod.name}"] |= grace
         try:
             async with asyncio.timeout(END_SECONDS_MAX):
-                await asyncio.gather(*(self._deleted(workload, each, trouble) for each in paths))
+                await asyncio.gather(
+                    *(self._deleted(workload, each, body, trouble) for each, body in bodies.items())
+                )
         except (RefusedError, TimeoutError) as error:
             said = f"the Kubernetes cluster {self.cluster_id} took no order to end {workload}"
             raise BackendError(f"{said}: {str(error) or trouble[-1:]}") from error
@@ -357,9 +374,7 @@ class ClusterWorkloads:
         for claim in self.claims(workload):
             yield f"{manifests.CLAIMS.format(claim.namespace)}/{claim.name}"
 
-    async def _deleted(self, workload: str, path: str, trouble: list[str]) -> None:
-        # A Job that is gone has no pod any more, and makes none.
-        body = {"propagationPolicy": "Foreground" if "/jobs/" in path else "Background"}
+    async def _deleted(self, workload: str, path: str, body: Document, trouble: list[str]) -> None:
         try:
             await self._patiently(lambda: self.connection.call("DELETE", path, body), trouble)
         except RefusedError as error:

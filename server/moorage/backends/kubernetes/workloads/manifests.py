@@ -136,6 +136,8 @@ def start_objects(
             claims.append(_claim(meta, devices))
         made = _pod(order, pod, share, rank, counted=not devices)
         _own(made, meta, share, own if devices else "", pod)
+        if order.stop_seconds_max is not None:
+            _bound_stop(made["spec"], math.ceil(order.stop_seconds_max))
         if group_api and len(shares) > 1:
             made["spec"]["schedulingGroup"] = {"podGroupName": name}
         pods.append(_job(made, meta) if pod.job else made)
@@ -287,6 +289,20 @@ def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: 
         # The plugin for it at the API server looks at counts alone, not at claims.
         held = {"key": order.gpu_resource, "operator": "Exists"}
         spec["tolerations"] = [*spec.get("tolerations", []), held]
+
+
+def _bound_stop(spec: Document, seconds: int) -> None:
+    """Bound what is between SIGTERM and SIGKILL, of which `preStop` hooks are a part."""
+    places = [spec] + [
+        probe
+        for each in (*spec["containers"], *(spec.get("initContainers") or ()))
+        for name in ("livenessProbe", "startupProbe")
+        if (probe := each.get(name))
+    ]
+    for place in places:
+        given = place.get("terminationGracePeriodSeconds")
+        if isinstance(given, int | float) and given > seconds:
+            place["terminationGracePeriodSeconds"] = seconds
 
 
 def _job(pod: Document, meta: Document) -> Document:

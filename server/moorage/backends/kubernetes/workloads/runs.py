@@ -87,6 +87,7 @@ class WorkloadRuns:
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._where: dict[str, str] = {}
         self._running: set[str] = set()
+        self._nodes: dict[str, list[str]] = {}
         self._ends: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -116,14 +117,14 @@ class WorkloadRuns:
 
     async def status(self, workload: str) -> WorkloadReport:
         """Return how a workload is now."""
+        told = self.told.get(workload)
+        if told is not None and told.phase.over:  # Whatever is left of it waits for its stop.
+            return told
         cluster = await self._cluster_of(workload)
         seen = cluster.workloads.view(workload) if cluster else None
-        if seen is not None:
-            return seen.report
-        gone = self.told.get(workload)
-        if gone is not None and gone.phase.over:  # It was deleted, and not stopped yet.
-            return gone
-        raise UnknownWorkloadError(workload)
+        if seen is None:
+            raise UnknownWorkloadError(workload)
+        return seen.report
 
     async def execute(
         self,
@@ -264,7 +265,10 @@ class WorkloadRuns:
                     WorkloadReport(name, Phase.STARTING, detail=f"asked of {known.cluster_id}")
                 )
             await self._patiently_listed(known, trouble)
-            there, gang = _is_whole(known.pods(name)), len(order.placement) > 1
+            pods, gang = known.pods(name), len(order.placement) > 1
+            there = _is_whole(pods)
+            if order.resumed and pods and not there:
+                raise BackendError(_lost(pods, [str(x.node_id) for x in order.placement]))
             if not there or pod.port or gang:
                 nodes = set() if there else {str(share.node_id) for share in order.placement}
                 namespace = pod.namespace or tenant_namespace(self._namespace, order.tenant)
@@ -276,6 +280,7 @@ class WorkloadRuns:
         report = await self._ready(cluster, order)
         if report.phase is Phase.READY:
             self._running.add(name)
+            self._nodes[name] = [str(share.node_id) for share in order.placement]
             self._say(report)
             self._changed(name)  # What came between the two.
         else:
@@ -409,7 +414,7 @@ class WorkloadRuns:
 
     # Stopping ----------------------------------------------------------------------------------
 
-    async def stop(self, workload: str) -> None:
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; return when nothing of it is left."""
         self._running.discard(workload)
         cluster = await self._cluster_of(workload)
@@ -417,18 +422,18 @@ class WorkloadRuns:
             for pod in cluster.workloads.pods(workload)[:1]:
                 if pod.ended or pod.phase == "Running":
                     await cluster.output.keep(pod)
-        ended = await self._end(workload)
+        ended = await self._end(workload, stop_seconds_max)
         known = self.told.pop(workload, None)
         if ended or known is not None:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
-    async def _end(self, workload: str) -> bool:
+    async def _end(self, workload: str, stop_seconds_max: float | None = None) -> bool:
         cluster = await self._cluster_of(workload)
         if cluster is None:
             return False
         known = cluster.workloads
         async with self._locks[workload]:
-            ended = await known.end(workload)
+            ended = await known.end(workload, stop_seconds_max)
             give_up_at = time.monotonic() + STOP_SECONDS_MAX
             while left := known.left(workload):
                 if time.monotonic() > give_up_at:
@@ -440,6 +445,7 @@ class WorkloadRuns:
                 if time.monotonic() - before >= LOOK_SECONDS:
                     await known.look_for(workload)
         known.forget(workload)
+        self._nodes.pop(workload, None)
         self._where.pop(workload, None)
         self._locks.pop(workload, None)
         return ended
@@ -459,6 +465,8 @@ class WorkloadRuns:
         seen = cluster.workloads.view(workload)
         if seen is None or seen.trouble is Trouble.SILENCE:
             detail = "another client deleted its pods at the API server"
+            if pods := cluster.workloads.pods(workload):
+                detail = _lost(pods, self._nodes.get(workload, ()))
             report = WorkloadReport(workload, Phase.FAILED, detail=detail)
         else:
             report = seen.report
@@ -480,6 +488,13 @@ class WorkloadRuns:
                 report = replace(report, log_tail=await cluster.output.keep(pod))
         self._say(report)
         return report
+
+
+def _lost(pods: Sequence[PodState], nodes: Sequence[str]) -> str:
+    """Say which pods of a gang are gone that was whole."""
+    missing = [each for each in nodes if each not in {pod.node for pod in pods}]
+    where = f" on {', '.join(missing)}" if missing else ""
+    return f"its pod{where} is gone from the API server, and {len(pods)} of {pods[0].size} are left"
 
 
 def _is_whole(pods: Sequence[PodState]) -> bool:

@@ -92,6 +92,7 @@ class _PodClaim(_Read, frozen=True):
 
 class _PodSpec(_Read, frozen=True):
     node_name: str = ""
+    termination_grace_period_seconds: int = 30
     resource_claims: list[_PodClaim] | None = None
 
 
@@ -130,6 +131,7 @@ class PodState:
         endpoint: Where the workload is reached once it is ready.
         probed: Whether it says itself that it is ready.
         node: Where it was bound to; empty before.
+        stop_seconds: What it asks for between SIGTERM and SIGKILL.
         claims: The claims that it needs.
         phase: As Kubernetes says it.
         ready: Whether it answers.
@@ -153,6 +155,7 @@ class PodState:
     endpoint: str
     probed: bool
     node: str
+    stop_seconds: int
     claims: tuple[str, ...]
     phase: str
     ready: bool
@@ -226,6 +229,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
         endpoint=notes.get(manifests.ENDPOINT, ""),
         probed=manifests.PROBED in notes,
         node=pod.spec.node_name,
+        stop_seconds=pod.spec.termination_grace_period_seconds,
         claims=tuple(each.resource_claim_name for each in pod.spec.resource_claims or ()),
         phase=status.phase,
         ready=ready.status == "True",

@@ -92,7 +92,8 @@ class Driver:
     def beat(self) -> None:
         """Say again and again that Ray answers."""
         while True:
-            ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
+            nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
+            self._workloads.note_dead_nodes([x["NodeID"] for x in nodes if not x["Alive"]])
             self.say({"beat": time.time()})
             time.sleep(BEAT_SECONDS)  # The pace of the beat.
 
@@ -104,9 +105,11 @@ class Driver:
         text = base64.b64encode(data).decode()
         return {"data": text, "start": start, "over": over, "exit_code": code, "attempt": attempt}
 
-    def _stop(self, workload: str) -> dict[str, Any] | None:
-        left = self._workloads.stop(workload)
-        return left and {**left, "data": base64.b64encode(left["data"]).decode()}
+    def _stop(self, workload: str, stop_seconds_max: float | None = None) -> dict[str, Any] | None:
+        left = self._workloads.stop(workload, stop_seconds_max)
+        if left is not None and left["data"] is not None:
+            left["data"] = base64.b64encode(left["data"]).decode()
+        return left
 
     def _look(self) -> dict[str, Any]:
         ours = sorted(self._workloads.actor_ids())

@@ -1,9 +1,13 @@
-"""Workloads on Ray: detached actors, found again by their names. One lock for each workload."""
+"""Workloads on Ray: detached actors, found again by their names. One lock for each workload.
+
+Ray takes the name of an actor that died away, so those that are found do not say how many there
+should be. Who calls says it: the shape of each workload, which outlives this process there.
+"""
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +28,9 @@ ANSWER_SECONDS_MAX: Final = 10.0
 """How long an actor that runs may take to answer."""
 STOP_SPARE_SECONDS: Final = 10.0
 """Beyond what the workload itself has to end."""
+OUTPUT_SECONDS_MAX: Final = 60.0
+"""How long an actor that lives may take to hand out what its workload wrote, before it is killed:
+the machine may be busy. Of one that does not live, Ray says so at once."""
 LOOK_SECONDS: Final = 20.0
 """How long one question waits for a workload's end; one of a killed process ends then, too."""
 EXACT_TRIES: Final = 3
@@ -50,6 +57,24 @@ class _Member:
     handle: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What there is of a workload as long as it is whole."""
+
+    actors: int
+    nodes: tuple[str, ...]
+    """Of its actors, in their order, and of all else that its job may use; empty is any."""
+
+    @classmethod
+    def of(cls, shape: Mapping[str, Any]) -> "_Shape":
+        """Return the shape that `orders.shape` has made."""
+        return cls(int(shape["actors"]), tuple(shape["nodes"]))
+
+    def node(self, index: int) -> str:
+        """Return where an actor runs; empty where that is not known."""
+        return self.nodes[index] if index < len(self.nodes) else ""
+
+
 class Workloads:
     """All workloads of one server.
 
@@ -69,18 +94,26 @@ class Workloads:
         self._given_up: dict[str, list[threading.Event]] = {}
         self._watched: dict[str, dict[Any, _Member]] = {}
         self._ends: dict[str, dict[int, Report]] = {}
+        self._shapes: dict[str, _Shape] = {}
+        self._dead = frozenset[str]()
         self.holders = Holders(self.actor_ids)
         self._groups = JobGroups(server, self.holders)
         threading.Thread(target=self._watch_forever, daemon=True).start()
 
     # Looking -----------------------------------------------------------------------------------
 
-    def discover(self) -> dict[str, Report]:
-        """Return all that is here, and watch it from now on."""
+    def discover(self, shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, Report]:
+        """Return all that is here, and watch it from now on.
+
+        Args:
+            shapes: Of workloads that were ready.
+
+        """
         found: dict[str, Report] = {}
         for workload, members in self._all().items():
-            found[workload] = self._joined(members, "report")
-            self._watch(workload, members)
+            shape = _Shape.of(shapes[workload]) if workload in shapes else None
+            found[workload] = self._joined(members, "report", shape)
+            self._watch(workload, members, shape)
         for workload in self._groups.workloads() - found.keys():
             lock = self._named(workload)
             if lock.acquire(blocking=False):  # Else it is being started or stopped.
@@ -91,9 +124,13 @@ class Workloads:
                     lock.release()
         return found
 
-    def status(self, workload: str, *, probe: bool = False) -> Report:
+    def status(
+        self, workload: str, shape: Mapping[str, Any] | None, *, probe: bool = False
+    ) -> Report:
         """Return how a workload is; with `probe`, after it was asked whether it answers."""
-        return self._joined(self._members(workload), "probe" if probe else "report")
+        question = "probe" if probe else "report"
+        whole = None if shape is None else _Shape.of(shape)
+        return self._joined(self._members(workload), question, whole)
 
     def logs(self, workload: str, offset: int) -> tuple[bytes, int, bool, int | None, int]:
         """Return a piece of output of its first node, as `WorkloadHost.logs`, and its attempt."""
@@ -169,8 +206,11 @@ class Workloads:
         members = self._all().get(workload, [])
         if not members and not new:
             return None
+        shape = _Shape.of(plans[0]["shape"])
         try:
             found = bool(members)
+            if not new:
+                self._check_whole(members, shape)
             if len(members) != len(plans) or len({each.start for each in members}) > 1:
                 self._end(members)
                 members = [self._made(self._bound(plan, given_up)) for plan in plans]
@@ -185,7 +225,7 @@ class Workloads:
             if isinstance(error, kinds):
                 raise NotDoneError(_first_line(error)) from error
             raise
-        self._watch(workload, members)
+        self._watch(workload, members, shape)
         return report
 
     def _bound(self, plan: Mapping[str, Any], given_up: threading.Event) -> Mapping[str, Any]:
@@ -243,7 +283,7 @@ class Workloads:
             began = answer.get("exit_code") is not None and not plan["readiness"]
             if answer["phase"] == "failed" and not began:
                 raise NotDoneError(_why(answer))
-        report = self._joined(members, "report")
+        report = self._joined(members, "report", None)
         if report["phase"] in {"failed", "succeeded"} and not found:
             report = {"phase": "ready", "detail": plans[0]["title"]}
         return report
@@ -292,11 +332,12 @@ class Workloads:
 
     # Stopping ----------------------------------------------------------------------------------
 
-    def stop(self, workload: str) -> Report | None:
-        """Stop a workload; a start under way is given up.
+    def stop(self, workload: str, stop_seconds_max: float | None = None) -> Report | None:
+        """Stop a workload, within so long after SIGTERM; a start under way is given up.
 
         Returns:
-            What its first node wrote at last; None where there was no such workload.
+            What its first node wrote at last, with `data` None where that is lost; None where there
+            was no such workload.
 
         """
         with self._lock:
@@ -309,18 +350,22 @@ class Workloads:
             except UnknownActorError:
                 self._groups.remove(workload)
                 return None
-            outputs = self._end(members)
+            outputs = self._end(members, stop_seconds_max)
             self._groups.remove(workload)
-            data, start, code = outputs.get(0, (b"", 0, None))
+            data, start, code = outputs.get(0, (None, 0, None))
             attempt = int(members[0].start[1])
             return {"data": data, "start": start, "exit_code": code, "attempt": attempt}
 
-    def _end(self, members: Sequence[_Member]) -> dict[int, tuple[bytes, int, int | None]]:
+    def _end(
+        self, members: Sequence[_Member], stop_seconds_max: float | None = None
+    ) -> dict[int, tuple[bytes, int, int | None]]:
         """End actors with all they run; returns what they wrote at last, when none is left."""
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
-        answered = set(ray.wait(refs, num_returns=len(refs), timeout=2.0)[0]) if refs else set()
+        answered = set()
+        if refs:
+            answered.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
         stopping: list[tuple[_Member, Any, float]] = []
         for member, ref in alive:
             about = None
@@ -330,15 +375,20 @@ class Workloads:
             if about is None:
                 _kill(member.handle)
             else:
-                seconds = float(about["stop_seconds"]) + STOP_SPARE_SECONDS
-                stopping.append((member, member.handle.stop.remote(), seconds))
+                seconds = float(about["stop_seconds"])
+                bounded = (
+                    ()
+                    if stop_seconds_max is None or seconds <= stop_seconds_max
+                    else (stop_seconds_max,)
+                )
+                limit = (*bounded, seconds)[0] + OUTPUT_SECONDS_MAX
+                stopping.append((member, member.handle.stop.remote(*bounded), limit))
         for member, ref, seconds in stopping:
             done, _ = ray.wait([ref], timeout=seconds)
             with contextlib.suppress(ray.exceptions.RayError):
                 if done:
                     outputs[member.index] = ray.get(ref)
-            if not done or not _gone(member.name, self._namespace, 2.0):
-                _kill(member.handle)
+            _kill(member.handle)
         for member in members:
             if not _gone(member.name, self._namespace, STOP_SPARE_SECONDS):
                 raise NotDoneError(f"Ray has not ended the actor {member.name}")
@@ -346,8 +396,10 @@ class Workloads:
 
     # Watching ----------------------------------------------------------------------------------
 
-    def _watch(self, workload: str, members: Sequence[_Member]) -> None:
+    def _watch(self, workload: str, members: Sequence[_Member], shape: _Shape | None) -> None:
         with self._lock:
+            if shape is not None:
+                self._shapes[workload] = shape
             if workload in self._watched:
                 return
             self._ends[workload] = {}
@@ -359,6 +411,41 @@ class Workloads:
         with self._lock:
             self._watched.pop(workload, None)
             self._ends.pop(workload, None)
+            self._shapes.pop(workload, None)
+
+    def note_dead_nodes(self, dead: Collection[str]) -> None:
+        """Tell of workloads that a node of theirs is dead, for good as Ray sees it.
+
+        A job has an actor on its first node alone; of the others nothing else tells.
+        """
+        self._dead = frozenset(dead)
+        lost: dict[str, str] = {}
+        with self._lock:
+            for workload in self._watched.keys() & self._shapes.keys():
+                if why := self._dead_node(self._shapes[workload]):
+                    lost[workload] = why
+                    self._watched.pop(workload)
+                    self._ends.pop(workload)
+        for workload, why in lost.items():
+            self._tell(workload, {"phase": "failed", "detail": why})
+
+    def _dead_node(self, shape: _Shape) -> str:
+        dead = next((each for each in shape.nodes if each in self._dead), "")
+        return f"node {dead}, where it runs, is dead" if dead else ""
+
+    def _check_whole(self, members: Sequence[_Member], shape: _Shape) -> None:
+        if lost := self._why_lost(members, shape):
+            raise NotDoneError(lost)
+
+    def _why_lost(self, members: Sequence[_Member], shape: _Shape) -> str:
+        """Return what is missing of a workload that was whole; empty where nothing is."""
+        if why := self._dead_node(shape):
+            return why
+        missing = set(range(shape.actors)) - {each.index for each in members}
+        if not missing or not members:  # Of one that is gone altogether, others say that.
+            return ""
+        where = ", ".join(shape.node(index) or f"rank {index}" for index in sorted(missing))
+        return f"its actor on node {where} is gone, and {len(members)} of {shape.actors} are left"
 
     def _watch_forever(self) -> None:
         while True:
@@ -388,6 +475,7 @@ class Workloads:
                 again = member.handle.ended.remote(LOOK_SECONDS)
                 self._watched[workload][again] = member
                 return
+            end = _placed(end, self._shapes.get(workload), member.index)
             ends = self._ends[workload]
             ends[member.index] = end
             bad = [each for each in ends.values() if each["phase"] != "succeeded"]
@@ -432,22 +520,26 @@ class Workloads:
             raise UnknownActorError(workload)
         return sorted(found, key=lambda each: each.index)
 
-    def _joined(self, members: Sequence[_Member], question: str) -> Report:
-        """Return how a workload is, by how its members are."""
+    def _joined(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
+        """Return how a workload is, by how its members are, and by those that are missing."""
         if not members:
             raise UnknownActorError("")
-        reports = [self._ask(each, question) for each in members]
+        if shape is not None and (lost := self._why_lost(members, shape)):
+            return {"phase": "failed", "detail": lost}
+        reports = [_placed(self._ask(each, question), shape, each.index) for each in members]
         for phase in ("failed", "stopped", "pending", "starting", "ready"):
             for report in reports:
                 if report["phase"] == phase:
                     return {**report, "endpoint": reports[0].get("endpoint", "")}
-        return reports[0]  # type: ignore[no-any-return]  # All of them have succeeded.
+        return reports[0]  # All of them have succeeded.
 
     def _ask(self, member: _Member, question: str, *args: Any) -> Any:
         """Return what a member answers; how it was lost, where its end is all there is."""
         try:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
-        except ray.exceptions.GetTimeoutError:
+        except ray.exceptions.GetTimeoutError as error:
+            if question == "logs":
+                raise NotDoneError("its actor does not answer") from error
             return {"phase": "starting", "detail": "its actor does not answer"}
         except ray.exceptions.RayError as error:
             if question == "logs":
@@ -478,7 +570,13 @@ def _kill(handle: Any) -> None:
 
 
 def _lost(error: Exception) -> Report:
-    return {"phase": "failed", "detail": f"its actor is gone: {_first_line(error)}"}
+    return {"phase": "failed", "detail": f"its actor is gone: {_first_line(error)}", "lost": True}
+
+
+def _placed(report: Report, shape: _Shape | None, index: int) -> Report:
+    """Return a report that names the node of an actor that is gone."""
+    node = shape.node(index) if shape is not None and report.get("lost") else ""
+    return {**report, "detail": f"on node {node}, {report['detail']}"} if node else report
 
 
 def _first_line(error: Exception) -> str:

@@ -128,6 +128,7 @@ class WorkloadHost:
         self._executions: set[_Kept] = set()
         self._object: Any = None
         self._stopping = False
+        self._ending: asyncio.Future[bytes] | None = None
         self._port = 0
         self._written = 0
         self._environment: dict[str, str] = {}
@@ -204,16 +205,23 @@ class WorkloadHost:
         )
         return done
 
-    async def stop(self) -> tuple[bytes, int, int | None]:
-        """End the workload and this process, which is gone soon after the answer.
+    async def stop(self, seconds: float | None = None) -> tuple[bytes, int, int | None]:
+        """End the workload, not this process: who has the answer kills it.
+
+        An answer that leaves as the process ends may be lost, and the output with it. A second call
+        returns the same.
+
+        Args:
+            seconds: Between SIGTERM and SIGKILL, rather than what the plan says.
 
         Returns:
             The end of its output, the offset of that, and the exit code.
 
         """
         self._stopping = True
-        output = await self._in_thread(self._end)
-        threading.Timer(0.02, os._exit, (0,)).start()
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._in_thread(lambda: self._end(seconds)))
+        output = await asyncio.shield(self._ending)
         return output, max(self._written - len(output), 0), self._report.get("exit_code")
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
@@ -413,13 +421,13 @@ class WorkloadHost:
             file.seek(max(self._log.stat().st_size - _TAIL_BYTES, 0))
             return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
-    def _end(self) -> bytes:
+    def _end(self, seconds: float | None) -> bytes:
         with self._starting:  # What is about to start would outlive this process.
             executions = list(self._executions)
         for each in executions:
             each.end(0.0)
         if self._command is not None:
-            self._command.end(self._plan["stop_seconds"])
+            self._command.end(self._plan["stop_seconds"] if seconds is None else seconds)
             self._command.gone.wait()
         for each in executions:
             each.gone.wait()
