@@ -411,7 +411,7 @@ class WorkloadControl:
         if workload is None or backend is None:
             return  # It was stopped, or failed to start, while this order waited for its turn.
         with contextlib.suppress(BackendError, OSError):
-            if not (await backend.status(name)).phase.over:
+            if (await backend.status(name)).phase is Phase.READY:
                 return  # Late news of the start before this one, which ran under the same name.
         lease = self._running.pop(name, lease)  # Taken over, maybe, while this order waited.
         self._post(_end(lease, workload))

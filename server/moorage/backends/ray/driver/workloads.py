@@ -363,7 +363,7 @@ class Workloads:
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
-        answered = set()
+        answered = set[Any]()
         if refs:
             answered.update(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_SECONDS_MAX)[0])
         stopping: list[tuple[_Member, Any, float]] = []
@@ -400,11 +400,20 @@ class Workloads:
         with self._lock:
             if shape is not None:
                 self._shapes[workload] = shape
-            if workload in self._watched:
-                return
-            self._ends[workload] = {}
-            self._watched[workload] = {
-                each.handle.ended.remote(LOOK_SECONDS): each for each in members
+            names = {each.name for each in members}
+            # It may be watched since a look amid its start, when it was not whole.
+            watched = {
+                ref: each
+                for ref, each in self._watched.get(workload, {}).items()
+                if each.name in names
+            }
+            known = {each.name for each in watched.values()}
+            ended = self._ends.setdefault(workload, {}) if known else {}
+            self._ends[workload] = ended
+            self._watched[workload] = watched | {
+                each.handle.ended.remote(LOOK_SECONDS): each
+                for each in members
+                if each.name not in known and each.index not in ended
             }
 
     def _forget(self, workload: str) -> None:
