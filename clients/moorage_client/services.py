@@ -430,10 +430,14 @@ def _alias(alias: str, action: str = "") -> str:
 
 
 def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:
-    """Return what a failure body says; the documented services send a bare text as `error`."""
+    """Return what a failure body says; the documented services send a bare text as `error`.
+
+    Beside that, a server of ours says in `details` what else there is to say.
+    """
     body: dict[str, Any] = reply if isinstance(reply, dict) else {}
-    error = body.get("error")
-    fields: dict[str, Any] = dict(error) if isinstance(error, dict) else {"reason": error}
+    error, details = body.get("error"), body.get("details")
+    fields: dict[str, Any] = dict(details) if isinstance(details, dict) else {}
+    fields |= error if isinstance(error, dict) else {"reason": error}
     return refusal(
         str(fields.pop("code", code)),
         str(fields.pop("reason", None) or body.get("message") or reason),

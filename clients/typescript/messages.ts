@@ -140,7 +140,11 @@ export interface ClusterPage {
 /** Why the answer is no: the machine-readable part of every failure reply. */
 export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
 
-/** What would come of a change; `others` counts what is of other tenants and not shown. */
+/**
+ * What would come of a change.
+ *
+ * `others` counts what is of other tenants and not shown, `other_tenants` those tenants.
+ */
 export interface Consequences {
   /** Seconds since the epoch. */
   at: number;
@@ -149,6 +153,7 @@ export interface Consequences {
   preempted: WouldGiveWay[];
   drained: WouldLeave[];
   others: { [name: string]: number };
+  other_tenants: number;
   warnings: string[];
 }
 
@@ -516,6 +521,12 @@ export interface LeaseRequest {
   anti_affinity?: AntiAffinityRequest | null;
 }
 
+/** How many leases other tenants have, and how many tenants those are. */
+export interface LeasesOfOthers {
+  leases: number;
+  tenants: number;
+}
+
 /**
  * What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
  *
@@ -637,12 +648,17 @@ export interface NoticeAnswer {
   reason: string;
 }
 
-/** How a cluster or a node stands, and the leases that hold something of it. */
+/**
+ * How a cluster or a node stands, and the leases that hold something of it.
+ *
+ * `others`: in a dry run, what is there besides, for a tenant that does not see it.
+ */
 export interface OutOfService {
   cluster_id: string;
   node_id: string | null;
   leases: string[];
   unavailable: string | null;
+  others?: LeasesOfOthers;
 }
 
 /** A piece of a workload's output; the next one starts at `offset`. */
@@ -1356,7 +1372,11 @@ export interface WouldBeGranted {
   placement: ShareObject[];
 }
 
-/** A lease that would have to give way, to whom, and until when it might stay. */
+/**
+ * A lease that would have to give way, to whom, and until when it might stay.
+ *
+ * `by` is empty where another tenant's request is not shown.
+ */
 export interface WouldGiveWay {
   lease: string;
   by: string;

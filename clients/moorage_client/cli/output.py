@@ -305,7 +305,7 @@ def explain_failure(error: MoorageError) -> None:
                     _explain_findings(value)
                 else:
                     note(f"  {name}: {_json(value, ensure_ascii=False)}")
-            if error.code == Code.UNAUTHORIZED:
+            if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, or MOORAGE_TOKEN.")
             if error.request:
                 note(f"More: moorage why {error.request}")

@@ -98,7 +98,10 @@ def _show(told: dict[str, Any]) -> None:
         say(f"the request is {answer['state']}{_about(answer)}")
     rows = [
         *(("granted", row["request"], _places(row)) for row in told["granted"]),
-        *(("preempted", row["lease"], f"by {row['by']}") for row in told["preempted"]),
+        *(
+            ("preempted", row["lease"], f"by {row['by'] or 'another tenant'}")
+            for row in told["preempted"]
+        ),
         *(("drained", row["lease"], f"{row['becomes']} {_places(row)}") for row in told["drained"]),
     ]
     if rows or answer is None:
@@ -106,6 +109,8 @@ def _show(told: dict[str, Any]) -> None:
         table(("what", "lease or request", "what becomes of it"), rows, empty=empty)
     for kind, many in told["others"].items():
         say(f"of others: {many} {kind}")
+    if tenants := told.get("other_tenants"):  # Servers of old do not count them.
+        say(f"they are of {tenants} other tenant{'s' if tenants > 1 else ''}")
 
 
 def _about(answer: dict[str, Any]) -> str:

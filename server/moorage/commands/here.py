@@ -30,7 +30,9 @@ def stock(config: Config, url: str) -> None:
         url: Of the server's HTTP side.
 
     """
-    token = next(iter(config.tokens), "-")
+    # Others may have leases on this machine, and then only an operator changes its document.
+    tokens = sorted(config.tokens, key=lambda token: config.tokens[token] not in config.operators)
+    token = next(iter(tokens), "-")
     with Services(url, token) as services:
         try:
             for document in machine_inventory("this machine", "").documents:

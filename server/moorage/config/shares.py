@@ -16,7 +16,12 @@ class ShareSettings:
 
     operators: Annotated[
         tuple[str, ...],
-        Setting(NAMES, "Tenants that see what all hold, and set quotas.", default="none"),
+        Setting(
+            NAMES,
+            "Tenants that see what all hold, set quotas, cordon and drain, and change clusters on "
+            "which others have leases.",
+            default="none",
+        ),
     ] = ()
     quotas: Annotated[
         tuple[QuotaSetting, ...],

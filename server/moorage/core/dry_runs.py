@@ -1,6 +1,7 @@
 """What operations would do if they were done now: nothing changes. The allocator calls it."""
 
 from dataclasses import replace
+from typing import Any
 
 from moorage.core import refusals
 from moorage.core.cordons import Cordons
@@ -52,7 +53,7 @@ class DryRuns:
                 flushed = [lease.id for lease in self._warm.kept_for(tenant, cluster)]
                 return Information({"dry_run": True, "flushed": flushed})
             case CordonAsked() as event:
-                return self._cordon(event, now)
+                return self._cordon(event, now, sees_all=asked.sees_all)
 
     def _release(self, event: ReleaseAsked) -> Response:
         found = self._leases.owned(event.lease, event.token_digest, event.tenant)
@@ -71,17 +72,22 @@ class DryRuns:
         row = {"request": request} if waiter is None else waiter_row(waiter)
         return Information({"dry_run": True, "state": "cancelled", **row})
 
-    def _cordon(self, event: CordonAsked, now: float) -> Response:
+    def _cordon(self, event: CordonAsked, now: float, *, sees_all: bool) -> Response:
         refusal = self._cordons.refusal(event)
         if refusal is not None:
             return refusal
         until = 0.0 if event.seconds is None else now + event.seconds
         place, drains = (event.cluster, event.node), event.mode == "drain"
         cordon = Cordoned(*place, now, event.tenant, event.reason, drains, until)
-        told = {
+        there = self._cordons.there(event)
+        others = [] if sees_all else [each for each in there if each.tenant != event.tenant]
+        told: dict[str, Any] = {
             "cluster_id": event.cluster,
             "node_id": event.node or None,
-            "leases": [each.id for each in self._cordons.there(event)],
+            "leases": [each.id for each in there if sees_all or each.tenant == event.tenant],
             "unavailable": None if event.mode == "uncordon" else cordon.why,
         }
+        if not sees_all:
+            tenants = {each.tenant for each in others}
+            told["others"] = {"leases": len(others), "tenants": len(tenants)}
         return Information({"dry_run": True, **told})

@@ -281,10 +281,16 @@ class HalfLifeConfigured:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """A client wants to know what an operation would do."""
+    """A client wants to know what an operation would do.
+
+    Args:
+        sees_all: Name the leases of other tenants; else they are counted.
+
+    """
 
     to: Address
     event: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked
+    sees_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.requests.request_progress import RequestProgress
+from moorage.daemon.requests.rights import Rights
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
@@ -122,6 +123,7 @@ class RequestParts:
     calls: HttpCalls
     replies: Replies
     lookups: Lookups
+    rights: Rights
     router: Router
 
 
@@ -317,7 +319,8 @@ def _requests(
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
-    bounds = OperationBounds(config.lease_ttl_seconds_max, core.tokens.is_operator)
+    rights = Rights(core.tokens.is_operator, state)
+    bounds = OperationBounds(config.lease_ttl_seconds_max, rights)
     decisions = Decisions(stores.ledger, core.tokens.is_operator)
     fleets = RecalledFleets(stores.ledger, decisions, core.tokens.is_operator)
     terms = WhatIfBounds(
@@ -335,6 +338,7 @@ def _requests(
         calls,
         replies,
         lookups,
+        rights,
         Router(admission, operations, blocks, replies, tasks),
     )
 
@@ -398,6 +402,7 @@ def _web(
     allocation = services.AllocationServices(requests.router, requests.calls)
     behind = WebServices(
         clusters=catalog.clusters,
+        rights=requests.rights,
         metrics=catalog.metrics,
         blocks=catalog.blocks,
         executors=catalog.executors,

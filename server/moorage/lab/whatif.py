@@ -275,6 +275,7 @@ class _Told:
         self._world = world
         self._state = world.allocator.state
         self._others: dict[str, int] = {}
+        self._other_tenants: set[Tenant] = set()
 
     async def answer(self, ask: Ask) -> Document:
         """Have the request decided; return what it is answered."""
@@ -303,7 +304,8 @@ class _Told:
                     self._add(granted, "granted", lease.tenant, row)
                 case Preempted(lease_id, _, by, until):
                     tenant = self._tenant(lease_id)
-                    row = {"lease": lease_id, "by": by, "until": until}
+                    shown = self._shows(self._tenant(by))
+                    row = {"lease": lease_id, "by": by if shown else "", "until": until}
                     self._add(preempted, "preempted", tenant, row)
                 case _:  # It is about no grant.
                     pass
@@ -311,13 +313,18 @@ class _Told:
         for lease in leaving.values():
             self._add(drained, "drained", lease.tenant, self._left(lease))
         told: Document = {"granted": granted, "preempted": preempted, "drained": drained}
-        return told | {"others": self._others}
+        return told | {"others": self._others, "other_tenants": len(self._other_tenants)}
 
     def _add(self, rows: list[Document], kind: str, tenant: Tenant, row: Document) -> None:
-        if len(rows) < SHOWN_MAX and (self._job.sees_all or tenant == self._job.tenant):
+        if not self._shows(tenant):
+            self._other_tenants.add(tenant)
+        elif len(rows) < SHOWN_MAX:
             rows.append(row)
-        else:
-            self._others[kind] = self._others.get(kind, 0) + 1
+            return
+        self._others[kind] = self._others.get(kind, 0) + 1
+
+    def _shows(self, tenant: Tenant) -> bool:
+        return self._job.sees_all or tenant == self._job.tenant
 
     def _left(self, before: Lease) -> Document:
         """Return what becomes of a lease whose place is drained."""

@@ -204,13 +204,24 @@ class Reasons(Struct):
     next: Next | UnsetType = UNSET
 
 
+class LeasesOfOthers(Struct):
+    """How many leases other tenants have, and how many tenants those are."""
+
+    leases: int
+    tenants: int
+
+
 class OutOfService(Struct):
-    """How a cluster or a node stands, and the leases that hold something of it."""
+    """How a cluster or a node stands, and the leases that hold something of it.
+
+    `others`: in a dry run, what is there besides, for a tenant that does not see it.
+    """
 
     cluster_id: str
     node_id: str | None
     leases: list[str]
     unavailable: str | None
+    others: LeasesOfOthers | UnsetType = UNSET
 
 
 class QuotaTerms(Struct):
@@ -381,7 +392,10 @@ class WouldBeGranted(Struct):
 
 
 class WouldGiveWay(Struct):
-    """A lease that would have to give way, to whom, and until when it might stay."""
+    """A lease that would have to give way, to whom, and until when it might stay.
+
+    `by` is empty where another tenant's request is not shown.
+    """
 
     lease: str
     by: str
@@ -397,7 +411,10 @@ class WouldLeave(Struct):
 
 
 class Consequences(Struct):
-    """What would come of a change; `others` counts what is of other tenants and not shown."""
+    """What would come of a change.
+
+    `others` counts what is of other tenants and not shown, `other_tenants` those tenants.
+    """
 
     at: Seconds
     answer: WhatIfAnswer | None
@@ -405,6 +422,7 @@ class Consequences(Struct):
     preempted: list[WouldGiveWay]
     drained: list[WouldLeave]
     others: dict[str, int]
+    other_tenants: int
     warnings: list[str]
 
 

@@ -98,6 +98,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def create_cluster(request: Request) -> Response:
         """Store a new cluster document; answers it with the aggregates it omitted."""
         document = await _document(request, bodies)
+        services.rights.check_new_cluster(who_of(request), str(document.get("id", "")))
         return json_response(await services.clusters.create(document), 201)
 
     @router.post(
@@ -121,13 +122,18 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
         **operation(ClusterDocument, DocumentChange, bare=True),
     )
     async def update_cluster(cluster_id: str, request: Request) -> Response:
-        """Answer the new document."""
+        """Answer the new document. Where other tenants have leases, only operators change it."""
         change = await _document(request, bodies)
+        services.rights.check_cluster(who_of(request), cluster_id)
         return json_response(await services.clusters.update(cluster_id, change))
 
     @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
-    async def delete_cluster(cluster_id: str) -> Response:
-        """Answer the document that was removed. Leases on the cluster stand until they end."""
+    async def delete_cluster(cluster_id: str, request: Request) -> Response:
+        """Answer the document that was removed. Leases on the cluster stand until they end.
+
+        Where other tenants have leases on it, only operators remove it.
+        """
+        services.rights.check_cluster(who_of(request), cluster_id)
         return json_response(await services.clusters.delete(cluster_id))
 
     return router

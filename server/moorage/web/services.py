@@ -95,6 +95,16 @@ class BlockActions(Protocol):
         """Return `task_id`, `status` (`pending`, `completed`, `failed`), `result` or `error`."""
 
 
+class ClusterRights(Protocol):
+    """Who may change the documents of clusters; raises `unauthorized` (403) for those who not."""
+
+    def check_cluster(self, who: Tenant, cluster_id: str, /) -> None:
+        """Check that a tenant may change or delete a cluster."""
+
+    def check_new_cluster(self, who: Tenant, cluster_id: str, /) -> None:
+        """Check that a tenant may add a cluster of this id."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
     """What the web console needs beside the other endpoints.
@@ -126,6 +136,7 @@ class WebServices:
 
     Args:
         clusters: Their documents.
+        rights: Says who may change them.
         metrics: Theirs.
         blocks: Their documents, and the documents of their metrics.
         executors: Their documents.
@@ -149,6 +160,7 @@ class WebServices:
     """
 
     clusters: DocumentCollection
+    rights: ClusterRights
     metrics: Metrics
     blocks: BlockDocuments
     executors: DocumentCollection

@@ -3,7 +3,7 @@
 The router hands them over; `admission` has the requests for a placement.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import Any, Literal, assert_never
@@ -33,6 +33,7 @@ from moorage.daemon.requests.decisions import Decisions
 from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.replies import Replies, ReplyContext
+from moorage.daemon.requests.rights import Rights
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.workloads.access import WorkloadAccess
@@ -81,12 +82,12 @@ class OperationBounds:
 
     Args:
         ttl_seconds_max: How long a lease may be renewed for at a time.
-        is_operator: Tells who may set quotas, and see what is of others.
+        rights: Says who may do what.
 
     """
 
     ttl_seconds_max: float
-    is_operator: Callable[[Tenant], bool]
+    rights: Rights
 
 
 class Operations:
@@ -116,7 +117,8 @@ class Operations:
         self._watchers = watchers
         self._management = management
         self._lookups = lookups
-        self._ttl_seconds_max, self._is_operator = bounds.ttl_seconds_max, bounds.is_operator
+        self._ttl_seconds_max, self._rights = bounds.ttl_seconds_max, bounds.rights
+        self._is_operator = bounds.rights.is_operator
 
     def lost(self, session: SessionId) -> None:
         """Note that a session is over."""
@@ -129,6 +131,9 @@ class Operations:
     ) -> None:
         """Do what a message says; it is answered at `to`, now or later."""
         self._replies.expect(to, ReplyContext(message.id))
+        if (refusal := self._rights.refusal(tenant, message)) is not None:
+            self._replies.answer(to, refusal)
+            return
         match message:
             case wire.Release():
                 self._release(to, tenant, message)
@@ -231,13 +236,12 @@ class Operations:
     def _post(
         self, asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked, *, dry_run: bool
     ) -> None:
-        self._inbox.post(DryRun(asked.to, asked) if dry_run else asked)
+        sees_all = isinstance(asked, CordonAsked) and self._is_operator(asked.tenant)
+        self._inbox.post(DryRun(asked.to, asked, sees_all) if dry_run else asked)
 
     def _reserve(
         self, to: Address, who: Tenant, message: wire.ReserveNodes | wire.UnreserveNodes
     ) -> None:
-        if not self._may(to, who, "reserve nodes"):
-            return
         if isinstance(message, wire.UnreserveNodes):
             name = RequestId(message.reservation)
             self._inbox.post(UnreserveAsked(to, who, name))
@@ -260,20 +264,9 @@ class Operations:
         if isinstance(message, wire.UnreserveNodes) or not message.dry_run:
             _note(who, self._replies.remote(to), about)
 
-    def _may(self, to: Address, who: Tenant, what: str) -> bool:
-        """Tell whether a tenant is an operator; say that it is none where it is not."""
-        if not self._is_operator(who):
-            reason = f"Tenant “{who}” is none of this server's operators, who {what}."
-            told = {"verdict": "not_you"}
-            self._replies.answer(to, Refusal(Code.UNAUTHORIZED, reason, "op", details=told))
-            return False
-        return True
-
     def _set_quota(
         self, to: Address, who: Tenant, message: wire.SetQuota | wire.RemoveQuota
     ) -> None:
-        if not self._may(to, who, "set quotas"):
-            return
         tenant = Tenant(message.tenant)
         if tenant == EVERYONE and message.project is not None:
             expected = "none beside the tenant `*`, whose quota is that of tenants as a whole"

@@ -5,6 +5,7 @@ import { CELLS, Painter, arrange, fitting } from "../map/draw.js";
 import { STATES, fleet, follow, onChange, read, refused, tally, tick, unpacked } from "../map/model.js";
 import { Tree } from "../map/tree.js";
 import { go, to } from "../router.js";
+import { session } from "../session.js";
 import { useSignal } from "../signal.js";
 import { ask, listen } from "../socket.js";
 import { Action, Copies, Empty, Facts, Grid, Loaded, Loading, Raw, Refused, Section, State, html, typed, useEvery, useLoaded } from "../ui.js";
@@ -228,7 +229,7 @@ function Cordons({ cluster, node = "", out, done }) {
 	const message = { cluster, ...(node ? { node } : {}) };
 	const one = (op, label) => html`<${Action} key=${op} label=${label} title=${`${label} ${where}`} done=${done}
 		message=${{ op, ...message }} words=${["moorage", "fleet", op, where]} />`;
-	return html`<p class="buttons">${out ? one("uncordon", "Uncordon") : [one("cordon", "Cordon"), one("drain", "Drain")]}
+	return html`<p class="buttons">${!session.value?.operator ? null : out ? one("uncordon", "Uncordon") : [one("cordon", "Cordon"), one("drain", "Drain")]}
 		${node ? null : html`<${Action} label="Flush warm leases" title=${`Flush ${cluster}`} done=${done} message=${{ op: "flush", cluster }} words=${["moorage", "flush", "--cluster", cluster]} />`}</p>`;
 }
 

@@ -112,10 +112,10 @@ export function WhatIf({ query }) {
 }
 
 function Told({ it, waits }) {
-	const { answer, warnings, others } = it;
+	const { answer, warnings, others, other_tenants: tenants } = it;
 	const rows = [
 		...it.granted.map((each) => ["starts", each.request, places(each.placement)]),
-		...it.preempted.map((each) => ["gives way", each.lease, `to ${each.by}`]),
+		...it.preempted.map((each) => ["gives way", each.lease, `to ${each.by || "another tenant"}`]),
 		...it.drained.map((each) => ["is drained", each.lease, each.becomes + (each.placement ? ` to ${places(each.placement)}` : "")]),
 	];
 	const starts = it.granted.find((each) => each.request === waits);
@@ -126,6 +126,7 @@ function Told({ it, waits }) {
 		${rows.length ? html`<${Grid} label="What would differ" heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />`
 			: html`<${Empty}>Nothing that you may see would differ for others.<//>`}
 		${Object.entries(others).map(([kind, many]) => html`<p>Of others: ${many} ${kind}.</p>`)}
+		${tenants ? html`<p>They are of ${tenants} other tenants.</p>` : null}
 		<${Raw} value=${it} />
 	<//>`;
 }

@@ -1,0 +1,185 @@
+"""What is common and ends leases of others is an operator's, over both doors: cell by cell."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Server, ask_message, cluster
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # A daemon.
+
+TOKENS = {"MOORAGE_TOKENS": "ann:a1,bob:b1,ops:o1", "MOORAGE_OPERATORS": "ops"}
+ANN, BOB, OPS = "a1", "b1", "o1"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Server]:
+    """A daemon of ann, who holds leases on `east`, of bob, and of the operator ops."""
+    with daemon(environment=TOKENS) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = f"Bearer {BOB}"
+        server.register(cluster("east", nodes=2, gpus=4), cluster("idle", nodes=1, gpus=1))
+        server.publish(catalog.document("first_fit"))
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def lease(served: Server) -> Iterator[dict]:
+    """A lease of ann on the cluster `east`."""
+    message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600}, clusters=["east"])
+    lease = say(served, ANN, message)["lease"]
+    yield lease
+    say(served, OPS, {"op": "uncordon", "cluster": "east"})
+    say(served, ANN, {"op": "release", "lease": lease["id"], "token": lease["token"]})
+
+
+def say(server: Server, token: str, message: dict) -> dict:
+    with server.socket({"Authorization": f"Bearer {token}"}) as socket:
+        socket.send(json.dumps(message))
+        return json.loads(socket.recv(60))
+
+
+def send(server: Server, token: str, method: str, path: str, body: object = None):
+    headers = {"Authorization": f"Bearer {token}"}
+    return server.http.request(method, path, json=body, headers=headers)
+
+
+def is_refused(error: dict, text: str) -> bool:
+    """Tell whether it is refused as what only an operator may do, and says who is one."""
+    says = "MOORAGE_OPERATORS" in text and "operator" in error["expected"]
+    return error["code"] == "unauthorized" and error["verdict"] == "not_you" and says
+
+
+@pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
+@pytest.mark.parametrize("node", ["", "east-0"])
+def test_only_an_operator_takes_out_of_service(
+    served: Server, lease: dict, op: str, node: str
+) -> None:
+    message = {"op": op, "cluster": "east", "node": node}
+    for tenant in (ANN, BOB):  # Also where all leases there are its own.
+        reply = say(served, tenant, message | ({"seconds": 0} if op == "drain" else {}))
+        assert is_refused(reply["error"], reply["message"]), reply
+    (row,) = say(served, ANN, {"op": "leases"})["data"]["leases"]
+    assert (row["id"], row["expires_at"]) == (lease["id"], lease["expires_at"])
+    reply = say(served, OPS, message)
+    assert reply["data"]["leases"] == ([lease["id"]] if node in {"", placed(lease)} else [])
+
+
+def placed(lease: dict) -> str:
+    return lease["placement"][0]["node_id"]
+
+
+@pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
+def test_a_dry_run_counts_what_is_of_others(served: Server, lease: dict, op: str) -> None:
+    message = {"op": op, "cluster": "east", "dry_run": True}
+    own = say(served, ANN, message)["data"]
+    assert (own["leases"], own["others"]) == ([lease["id"]], {"leases": 0, "tenants": 0})
+    reply = say(served, BOB, message)
+    assert (reply["data"]["leases"], reply["data"]["others"]) == ([], {"leases": 1, "tenants": 1})
+    assert lease["id"] not in json.dumps(reply)
+    assert "ann" not in json.dumps(reply)
+    everything = say(served, OPS, message)["data"]
+    assert everything["leases"] == [lease["id"]]
+    assert "others" not in everything
+
+
+def test_a_what_if_counts_what_is_of_others(served: Server, lease: dict) -> None:
+    message = {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}}
+    reply = say(served, BOB, message)
+    told = reply["data"]
+    assert (told["drained"], told["others"], told["other_tenants"]) == ([], {"drained": 1}, 1)
+    assert lease["id"] not in json.dumps(reply)
+    told = say(served, OPS, message)["data"]
+    assert ([row["lease"] for row in told["drained"]], told["other_tenants"]) == ([lease["id"]], 0)
+
+
+CHANGES = [
+    ("PUT", cluster("east", nodes=1, gpus=4)),
+    ("PUT", {"$set": {"unavailable": "mine"}}),
+    ("PUT", {"nodes.nodeData": []}),
+    ("DELETE", None),
+]
+
+
+@pytest.mark.parametrize(("method", "body"), CHANGES)
+def test_a_cluster_with_leases_of_others_is_an_operators(
+    served: Server, lease: dict, method: str, body: object
+) -> None:
+    before = send(served, BOB, "GET", "/clusters/east").json()
+    answer = send(served, BOB, method, "/clusters/east", body)
+    assert answer.status_code == 403
+    assert is_refused(answer.json()["details"], answer.json()["error"]), answer.text
+    assert lease["id"] not in answer.text
+    assert "ann" not in answer.text
+    assert send(served, BOB, "GET", "/clusters/east").json() == before
+
+
+def test_a_cluster_is_changed_where_only_ones_own_leases_are(served: Server, lease: dict) -> None:
+    document = send(served, ANN, "GET", "/clusters/east").json()
+    assert send(served, ANN, "PUT", "/clusters/east", document).status_code == 200
+    assert send(served, OPS, "PUT", "/clusters/east", document).status_code == 200
+    change = {"reputation": 3}
+    assert send(served, BOB, "PUT", "/clusters/idle", change).status_code == 200
+    assert send(served, BOB, "DELETE", "/clusters/idle").status_code == 200
+    answer = send(served, BOB, "POST", "/clusters", cluster("idle", nodes=1, gpus=1))
+    assert answer.status_code == 201, "anybody registers a new one"
+    again = send(served, BOB, "POST", "/clusters", document)
+    assert again.status_code == 409
+
+
+def test_no_other_takes_the_name_of_a_cluster_that_is_gone_while_its_leases_stand(
+    served: Server,
+) -> None:
+    served.register(cluster("gone", nodes=1, gpus=1))
+    message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600}, clusters=["gone"])
+    lease = say(served, ANN, message)["lease"]
+    assert send(served, OPS, "DELETE", "/clusters/gone").status_code == 200
+    document = cluster("gone", nodes=1, gpus=8)
+    assert send(served, BOB, "POST", "/clusters", document).status_code == 403
+    assert send(served, ANN, "POST", "/clusters", document).status_code == 201
+    say(served, ANN, {"op": "release", "lease": lease["id"], "token": lease["token"]})
+    assert send(served, BOB, "DELETE", "/clusters/gone").status_code == 200
+
+
+def test_what_is_reserved_for_another_counts_as_a_lease(served: Server) -> None:
+    served.register(cluster("later", nodes=1, gpus=1))
+    times = {"starts_at": 4e9, "ends_at": 4e9 + 60}
+    message = {"op": "reserve", "resources": {"gpus": 1}, "tenant": "ann", "clusters": ["later"]}
+    made = say(served, OPS, message | times)["data"]
+    assert send(served, BOB, "DELETE", "/clusters/later").status_code == 403
+    say(served, OPS, {"op": "unreserve", "reservation": made["reservation"]})
+    assert send(served, BOB, "DELETE", "/clusters/later").status_code == 200
+
+
+@pytest.mark.parametrize("op", ["reserve", "unreserve", "set_quota", "remove_quota"])
+def test_what_was_an_operators_before_still_is(served: Server, op: str) -> None:
+    fields = {
+        "reserve": {"resources": {"gpus": 1}, "starts_at": 4e9, "ends_at": 4e9 + 60},
+        "unreserve": {"reservation": "r"},
+    }
+    reply = say(served, BOB, {"op": op, **fields.get(op, {"tenant": "ann"})})
+    assert is_refused(reply["error"], reply["message"]), reply
+
+
+def test_a_flush_ends_what_is_warm_of_the_tenant_alone(served: Server) -> None:
+    assert say(served, BOB, {"op": "flush"})["data"] == {"flushed": []}
+
+
+def test_the_command_line_says_who_may(served: Server, lease: dict) -> None:
+    variables = {"MOORAGE_URL": served.running.ws, "MOORAGE_HTTP_URL": served.running.http}
+    environment = {**os.environ, **variables, "MOORAGE_TOKEN": BOB}
+    for words in (["drain", "east"], ["delete", "east"]):
+        command = [str(Path(sys.executable).parent / "moorage"), "fleet", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode != 0
+        assert "MOORAGE_OPERATORS" in done.stderr
+        assert "Say who you are" not in done.stderr, "it is known who asks"
+    assert say(served, ANN, {"op": "status", "lease": lease["id"]})["success"]
