@@ -1,5 +1,6 @@
 """Quotas and fair shares: who may hold how much, and whose turn it is."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,17 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 from moorage.core.accounts import STEPS, Accounts
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense
-from moorage.core.events import HalfLifeConfigured, QuotaAsked, ReleaseAsked
+from moorage.core.events import (
+    HalfLifeConfigured,
+    QuotaAsked,
+    ReleaseAsked,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
 from moorage.core.facts import QuotaSet
 from moorage.core.invariants import check
-from moorage.model import Amounts, Ask, Code, Demand, Quota, RequestId, Tenant
+from moorage.model import Amounts, Ask, Code, Demand, Provision, Quota, RequestId, Tenant
 
 ONE = Demand(gpus=1)
 
@@ -226,3 +234,102 @@ def test_a_quota_said_twice_is_one_fact(hand: Hand) -> None:
     assert hand.inquire("quotas")["quotas"] == []
     assert STEPS == 64
     assert Accounts().held() == {}
+
+
+KEPT = Provision("memory", keep_warm_seconds=60.0)
+
+
+def keep_warm(
+    hand: Hand, tenant: str, name: str, *devices: str, spec: str = "", **more: Any
+) -> None:
+    """Hold devices for a workload, and give it back so that it stays warm."""
+    provision = replace(KEPT, spec={"name": spec or name})
+    asked = replace(of(tenant, name, Demand(gpus=len(devices)), **more), provision=provision)
+    hand.grant(asked, place("n000", *devices))
+    fencing = hand.allocator.state.leases[RequestId(name)].fencing
+    hand.step(WorkloadStarted(RequestId(name), fencing))
+    release(hand, name)
+    hand.step(WorkloadKept(RequestId(name), fencing))
+
+
+def state_of(hand: Hand, name: str) -> str:
+    found = hand.allocator.state.lease(RequestId(name))
+    return found.state if found else "none"
+
+
+def stopped(hand: Hand, name: str) -> Any:
+    fencing = hand.allocator.state.leases[RequestId(name)].fencing
+    return hand.step(WorkloadStopped(RequestId(name), fencing))
+
+
+def test_what_is_warm_counts_for_its_tenant(hand: Hand) -> None:
+    """Four workloads of one GPU, each of its own kind, under a quota of two: two GPUs at most."""
+    allow(hand, "ann", gpus(2), project="night")
+    allow(hand, "ann", gpus(3))
+    keep_warm(hand, "ann", "a", "0", project="night")
+    keep_warm(hand, "ann", "b", "1", project="night")
+    assert (state_of(hand, "a"), state_of(hand, "b")) == ("warm", "warm")
+    accounts = hand.allocator.state.accounts
+    assert accounts.row(("ann", None))["gpu_milli"]["used"] == 2000
+    assert accounts.row(("ann", "night"))["gpu_milli"]["used"] == 2000
+    check(hand.allocator.state)
+    turn = hand.ask(of("ann", "c", project="night"))
+    assert (consults(turn), answers(turn)) == ([], []), "it waits until one has ended"
+    assert (state_of(hand, "a"), state_of(hand, "b")) == ("ending", "warm")
+    assert consults(stopped(hand, "a")) == ["c"]
+    assert consults(hand.ask(of("ann", "day"))) == ["day"], "the project's quota is not in its way"
+    check(hand.allocator.state)
+
+
+def test_as_few_end_as_a_quota_needs_and_none_where_all_are_too_few(hand: Hand) -> None:
+    allow(hand, "ann", gpus(4))
+    hold(hand, "ann", "held", "0", "1")
+    keep_warm(hand, "ann", "a", "2")
+    keep_warm(hand, "ann", "b", "3")
+    assert refused(hand.ask(of("ann", "c", Demand(gpus=3))))[0] is Code.QUOTA_EXCEEDED
+    assert (state_of(hand, "a"), state_of(hand, "b")) == ("warm", "warm")
+    assert answers(hand.ask(of("ann", "d"))) == []
+    assert (state_of(hand, "a"), state_of(hand, "b")) == ("ending", "warm")
+    assert answers(hand.ask(of("ann", "e"))) == []
+    assert state_of(hand, "b") == "ending", "what ends for one is not counted for another"
+    assert consults(stopped(hand, "a")) + consults(stopped(hand, "b")) == ["d", "e"]
+
+
+def test_a_like_request_takes_over_what_is_warm_within_the_quota(hand: Hand) -> None:
+    allow(hand, "ann", gpus(1))
+    keep_warm(hand, "ann", "a", "0", spec="same")
+    again = replace(of("ann", "b"), provision=replace(KEPT, spec={"name": "same"}))
+    hand.ask(again)
+    assert (state_of(hand, "a"), state_of(hand, "b")) == ("ended", "starting")
+    assert hand.allocator.state.accounts.row(("ann", None))["gpu_milli"]["used"] == 1000
+    check(hand.allocator.state)
+
+
+def test_nothing_stays_warm_while_its_tenant_waits_for_the_quota(hand: Hand) -> None:
+    allow(hand, "ann", gpus(1))
+    provision = replace(KEPT, spec={"name": "x"})
+    hand.grant(replace(of("ann", "a"), provision=provision), place("n000", "0"))
+    hand.step(WorkloadStarted(RequestId("a"), 1))
+    assert answers(hand.ask(of("ann", "waits", wait=60.0))) == []
+    release(hand, "a")
+    turn = hand.step(WorkloadKept(RequestId("a"), 1))
+    assert state_of(hand, "a") == "ending", turn
+    assert consults(stopped(hand, "a")) == ["waits"]
+
+
+def test_what_is_warm_and_borrowed_gives_way_to_another_borrower(hand: Hand) -> None:
+    allow(hand, "bob", gpus(2, lend=2))
+    for tenant in ("ann", "eve"):
+        allow(hand, tenant, gpus(0, borrow=2))
+    keep_warm(hand, "ann", "a", "0", "1")
+    assert answers(hand.ask(of("eve", "e"))) == []
+    assert consults(stopped(hand, "a")) == ["e"]
+
+
+def test_a_checkpoint_and_a_replay_count_what_is_warm(hand: Hand) -> None:
+    allow(hand, "ann", gpus(2))
+    keep_warm(hand, "ann", "a", "0")
+    for facts in (hand.facts, list(condense(hand.allocator.state))):
+        other = Allocator()
+        other.replay(facts)
+        assert other.state.accounts.row(("ann", None))["gpu_milli"]["used"] == 1000

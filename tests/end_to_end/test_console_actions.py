@@ -16,7 +16,7 @@ TERMS = {"ttl_seconds": 600}
 def server(tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("actions")
     file = folder / "moored.toml"
-    file.write_text('[tokens]\nann = "a"\nbob = "b"\n')
+    file.write_text('operators = ["olga"]\n[tokens]\nann = "a"\nbob = "b"\nolga = "o"\n')
     with daemon(folder / "data", options=("--config", str(file))) as running:
         server = Server(running)
         server.http.headers["Authorization"] = "Bearer a"
@@ -117,5 +117,5 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
     ],
 )
 def test_what_would_be_refused_is_refused_in_a_dry_run_too(server, message, code):
-    wet, dry = say(server, message, {**message, "dry_run": True})
+    wet, dry = say(server, message, {**message, "dry_run": True}, who="o")
     assert wet["error"]["code"] == dry["error"]["code"] == code

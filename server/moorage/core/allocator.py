@@ -80,7 +80,7 @@ class Allocator:
         self.feasibility = Feasibility(self.state)
         self.requests = OpenRequests(self._turn, overtaken_max)
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
-        self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
+        self._warm = WarmReuse(self._turn, self.feasibility, self._leases, self.requests.queue)
         self._cordons = Cordons(self._turn, self._leases, self._warm)
         self._quotas = Quotas(self._turn, self.requests.queue)
         self._reservations = AdvanceReservations(self._turn, self.feasibility)

@@ -108,8 +108,7 @@ def _check_usage(state: State) -> None:
     for account, quota in state.accounts.quotas.items():
         accounts.set_quota(account, quota)
     for lease in state.leases.values():
-        if lease.state != "warm":
-            accounts.add(lease, 1, None)
+        accounts.add(lease, 1, None)
     assert state.accounts.held() == accounts.held(), "usage drifted from the lease rows"
     rooms, again = (
         {each: known.row(each) for each in state.accounts.held()}

@@ -248,6 +248,16 @@ class WaitingQueue:
         """Pass over the line of a waiter while its quota has no room; return whether that is so."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
+    def waits_for_quota(self, tenant: Tenant | None) -> bool:
+        """Tell whether a request of a tenant (None: of any) waits for room in a quota."""
+        if not self._state.accounts.quotas:
+            return False
+        declined = any(
+            line.over_quota_at and tenant in {None, line.of.tenant} for line in self._declined
+        )
+        number = None if tenant is None else self._state.accounts.number((tenant, None))
+        return declined or self._ranking.is_any_over(number)
+
     def kept_of_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
         """Return what of an account's quota is not for `ask`, but for another request; and which.
 

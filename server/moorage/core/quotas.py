@@ -16,7 +16,7 @@ from moorage.core.events import QuotaAsked
 from moorage.core.facts import HalfLifeSet, QuotaSet, Refusal
 from moorage.core.queue import WaitingQueue
 from moorage.core.turn import TurnWriter
-from moorage.model import RESOURCES, Ask, Placement, Quota
+from moorage.model import RESOURCES, Ask, Lease, Placement, Quota
 
 QUOTAS_MAX = 10_000
 """Quotas that are set at one time; one more is refused."""
@@ -54,19 +54,25 @@ class Quotas:
         if seconds != self._accounts.half_life:
             self._turn.record(HalfLifeSet(seconds, self._turn.now))
 
-    def refusal(self, ask: Ask, placement: Placement | None = None) -> Refusal | None:
+    def refusal(
+        self, ask: Ask, placement: Placement | None = None, ends: Lease | None = None
+    ) -> Refusal | None:
         """Return why an ask is beyond a quota, or None.
 
         Args:
             ask: Asks for a lease; advice holds nothing.
             placement: What it would be granted; None: it is not known yet.
+            ends: A lease that would end in the same turn.
 
         """
         if ask.terms is None or not self._accounts.quotas:
             return None
         amounts = demanded(ask) if placement is None else placed(placement)
         for account in accounts_of(ask.tenant, ask.project):
-            found = self._short(ask, account, amounts)
+            more = amounts
+            if ends is not None and account in accounts_of(ends.tenant, ends.terms.project):
+                more = tuple(a - b for a, b in zip(amounts, placed(ends.placement), strict=True))
+            found = self._short(ask, account, more)
             if found is not None:
                 return found
         return None

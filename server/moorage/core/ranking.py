@@ -286,6 +286,13 @@ class Ranking:
             self._classes["over"][row] = True
         return over
 
+    def is_any_over(self, tenant: int | None) -> bool:
+        """Return whether a class, of one tenant's account where given, is beyond its quota."""
+        live = np.isfinite(self._classes["since"])
+        if tenant is not None:
+            live &= self._classes["tenant"] == tenant
+        return bool(self._over(np.flatnonzero(live)).any())
+
     def rooms(self) -> int:
         """Count the times that quotas may have got more room, from 1 on.
 

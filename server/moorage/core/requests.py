@@ -99,11 +99,11 @@ class Requests:
         kept = self._queue.reserved_before(ask)
         pending, told = Pending(ask, self._turn.now), list[tuple[Ask, Refusal]]()
         for pending.ask in alternatives.each(ask):
-            over = self._quotas.refusal(pending.ask)
-            pending.over = over or pending.over
-            if over is None and self.take_over(pending, kept):
+            if self.take_over(pending, kept):  # Its quota counts what is warm already.
                 self._turn.wakes = True
                 return
+            over = self._quotas.refusal(pending.ask)
+            pending.over = over or pending.over
             reserved = self.withheld.reserved(pending.ask)
             if over is None and self._fits(pending.ask, reserved):
                 self.consult(pending, reserved)
@@ -339,7 +339,7 @@ class Requests:
         """Grant an ask the warm lease that is like it, if there is one; its policy is not asked."""
         ask = pending.ask
         warm = self._warm.like(ask, kept)
-        if warm is not None and self._quotas.refusal(ask, warm.placement) is not None:
+        if warm is not None and self._quotas.refusal(ask, warm.placement, warm) is not None:
             return False
         if warm is not None:
             self._warm.take_over(warm, ask.id)

@@ -87,7 +87,7 @@ class State:
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
         growth: Where it did, since the queue last took note.
-        accounts: What each tenant and project holds and may hold; what is warm is held by none.
+        accounts: What each tenant and project holds, warm leases too, and may hold.
 
     """
 
@@ -210,8 +210,7 @@ class State:
             self.places.setdefault((share.cluster_id, share.node_id), {})[lease.id] = share
         if lease.terms.preemptible:
             self.preemptible[lease.id] = None
-        if lease.state != "warm":
-            self.accounts.add(lease, 1, at)
+        self.accounts.add(lease, 1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.take(share)
@@ -228,8 +227,7 @@ class State:
             del self.places[place][lease.id]
             if not self.places[place]:
                 del self.places[place]
-        if lease.state != "warm":
-            self.accounts.add(lease, -1, at)
+        self.accounts.add(lease, -1, at)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
@@ -308,7 +306,7 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Ending(request, at, reason):
             _ending(state, request, at, reason)
         case Warmed(request, at, expires_at):
-            _warm(state, request, at, expires_at)
+            _warm(state, request, expires_at)
         case Ended(request, at, reason):
             _end(state, request, at, reason)
         case Carried(lease):
@@ -477,8 +475,6 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
     given_up = request in state.resetting  # It was to be kept, and now it shall end after all.
     assert lease.state != "ending" or given_up
-    if lease.state == "warm":
-        state.accounts.add(lease, 1, at)
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)
     state.warm.pop(request, None)
@@ -489,14 +485,13 @@ def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
         state._gives_way(lease)  # noqa: SLF001  # Called by apply().
 
 
-def _warm(state: State, request: RequestId, at: float, expires_at: float) -> None:
+def _warm(state: State, request: RequestId, expires_at: float) -> None:
     lease = state.leases[request]
     assert lease.state == "ending"
     assert lease.provision is not None
     state.resetting.pop(request, None)
     state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
     state.warm[request] = None
-    state.accounts.add(lease, -1, at)
     state._gives_way(lease)  # noqa: SLF001  # Called by apply().
     state._due(lease.id)  # noqa: SLF001  # Called by apply().
 

@@ -1,8 +1,9 @@
 """What is kept after its release: who takes it over, and who it gives way to.
 
-A warm lease holds its place like any other, so no GPU is promised twice. It differs: no tenant
-owns it. The next request like its own takes its workload over without a start, and a request that
-does not fit otherwise has it ended first. The allocator is the only caller.
+A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
+tenant's quota. It differs: nobody has its token. The next request like its own takes its workload
+over without a start, and a request that does not fit otherwise, or not within its quota, has it
+ended first. The allocator is the only caller.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,16 +11,29 @@ from typing import Final
 
 import numpy as np
 
+from moorage.core.accounts import Account, placed
 from moorage.core.effects import Address, Information, Stop
 from moorage.core.events import WorkloadKept
 from moorage.core.facts import Ended, Refusal, Warmed
 from moorage.core.feasibility import Candidates, Feasibility
 from moorage.core.leases import LeaseLifecycle, likeness
+from moorage.core.queue import WaitingQueue
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import verify
 from moorage.core.withheld import parts, withheld
-from moorage.model import Ask, ClusterId, Code, Demand, Lease, Nodes, Placement, RequestId, Tenant
+from moorage.model import (
+    RESOURCES,
+    Ask,
+    ClusterId,
+    Code,
+    Demand,
+    Lease,
+    Nodes,
+    Placement,
+    RequestId,
+    Tenant,
+)
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
@@ -36,15 +50,21 @@ class WarmReuse:
         writer: What the turn is written on.
         feasibility: Knows what fits.
         leases: Ends leases.
+        queue: Knows who waits for a quota.
 
     """
 
     def __init__(
-        self, writer: TurnWriter, feasibility: Feasibility, leases: LeaseLifecycle
+        self,
+        writer: TurnWriter,
+        feasibility: Feasibility,
+        leases: LeaseLifecycle,
+        queue: WaitingQueue,
     ) -> None:
         self._turn = writer
         self._feasibility = feasibility
         self._leases = leases
+        self._queue = queue
         self._evicted: dict[RequestId, RequestId] = {}
         self._awaited: dict[RequestId, RequestId] = {}
         self._hopeless: dict[tuple[Demand, Candidates, Nodes, Placement], int] = {}
@@ -64,7 +84,7 @@ class WarmReuse:
             return
         if (lease.state, lease.reason) != ("ending", RELEASED):
             return  # It is warm already, or was ended meanwhile.
-        if self._lost(lease):
+        if self._lost(lease) or self._is_in_the_way(lease):
             self._turn.emit(Stop(lease))
             return
         until = self._turn.now + lease.provision.keep_warm_seconds
@@ -126,8 +146,15 @@ class WarmReuse:
         state, now = self._turn.state, self._turn.now
         return parts(state, self._feasibility, ask, now, whatever_ends=True)
 
+    def _is_in_the_way(self, lease: Lease) -> bool:
+        """Return whether others wait for the quota that a lease would go on to take."""
+        borrows = any(self._turn.state.accounts.borrowed((lease.tenant, None)))
+        return self._queue.waits_for_quota(None if borrows else lease.tenant)
+
     def room_after(self, refusal: Refusal, ask: Ask, kept: Nodes) -> Nodes | None:
         """As `capacity`, where the refusal of `ask` is one that room would change; else None."""
+        if refusal.code is Code.QUOTA_EXCEEDED:
+            return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
         wanting = declined or refusal.code is Code.NO_CAPACITY
         return self.capacity(ask, kept) if wanting else None
@@ -167,6 +194,45 @@ class WarmReuse:
         for lease in coming:
             self._evicted[lease.id] = ask.id
         return attempt.nodes()
+
+    def _quota(self, over: Refusal, ask: Ask) -> Nodes | None:
+        """Have warm leases ended so that a quota has room for `ask`, the oldest first.
+
+        Returns:
+            No nodes: where there is room then, nobody knows; None where ending all would not help.
+
+        """
+        state, told = self._turn.state, over.details
+        if ask.terms is None or ask.dry_run:
+            return None
+        column, lacking = RESOURCES.index(told["resource"]), told["asked"] - told["room"]
+        lacking += told.get("kept", 0)
+        coming = [
+            each for each in self._evicted if each in state.leases and self._is_for(ask, each)
+        ]
+        chosen = list[Lease]()
+        for lease in (*map(state.leases.__getitem__, coming), *self._idle()):
+            if lacking <= 0:
+                break
+            left = self._left_to((told["tenant"], told["project"]), lease, column)
+            if left > 0 and lease.id not in coming:
+                chosen.append(lease)
+            lacking -= left
+        if lacking > 0:
+            return None
+        self._evict(ask, chosen)
+        return ()
+
+    def _left_to(self, account: Account, lease: Lease, column: int) -> int:
+        """Return how much more of a resource an account may hold once a lease has ended."""
+        tenant, project = account
+        its: Account = (lease.tenant, None if project is None else lease.terms.project)
+        amount = placed(lease.placement)[column]
+        if its == account:
+            return amount
+        if project is not None and its[0] != tenant:
+            return 0  # Projects lend to those of their own tenant.
+        return min(amount, self._turn.state.accounts.borrowed(its)[column])
 
     def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
         """Evict for a request without `resources`: one after the other, until its policy agrees.

@@ -92,12 +92,11 @@ class Model:
     lost: dict[str, list[DeviceId]] = field(default_factory=dict)
 
     def used(self, tenant: str, project: str | None) -> dict[str, int]:
-        """What an account holds, added up from its leases."""
+        """What an account holds, added up from its leases, warm ones too."""
         mine = (
             lease
-            for name, lease in self.leases.items()
+            for lease in self.leases.values()
             if lease.tenant == tenant and project in {None, lease.terms.project}
-            if name not in self.warm
         )
         return holds(share for lease in mine for share in lease.placement)
 
