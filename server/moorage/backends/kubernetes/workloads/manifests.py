@@ -10,17 +10,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.backends.base import BackendError, Order
 from moorage.backends.kubernetes.records import GPUS_ANNOTATION, SERVER_LABEL
-from moorage.backends.kubernetes.workloads.translation import PodOrder
+from moorage.backends.kubernetes.workloads.bounds import hide_devices, keep_within
+from moorage.backends.kubernetes.workloads.translation import DOMAIN, PodOrder
 from moorage.backends.specs import Readiness, memory_bytes
 from moorage.model import GPU_MILLI, Share
-from moorage.protocol.cluster_documents import MIB, Document
+from moorage.protocol.cluster_documents import Document
 
-DOMAIN: Final = "moorage.dev"
 WORKLOAD: Final = f"{DOMAIN}/workload"
 """Annotation: the workload that an object is of, as the backend is told its name."""
 START: Final = f"{DOMAIN}/start"
@@ -135,6 +136,10 @@ def start_objects(
         if devices:
             claims.append(_claim(meta, devices))
         made = _pod(order, pod, share, rank, counted=not devices)
+        has_devices = bool(devices or _counts(pod, share))
+        hide_devices(made["spec"], CONTAINER if has_devices else "")
+        if share is not None:
+            keep_within(made["spec"], share, CONTAINER)
         _own(made, meta, share, own if devices else "", pod)
         if order.stop_seconds_max is not None:
             _bound_stop(made["spec"], math.ceil(order.stop_seconds_max))
@@ -208,7 +213,7 @@ def _pod(order: Order, pod: PodOrder, share: Share | None, rank: int, *, counted
     if share is not None:
         given |= {"MOORAGE_CLUSTER_ID": share.cluster_id, "MOORAGE_NODE_ID": share.node_id}
         given |= {"MOORAGE_RANK": str(rank)}
-    sizes = _sizes(pod, share) | (_counts(pod, share) if counted else {})
+    sizes = _sizes(pod) | (_counts(pod, share) if counted else {})
     container: Document = {
         "name": CONTAINER,
         "image": pod.image,
@@ -227,14 +232,13 @@ def _pod(order: Order, pod: PodOrder, share: Share | None, rank: int, *, counted
             "containers": [container],
         }
     }
-    merged: Document = _merged(made, pod.manifest)
+    merged: Document = _merged(made, deepcopy(pod.manifest))  # Each pod of a gang has its own.
     return merged
 
 
-def _sizes(pod: PodOrder, share: Share | None) -> dict[str, str]:
-    milli = round(pod.cpu_count * 1000) if pod.cpu_count else share.cpu_milli if share else 0
+def _sizes(pod: PodOrder) -> dict[str, str]:
+    milli = round(pod.cpu_count * 1000) if pod.cpu_count else 0
     size = memory_bytes(pod.mem_limit) if pod.mem_limit else 0
-    size = size or (share.memory_mib * MIB if share else 0)
     sizes = {"cpu": f"{milli}m" if milli else "", "memory": str(size) if size else ""}
     return {key: text for key, text in sizes.items() if text}
 

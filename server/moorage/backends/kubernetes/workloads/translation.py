@@ -18,12 +18,20 @@ from moorage.backends.specs import (
     Readiness,
     VLLMModelResourceSpec,
 )
-from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, mig_profile
+from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES
 
 CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm"})
 VLLM_IMAGE: Final = "vllm/vllm-openai:v0.11.0"
 _VLLM_PORT: Final = 8000
+DOMAIN: Final = "moorage.dev"
+"""Labels and annotations of this domain say what a pod is to this server: no spec sets them."""
 _ALL_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+_DEVICE_LIST: Final = "nvidia-container-devices"
+"""What is mounted below a folder of this name is a device to NVIDIA's runtime."""
+_DEVICE_NOTES: Final = "cdi.k8s.io/"
+"""Annotations that container runtimes take for devices."""
+_OWN_SIZES: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+"""Resources that are no devices; beside them, pages of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,11 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
         case PodResourceSpec():
             manifest = _checked(spec.manifest)
             _check_environment("environment", spec.environment)
+            _check_names("labels", spec.labels)
+            if not spec.gpu_resource.endswith(WHOLE_DEVICES):
+                ends = " or ".join(WHOLE_DEVICES)
+                reason = f"expected a resource that counts GPUs, whose name ends in {ends}"
+                raise UnsupportedSpecError(f"gpu_resource: {reason}")
             if not spec.image:
                 raise UnsupportedSpecError("image: expected the image of the pod's container")
             port = spec.port if isinstance(spec, PodServiceResourceSpec) else None
@@ -169,14 +182,26 @@ class _Variable(msgspec.Struct):
     name: str
 
 
-class _Container(msgspec.Struct):
+class _Source(msgspec.Struct):
+    prefix: str = ""
+
+
+class _Mount(msgspec.Struct, rename="camel"):
+    mount_path: str = ""
+
+
+class _Container(msgspec.Struct, rename="camel"):
     name: Annotated[str, msgspec.Meta(min_length=1)]
     resources: _Resources = msgspec.field(default_factory=_Resources)
     env: list[_Variable] = []
+    env_from: list[_Source] = []
+    volume_mounts: list[_Mount] = []
+    restart_policy: str = ""
 
 
 class _PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
+    resources: _Resources = msgspec.field(default_factory=_Resources)
     affinity: dict[str, dict[str, Any]] = {}
     tolerations: list[dict[str, Any]] = []
     resource_claims: list[Any] = []
@@ -212,17 +237,51 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
         field_name = f"manifest{place.removesuffix('`')}"
         raise UnsupportedSpecError(f"{field_name}: {reason[:1].lower()}{reason[1:]}") from error
     spec = read.spec
+    _check_metadata("manifest", plain)
     if spec.node_name:
         raise UnsupportedSpecError("manifest.spec.nodeName: expected nothing: the lease says where")
     if spec.resource_claims:
         _refuse_devices("manifest.spec.resourceClaims")
+    _check_resources("manifest.spec.resources", spec.resources)
     for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers):
-        sizes = container.resources
-        wanted = {*sizes.limits, *sizes.requests}
-        if sizes.claims or any(x.endswith(WHOLE_DEVICES) or mig_profile(x) for x in wanted):
-            _refuse_devices("manifest.spec.containers")
+        _check_resources("manifest.spec.containers", container.resources)
         _check_environment("manifest.spec.containers", [each.name for each in container.env])
+        for mount in container.volume_mounts:
+            if _DEVICE_LIST in mount.mount_path.split("/"):
+                _refuse_devices(f"manifest.spec.containers: volumeMounts: {mount.mount_path}")
     return plain
+
+
+def _check_resources(field_name: str, given: _Resources) -> None:
+    """Refuse what is not of the machine itself: whatever has a name of its own is a device."""
+    for name in (*given.limits, *given.requests):
+        if name not in _OWN_SIZES and not name.startswith("hugepages-"):
+            _refuse_devices(f"{field_name}: {name}")
+    if given.claims:
+        _refuse_devices(f"{field_name}: claims")
+
+
+def _check_metadata(path: str, value: Any) -> None:
+    """Refuse reserved names in the labels and annotations of a pod, or of a template in it."""
+    if isinstance(value, list):
+        for number, each in enumerate(value):
+            _check_metadata(f"{path}[{number}]", each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            if key in {"labels", "annotations"} and isinstance(each, dict):
+                _check_names(f"{path}.{key}", each)
+            else:
+                _check_metadata(f"{path}.{key}", each)
+
+
+def _check_names(field_name: str, names: Iterable[str]) -> None:
+    for name in names:
+        domain = name.partition("/")[0].lower()
+        if domain == DOMAIN or domain.endswith(f".{DOMAIN}"):
+            reason = f"expected no name of {DOMAIN}, which this server sets itself"
+            raise UnsupportedSpecError(f"{field_name}.{name}: {reason}")
+        if name.startswith(_DEVICE_NOTES):
+            _refuse_devices(f"{field_name}.{name}")
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,0 +1,150 @@
+"""What a pod may have of its node: no more than its lease holds, whatever its manifest says.
+
+`manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
+sidecars run beside the containers, other init containers run one after another before them.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+from moorage.backends.base import UnsupportedSpecError
+from moorage.model import Share
+from moorage.protocol.cluster_documents import MIB, Document
+from moorage.protocol.kubernetes_nodes import quantity
+
+NO_DEVICES: Final = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+"""Of a container without devices: it wins over what the image and `envFrom` say, which NVIDIA's
+runtime would obey."""
+_KINDS: Final = ("containers", "initContainers", "ephemeralContainers")
+_UNITS: Final = {"cpu": 1_000, "memory": 1}
+_SIZES: Final = ("limits", "requests")
+
+
+def hide_devices(spec: Document, with_devices: str) -> None:
+    """Let no container see a device, but for one.
+
+    Args:
+        spec: Of the pod.
+        with_devices: Name of the container that has those of the lease; empty: none has any.
+
+    Raises:
+        UnsupportedSpecError: Its environment may name others.
+
+    """
+    for container in _each(spec, *_KINDS):
+        if container["name"] != with_devices:
+            container["env"] = [*container.get("env", []), NO_DEVICES]
+        elif any(
+            _may_name_devices(each.get("prefix", "")) for each in container.get("envFrom", [])
+        ):
+            # It would win over what the device plugin says.
+            reason = "expected a `prefix`, e.g. APP_: without, it might set NVIDIA_VISIBLE_DEVICES"
+            raise UnsupportedSpecError(
+                f"manifest.spec: container {with_devices}: envFrom: {reason}"
+            )
+
+
+def _may_name_devices(prefix: str) -> bool:
+    return NO_DEVICES["name"].startswith(prefix)
+
+
+def keep_within(spec: Document, share: Share, main: str) -> None:
+    """Hold a pod to the CPU and memory of its lease; what is left is its main container's.
+
+    Args:
+        spec: Of the pod.
+        share: What the lease holds of the node. Of what it holds nothing of, nothing may be asked
+            for, and there is no limit.
+        main: The container that need not say what it wants.
+
+    Raises:
+        UnsupportedSpecError: It asks for more, or a container does not say how much.
+
+    """
+    for name, held in (("cpu", share.cpu_milli), ("memory", share.memory_mib * MIB)):
+        before = 0  # What the sidecars have that run already.
+        for container in _each(spec, "initContainers"):
+            wanted = _wanted(container, name)
+            if container.get("restartPolicy") == "Always":
+                before += _said(container, name, held, wanted)
+                wanted = 0
+            elif wanted is None and held > before:
+                wanted = _give(container, name, held - before)
+            _check(name, before + (wanted or 0), held)
+        own: Document = {}
+        for container in _each(spec, "containers"):
+            if container["name"] == main:
+                own = container
+            else:
+                before += _said(container, name, held, _wanted(container, name))
+        if own and (wanted := _wanted(own, name)) is not None:
+            before += wanted
+        elif own and held > before:
+            _give(own, name, held - before)
+        elif own and held:
+            _check(name, before + 1, held)  # Nothing is left of it.
+        _check(name, before, held)
+        whole = _wanted({"name": "", "resources": spec.get("resources", {})}, name)
+        _check(name, whole or 0, held)
+
+
+def _said(container: Document, name: str, held: int, wanted: int | None) -> int:
+    """Return what a container beside the main one wants, which it must say."""
+    if wanted is None and held:
+        reason = f"expected resources.limits.{name}: the containers of a pod share its lease"
+        raise UnsupportedSpecError(f"manifest.spec: container {container['name']}: {reason}")
+    return wanted or 0
+
+
+def _check(name: str, wanted: int, held: int) -> None:
+    if wanted > held:
+        what, field = ("CPU", "cpu_milli") if name == "cpu" else ("bytes of memory", "memory_mib")
+        unit = " thousandths of a" if name == "cpu" else ""
+        reason = f"expected at most{unit} {what} that the lease holds, {held}, and not {wanted}"
+        given = "cpu_count" if name == "cpu" else "mem_limit"
+        hint = f"ask for {field} in `resources` of the request"
+        raise UnsupportedSpecError(f"{given}, manifest.spec: {reason}: {hint}")
+
+
+def _wanted(container: Document, name: str) -> int | None:
+    """Return what a container says that it wants; None where it says nothing.
+
+    Where it says it in one of requests and limits, it is said in both then.
+    """
+    found, resources = list[int](), container.get("resources", {})
+    for kind in _SIZES:
+        sizes = resources.get(kind, {})
+        names = [
+            each
+            for each in sizes
+            if each == name or (name == "memory" and each.startswith("hugepages-"))
+        ]
+        if names:
+            amount = sum(_read(sizes[each], kind, each) for each in names) * _UNITS[name]
+            found.append(math.ceil(round(amount, 3)))  # Floats: 0.1 cores are 100 thousandths.
+    if not found:
+        return None
+    if name in resources.get("requests", {}):
+        resources.setdefault("limits", {}).setdefault(name, resources["requests"][name])
+    return max(found)
+
+
+def _read(given: Any, kind: str, name: str) -> float:
+    amount = quantity(str(given) if isinstance(given, float) else given)
+    if amount is None:
+        raise UnsupportedSpecError(f"manifest.spec: resources.{kind}.{name}: expected a quantity")
+    return amount
+
+
+def _give(container: Document, name: str, amount: int) -> int:
+    text = f"{amount}m" if name == "cpu" else str(amount)
+    resources = container.setdefault("resources", {})
+    for kind in _SIZES:
+        resources[kind] = {**resources.get(kind, {}), name: text}
+    return amount
+
+
+def _each(spec: Document, *kinds: str) -> Iterator[Document]:
+    for kind in kinds:
+        yield from spec.get(kind, [])
