@@ -6,7 +6,12 @@ is looked up in the file before it refuses anything: a change may have failed to
 
 from typing import Any, Final
 
-from moorage.catalog.documents.clusters import CheckedCluster, cluster_model, read_cluster_document
+from moorage.catalog.documents.clusters import (
+    CheckedCluster,
+    check_names,
+    cluster_model,
+    read_cluster_document,
+)
 from moorage.catalog.documents.encoding import decode
 from moorage.catalog.embedded.store import Database
 from moorage.core.identities import is_same_machine
@@ -45,6 +50,7 @@ class Machines:
 
         """
         read = read_cluster_document(given)
+        check_names(read.cluster)
         own: dict[str, Node] = {}
         for number, node in enumerate(read.cluster.nodes):
             other = self._other(database, read.cluster, node, own)

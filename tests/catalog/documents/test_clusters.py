@@ -4,7 +4,12 @@ import copy
 
 import pytest
 
-from moorage.catalog.documents.clusters import cluster_model, is_live, read_cluster_document
+from moorage.catalog.documents.clusters import (
+    check_names,
+    cluster_model,
+    is_live,
+    read_cluster_document,
+)
 from moorage.model import Code, Gpu
 from moorage.protocol.faults import ServiceError
 
@@ -160,3 +165,31 @@ def test_live_statuses(status):
 @pytest.mark.parametrize("status", ["", "down", "draining", "maintenance", 1])
 def test_other_statuses_are_no_candidates(status):
     assert not is_live({"status": status})
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x00b", "a\nb", "\x1b[2J", "\x85", "a\u202eb", "../../x", "a/..", "..\\x"]
+)
+@pytest.mark.parametrize("field", ["id", "rack", "zone", "labels.x", "gpus.gpus[0].modelName"])
+def test_names_that_no_machine_has_are_refused(text: str, field: str) -> None:
+    gpu = {"modelName": text if "model" in field else "A100"}
+    node = {"id": "n", "gpus": {"count": 1, "gpus": [gpu]}, "labels": {"x": "y"}}
+    if field == "labels.x":
+        node["labels"] = {"x": text}
+    elif field in {"id", "rack", "zone"}:
+        node[field] = text
+    document = {"id": "c", "nodes": {"nodeData": [{"id": "m"}, node]}}
+    read = read_cluster_document(document)  # As one that was stored is read.
+    with pytest.raises(ServiceError) as refused:
+        check_names(read.cluster)
+    assert refused.value.field == f"nodes.nodeData[1].{field}"
+    assert "control characters" in refused.value.reason
+
+
+def test_names_with_dots_and_slashes_are_names() -> None:
+    node = {"id": "rack1/n..1", "rack": "a.b", "labels": {"example.com/x": "v1...", "é": "ü"}}
+    check_names(read_cluster_document({"id": "c", "nodes": {"nodeData": [node]}}).cluster)
+    node = {"id": "n", "labels": {"a/../b": "x"}}
+    read = read_cluster_document({"id": "c", "nodes": {"nodeData": [node]}})
+    with pytest.raises(ServiceError, match="labels"):
+        check_names(read.cluster)

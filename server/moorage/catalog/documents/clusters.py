@@ -9,6 +9,7 @@ the whole cluster, says in words why nothing can start there now: leases stand, 
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,7 @@ from moorage.catalog.values import Document
 from moorage.model import DEVICE, Cluster, ClusterId, Code, DeviceId, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["CheckedCluster", "cluster_model", "is_live", "read_cluster_document"]
+__all__ = ["CheckedCluster", "check_names", "cluster_model", "is_live", "read_cluster_document"]
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
 """Values of `status`, in any case, that make a cluster a candidate; so does none at all."""
@@ -40,6 +41,10 @@ _encode: Final = msgspec.json.Encoder().encode
 _WHOLE: Final = "a whole number, 0 or more"
 _NUMBER: Final = f"a number from 0 to {AMOUNT_MAX}"
 _OBJECT: Final = "an object"
+_UNSAFE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]|(?:^|[/\\])\.\.(?:[/\\]|$)"
+)
+_SAFE: Final = "a text without control characters, and without `..` as a part of a path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,31 @@ def read_cluster_document(given: Any) -> CheckedCluster:
     except WrongField as wrong:
         raise wrong.fault() from None
     return CheckedCluster(cluster.id, document, cluster, is_live(document))
+
+
+def check_names(cluster: Cluster) -> None:
+    """Refuse names that no machine has: they would be shown, logged and joined to paths.
+
+    What is stored already is not asked.
+
+    Raises:
+        ServiceError: `bad_message` naming the field.
+
+    """
+    seen: dict[int, None] = {}
+    for number, node in enumerate(cluster.nodes):
+        texts = {"id": node.id, "rack": node.rack, "zone": node.zone}
+        for name, value in node.labels.items():
+            texts |= {f"labels.{name}": value, f"the name of labels.{name}": name}
+        if id(node.gpus) not in seen:  # Nodes of one kind share theirs.
+            seen[id(node.gpus)] = None
+            for index, gpu in enumerate(node.gpus):
+                at = f"gpus.gpus[{index}]"
+                texts |= {f"{at}.id": gpu.id, f"{at}.modelName": gpu.model}
+                texts[f"{at}.linkGroup"] = gpu.link_group
+        for field, text in texts.items():
+            if _UNSAFE.search(text):
+                raise WrongField(field, _SAFE).under(f"nodes.nodeData[{number}]").fault()
 
 
 def is_live(document: Mapping[str, Any]) -> bool:
