@@ -159,3 +159,13 @@ async def test_no_client_is_sent_to_another_host(site, path):
     status, answer = await said(site.port, ask)
     assert status in {404, 405}
     assert "location:" not in answer.lower()
+
+
+async def test_no_browser_guesses_what_an_answer_is(site):
+    paths = ("/healthz", "/policy", "/clusters/none", "/none", "/openapi.json", "/")
+    answers = [await site.client.get(path) for path in paths]
+    answers.append(await site.client.get("/policy", headers={"authorization": "Bearer no"}))
+    answers.append(await site.client.get("/policy", headers={"host": "evil.example"}))
+    assert {each.status_code for each in answers} >= {200, 401, 403, 404}
+    found = [each.headers.get_list("x-content-type-options") for each in answers]
+    assert found == [["nosniff"]] * len(answers)

@@ -6,8 +6,9 @@
 from collections.abc import MutableMapping
 from typing import Any, Final
 
+from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -40,7 +41,16 @@ class RequestChecks:
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it."""
+        """Pass the request on, or answer it; no browser is to guess what an answer is."""
+
+        async def plainly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).setdefault("x-content-type-options", "nosniff")
+            await send(message)
+
+        await self._serve(scope, receive, plainly)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
