@@ -239,6 +239,24 @@ def test_what_could_never_start_is_refused_before_anything_is_held(engine_less, 
         engine_less.refuse(InstanceResourceSpec(**spec))
 
 
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"instance_profile": "admin"}, "instance_profile: .* aws_instance_profiles lists"),
+        ({"security_groups": ["sg-1", "sg-2"]}, "security_groups: .* aws_security_groups lists"),
+    ],
+)
+def test_only_what_the_operator_lists_is_given_to_instances(aws, tmp_path, spec, field):
+    wanted = InstanceResourceSpec(instance_type="g5.xlarge", **spec)
+    listing = AwsBackend(tmp_path, profiles=["worker"], groups=["sg-1"])
+    for backend in (listing, AwsBackend(tmp_path, profiles=(), groups=())):
+        with pytest.raises(UnsupportedSpecError, match=field):
+            backend.refuse(wanted)
+    allowed = {"instance_profile": "worker", "security_groups": ["sg-1"]}
+    listing.refuse(InstanceResourceSpec(instance_type="g5.xlarge", **allowed))
+    AwsBackend(tmp_path).refuse(wanted)
+
+
 @pytest.fixture
 def engine_less(aws, tmp_path):
     return AwsBackend(tmp_path)

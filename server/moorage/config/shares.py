@@ -12,7 +12,25 @@ __all__ = ["ShareSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettings:
-    """Quotas, whose turn it is, and who says so."""
+    """Quotas, whose turn it is, who says so, and what of the operator's own may be used."""
+
+    aws_instance_profiles: Annotated[
+        tuple[str, ...],
+        Setting(
+            NAMES,
+            "What `instance_profile` of the backend `aws` may name: names or ARNs, as they stand "
+            "in specs. Without tokens, and where this names none, all.",
+            default="none",
+        ),
+    ] = ()
+    aws_security_groups: Annotated[
+        tuple[str, ...],
+        Setting(
+            NAMES,
+            "Ids that `security_groups` of the backend `aws` may name, under the same rule.",
+            default="none",
+        ),
+    ] = ()
 
     operators: Annotated[
         tuple[str, ...],

@@ -58,6 +58,15 @@ def _nowhere(share: Share) -> Node | None:
     return None
 
 
+def _check_listed(field: str, wanted: Collection[str], allowed: Collection[str] | None) -> None:
+    """Refuse what acts with rights of the operator's account that were not given to tenants."""
+    for each in wanted:
+        if allowed is not None and each not in allowed:
+            setting = f"aws_{field}" if field.endswith("s") else f"aws_{field}s"
+            reason = f"expected one that the server's setting {setting} lists, and not {each}"
+            raise UnsupportedSpecError(f"{field}: {reason}")
+
+
 class AwsBackend:
     """Instances of EC2.
 
@@ -66,6 +75,8 @@ class AwsBackend:
             and after a crash.
         node: Finds the node of a share in the inventory, for its labels.
         poll_seconds: Between two looks at an instance, or at all of them.
+        profiles: What `instance_profile` may name; None: anything.
+        groups: What `security_groups` may name; None: anything.
 
     """
 
@@ -77,7 +88,11 @@ class AwsBackend:
         root: Path,
         node: Callable[[Share], Node | None] = _nowhere,
         poll_seconds: float = POLL_SECONDS,
+        *,
+        profiles: Collection[str] | None = None,
+        groups: Collection[str] | None = None,
     ) -> None:
+        self._profiles, self._groups = profiles, groups
         self._home = Identity(root)
         self._node = node
         self._poll_seconds = poll_seconds
@@ -100,7 +115,11 @@ class AwsBackend:
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Look at a spec before anything is held for it; see `Backend.refuse`."""
-        orders.check(_instance_spec(spec))
+        wanted = _instance_spec(spec)
+        orders.check(wanted)
+        profile = [wanted.instance_profile] if wanted.instance_profile else []
+        _check_listed("instance_profile", profile, self._profiles)
+        _check_listed("security_groups", wanted.security_groups, self._groups)
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return what is here; see `Backend.discover`."""
@@ -164,7 +183,7 @@ class AwsBackend:
     async def start(self, order: Order) -> WorkloadReport:
         """Start an instance and wait until it is ready; see `Backend.start`."""
         spec = _instance_spec(order.spec)
-        orders.check(spec)
+        self.refuse(spec)
         if len(order.placement) > 1:
             raise UnsupportedSpecError("the backend aws starts one instance, not a gang")
         if len(order.id) > orders.TAG_VALUE_CHARS_MAX:

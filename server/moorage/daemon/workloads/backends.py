@@ -52,7 +52,13 @@ def _aws(config: Config, clusters: Clusters) -> Backend:
         nodes = cluster.nodes if cluster else ()
         return next((each for each in nodes if each.id == share.node_id), None)
 
-    return AwsBackend(config.data_dir / "aws", node)
+    open_to_all = not config.tokens  # Who is alone here is the operator.
+    return AwsBackend(
+        config.data_dir / "aws",
+        node,
+        profiles=config.aws_instance_profiles or (None if open_to_all else ()),
+        groups=config.aws_security_groups or (None if open_to_all else ()),
+    )
 
 
 def _kubernetes(config: Config) -> Backend:
