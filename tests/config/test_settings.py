@@ -273,12 +273,24 @@ def test_files_that_are_missing_large_or_no_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ann", "ann:", ":k1", "ann:k 1", "a nn:k1", "ann:k1,bob:k1", "ann:k1,bob"]
+    "text", ["ann", "ann:", ":k1", "ann:k 1", "a nn:k1", "ann:k1,bob:k1", "ann:k1,bob", "ann:k"]
 )
 def test_malformed_tokens_are_refused_and_not_repeated(text: str) -> None:
     error = refused(environ={"MOORAGE_TOKENS": text})
     assert error.setting == "tokens"
     assert "k1" not in str(error)
+    assert "2 characters or more (8 where other machines reach it)" in str(error)
+
+
+@pytest.mark.parametrize("setting", ["host", "http_host"])
+def test_a_short_token_is_refused_where_other_machines_can_try_some(setting: str) -> None:
+    environ = {
+        f"MOORAGE_{setting.upper()}": "10.0.0.1",
+        "MOORAGE_TOKENS": "ann:k1234567,bob:k123456",
+    }
+    error = refused(environ=environ)
+    assert (error.setting, "k12" in str(error)) == ("tokens", False)
+    assert "8 characters or more" in error.expected
 
 
 def test_tokens_may_be_rotated_and_show_up_nowhere(tmp_path: Path) -> None:
@@ -295,7 +307,7 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert error.source == "--host"
     assert "MOORAGE_TOKENS" in error.expected
     assert refused(environ={"MOORAGE_HTTP_HOST": host}).setting == "http_host"
-    with_tokens = Config.load({"host": host}, HOME | {"MOORAGE_TOKENS": "ann:k1"})
+    with_tokens = Config.load({"host": host}, HOME | {"MOORAGE_TOKENS": "ann:k1234567"})
     assert (with_tokens.host, with_tokens.http_host) == (host, host)
 
 
@@ -303,6 +315,7 @@ def test_local_is_off_among_tenants_unless_it_is_asked_for(tmp_path: Path) -> No
     tokens = HOME | {"MOORAGE_TOKENS": "ann:k1"}
     assert Config.load({}, HOME).backends == ("local", "memory")
     assert Config.load({}, tokens).backends == ("memory",)
+    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1234567"}
     assert Config.load({"host": "10.0.0.1"}, tokens).backends == ("memory",)
     assert Config.load({"host": "10.0.0.1"}, tokens | {"MOORAGE_BACKENDS": "local"}).backends == (
         "local",

@@ -45,6 +45,10 @@ __all__ = [
 
 URL_CHARS_MAX: Final = 2_048
 """Length of a URL of an external service."""
+TOKEN_CHARS_MIN: Final = 2
+"""Length of a token on loopback, where only programs of this machine can try some."""
+REMOTE_TOKEN_CHARS_MIN: Final = 8
+"""Length of a token where other machines can try some."""
 NAME_CHARS_MAX: Final = 253
 """Length of the id of a cluster."""
 
@@ -271,7 +275,9 @@ def _read_tokens(value: Any) -> dict[str, str]:
         raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
     tenants: dict[str, str] = {}
     for tenant, token in pairs:
-        if not isinstance(token, str) or not tenant or not token or token in tenants:
+        if not isinstance(token, str) or not tenant or token in tenants:
+            raise ValueError
+        if len(token) < TOKEN_CHARS_MIN:
             raise ValueError
         if any(character.isspace() or character == "," for character in tenant + token):
             raise ValueError
@@ -349,7 +355,8 @@ NAMESPACE: Final = SettingKind(
 SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
 TOKENS: Final = SettingKind(
     '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
-    "each token for one tenant, without spaces or commas",
+    f"each token for one tenant, of {TOKEN_CHARS_MIN} characters or more "
+    f"({REMOTE_TOKEN_CHARS_MIN} where other machines reach it), without spaces or commas",
     _read_tokens,
 )
 QUOTAS: Final = SettingKind(

@@ -4,6 +4,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
+from moorage.config.kinds import REMOTE_TOKEN_CHARS_MIN
 from moorage.config.sources import EXTERNAL_SERVICES, PREFIX, ConfigError
 from moorage.protocol.origins import is_loopback
 
@@ -42,6 +43,12 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
                 f"{host!r} can be reached from other machines, so `tokens` must say who may "
                 f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
                 f"or listen on 127.0.0.1",
+            )
+        if not is_loopback(host) and min(map(len, chosen["tokens"])) < REMOTE_TOKEN_CHARS_MIN:
+            refuse(
+                "tokens",
+                f"expected tokens of {REMOTE_TOKEN_CHARS_MIN} characters or more, since other "
+                f"machines reach {host}; 32 random ones are a good choice",
             )
     http_port = chosen["http_port"]
     for setting in EXTERNAL_SERVICES.values():
