@@ -54,3 +54,19 @@ def test_a_holder_that_has_not_written_its_name_yet_is_another_process(tmp_path:
 def test_a_place_without_a_directory_is_named(tmp_path: Path):
     with pytest.raises(LedgerError, match=r"cannot make .*missing/ledger.sqlite.lock"):
         WriterLock(tmp_path / "missing" / "ledger.sqlite").acquire()
+
+
+def test_a_lock_file_that_is_removed_lets_nobody_in(tmp_path: Path):
+    path = tmp_path / "ledger.sqlite"
+    path.write_bytes(b"")
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        for _ in range(2):  # The first try has made another one.
+            (tmp_path / "ledger.sqlite.lock").unlink()
+            with pytest.raises(LedgerLocked):
+                WriterLock(path).acquire()
+        holder.kill()
+        holder.wait(60)
+    WriterLock(path).acquire()

@@ -3,9 +3,11 @@
 A `flock` on a file beside the database: the kernel drops it with the process that holds it,
 however that dies. It is not left to SQLite, whose own locks come and go with transactions. The
 descriptor is close-on-exec, so that no program started by the server keeps it alive. The file
-is never deleted: two processes could otherwise each lock their own.
+is never deleted: two processes could otherwise each lock their own. Should somebody delete it, the
+database itself is locked, too.
 """
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -26,7 +28,7 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         self._ledger = path
         self._path = path.with_name(path.name + ".lock")
-        self._descriptor: int | None = None
+        self._descriptors: list[int] = []
 
     def acquire(self) -> None:
         """Take it, at once or not at all, and write down who has it.
@@ -36,32 +38,38 @@ class WriterLock:
             LedgerError: The file cannot be made.
 
         """
+        flags = os.O_RDWR | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, flags | os.O_CREAT, 0o600)
         except OSError as no:
             raise LedgerError(
                 f"cannot make {self._path}: {no.strerror}. The data directory must be a "
                 "directory that this user may write to."
             ) from no
+        self._lock(descriptor)
+        # Closing a file drops the locks that SQLite holds on it here, so it stays open as long.
+        with contextlib.suppress(FileNotFoundError):
+            self._lock(os.open(self._ledger, flags))
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _lock(self, descriptor: int) -> None:
+        self._descriptors.append(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            holder = os.pread(self._descriptors[0], _PID_BYTES, 0).decode(errors="replace").strip()
+            self.release()
             raise LedgerLocked(
                 place_of(self._ledger), int(holder) if holder.isdecimal() else None
             ) from None
         except OSError as no:
-            os.close(descriptor)
+            self.release()
             raise LedgerError(
                 f"cannot lock {self._path}: {no.strerror}. Use a file system with file locks."
             ) from no
-        self._descriptor = descriptor
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let go of it; closing the descriptor drops the lock."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Let go of it; closing the descriptors drops the locks."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())

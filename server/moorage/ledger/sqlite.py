@@ -243,9 +243,9 @@ class SqliteLedger:
             if not directory.exists():
                 directory.mkdir(parents=True, exist_ok=True)
                 sync_directory(directory.parent)
+            owner_only(self._path)  # First: the lock is on this file, too.
             self._lock.acquire()
             opened.callback(self._lock.release)
-            owner_only(self._path)
             sync_directory(directory)
         except OSError as no:
             raise LedgerError(
