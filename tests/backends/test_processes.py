@@ -584,3 +584,24 @@ def test_all_output_is_in_the_file_though_another_process_holds_the_pipe(tmp_pat
     output.complete()
     assert (tmp_path / "output").stat().st_size == 60_000
     os.close(written)
+
+
+async def test_nothing_below_its_folder_is_for_others(tmp_path):
+    """Whatever the umask of the daemon is; the workload has its own folder, and its own umask."""
+    root = tmp_path / "local"
+    (root / "running").mkdir(parents=True, mode=0o755)  # An earlier release's.
+    before = os.umask(0)
+    try:
+        backend = LocalBackend(root)
+        await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", "echo hi"])))
+        await over(backend, "a")
+        await backend.stop("a")
+        await backend.close()
+    finally:
+        os.umask(before)
+    places = [root, *root.rglob("*")]
+    assert any(each.name == "exit.json" for each in places)
+    open_to_others = {
+        each: oct(each.stat().st_mode) for each in places if each.stat().st_mode & 0o77
+    }
+    assert open_to_others == {}

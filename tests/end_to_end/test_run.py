@@ -112,10 +112,18 @@ def test_a_signal_is_told_as_a_shell_does(server, script, code, moorage):
     assert moorage("run", "--", "sh", "-c", script).returncode == code
 
 
-def test_a_command_that_cannot_start_says_why(server, moorage):
-    done = moorage("run", "--", "no-such-program")
-    assert done.returncode == 7
-    assert "no-such-program: No such file or directory" in done.stderr
+def test_a_command_that_cannot_start_says_why_and_exits_as_in_a_shell(server, moorage, tmp_path):
+    plain = tmp_path / "plain.txt"
+    plain.write_text("no program")
+    for program, code, reason in (
+        ("no-such-program", 127, "No such file or directory"),
+        (str(tmp_path / "none"), 127, "No such file or directory"),
+        (f"{plain}/below", 127, "Not a directory"),
+        (str(plain), 126, "Permission denied"),
+        (str(tmp_path), 126, "Permission denied"),
+    ):
+        done = moorage("run", "--", program)
+        assert (done.returncode, f"{program}: {reason}" in done.stderr) == (code, True), done
     until(lambda: not held(server))
 
 

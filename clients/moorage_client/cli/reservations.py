@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -30,15 +30,26 @@ def moment(text: str, option: str, now: float) -> float:
         now: What `+` counts from.
 
     Raises:
-        typer.BadParameter: It is neither.
+        typer.BadParameter: It is neither, or an hour that the time zone leaves out.
 
     """
     if later := _LATER.fullmatch(text):
         return now + float(later[1]) * _UNITS[later[2]]
     try:
-        return datetime.fromisoformat(text).timestamp()
+        given = datetime.fromisoformat(text)
+        at = given.timestamp()
+        exists = given.tzinfo is not None or datetime.fromtimestamp(at) == given  # noqa: DTZ006  # Local, as given.
     except (ValueError, OverflowError, OSError) as error:
         raise typer.BadParameter(f"{option}: expected {_MOMENT}; got {text}") from error
+    if not exists:
+        reason = "does not exist in this machine's time zone, where clocks are put forward then"
+        way = f"an hour that does, or one with its offset, e.g. {_utc(at)}"
+        raise typer.BadParameter(f"{option}: {text} {reason}; expected {way}")
+    return at
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def list_reservations(session: CommandSession) -> None:

@@ -31,6 +31,8 @@ SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
 """The first start is none of them."""
+_NOT_RUN: Final = (126, 127)
+"""Of a program that cannot be run, or is not there: it has not said so itself."""
 _SIGNALLED: Final = 128
 """A shell's exit code for a command that a signal ended is this and the signal's number."""
 
@@ -133,7 +135,7 @@ async def _hold(
             note(f"lease {name} on {where(held.placement)}")
             reader = _Reader(client, name, held.token, write)
             code = await reader.follow()
-            if code < 0:
+            if code < 0 or code in _NOT_RUN:
                 await _say_why(client, name)
     except LeaseLost:
         if code is None:

@@ -402,7 +402,8 @@ class Containers(LocalWorkloads):
     def _keep_output(self, folder: Path, name: str) -> None:
         left = OUTPUT_BYTES_MAX
         (folder / "output.log").unlink(missing_ok=True)
-        with (folder / "output.log").open("xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(folder / "output.log", flags, 0o600), "wb") as file:  # noqa: PTH123  # It is open already.
             for piece in self._api().output(name):
                 file.write(piece[:left])
                 left -= len(piece[:left])

@@ -23,6 +23,7 @@ where one line of JSON is written as soon as the command runs, or could not.
 import _thread
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+MISSING = 127
+"""Exit code of a shell for a program that is not there."""
+NOT_EXECUTABLE = 126
+"""And for one that is there and cannot be run."""
 BEGUN = ("process.json", "exit.json", "stop")
 """Files of which any says that nothing is to be started any more."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -78,7 +83,8 @@ def main(folder: str, pipe: int) -> int:
     except OSError as error:
         reason = f"{order['command'][0][:REASON_MAX]}: {error.strerror or error}"
         kill_rest(group)
-        finish(folder, None, reason)
+        code = MISSING if error.errno in {errno.ENOENT, errno.ENOTDIR} else NOT_EXECUTABLE
+        finish(folder, code if error.errno else None, reason, started=False)
         report(pipe, {"error": reason})
         return 1
     finally:
@@ -93,7 +99,7 @@ def main(folder: str, pipe: int) -> int:
     detail = detail or killed_for_memory(group)
     kill_rest(group)
     output.complete()
-    finish(folder, status, detail)
+    finish(folder, os.waitstatus_to_exitcode(status), detail)
     return 0
 
 
@@ -428,18 +434,19 @@ def waiting_for(source: int) -> "select.poll":
     return more
 
 
-def finish(folder: str, status: "int | None", detail: str) -> None:
+def finish(folder: str, code: "int | None", detail: str, *, started: bool = True) -> None:
     """Write down how it ended. A negative code is a signal's number."""
-    code = None if status is None else os.waitstatus_to_exitcode(status)
+    ended = {"code": code, "detail": detail, "started": started}
     with contextlib.suppress(OSError):  # Where the folder is gone, it has no reader.
-        write(os.path.join(folder, "exit.json"), {"code": code, "detail": detail})
+        write(os.path.join(folder, "exit.json"), ended)
 
 
 def write(path: str, document: "dict[str, Any]") -> None:
     """Write a file whole or not at all, to last."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(f"{path}.new")
-    with open(f"{path}.new", "x", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with open(os.open(f"{path}.new", flags, 0o600), "w", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
         os.fsync(file.fileno())

@@ -70,8 +70,10 @@ class WorkloadStore:
         self._running = root / "running"
         self._ended = root / "ended"
         self._damaged = root / "damaged"
-        for folder in (self._running, self._ended, self._damaged):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (root, self._running, self._ended, self._damaged):
+            folder.mkdir(exist_ok=True, mode=0o700)
+            folder.chmod(0o700)  # An earlier release made some that others could read.
         self.quarantined = tuple(filter(None, map(self._tidied, sorted(self._running.iterdir()))))
         """What could not be read, in words, and was put aside."""
 
@@ -171,7 +173,8 @@ class WorkloadStore:
         folder = self.folder(workload)
         if not self.has(workload):
             return
-        code = (read(folder / "exit.json") or {}).get("code")
+        ended = read(folder / "exit.json") or {}
+        code = ended.get("code") if ended.get("started", True) else None
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             note = {"fencing": fencing, "reason": reason, "code": code}
             write(folder / "failed.json", note)
@@ -370,6 +373,8 @@ def tail(folder: Path) -> tuple[str, ...]:
 
 def _ended(workload: str, ended: Mapping[str, Any], lines: tuple[str, ...]) -> WorkloadReport:
     code, detail = ended["code"], ended["detail"]
+    if not ended.get("started", True):
+        code = None  # It is a shell's word for that: see `log`.
     if detail == "stopped":
         return WorkloadReport(workload, Phase.STOPPED, detail=detail, exit_code=code)
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED

@@ -23,6 +23,8 @@ from moorage.daemon.workloads.readers import Readers, Seen
 from moorage.model import Code, Lease, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 
+NOT_RUN: Final = (126, 127)
+"""Exit codes, as shells have them, of a program that cannot be run or is not there."""
 EXECUTIONS_MAX: Final = 8
 """Commands beside one workload at a time; further ones are refused as busy."""
 EXECUTIONS_ALL_MAX: Final = 64
@@ -213,8 +215,10 @@ def _part(log: Log, attempt: int, message: wire.Logs) -> dict[str, Any]:
 def _code(lease: Lease, log: Log) -> int | None:
     """Return how the last start ended; not every backend says so with its output."""
     outcome = lease.outcome
-    same = outcome is not None and outcome.attempt == lease.attempt
-    return outcome.exit_code if outcome is not None and same else log.exit_code
+    if outcome is None or outcome.attempt != lease.attempt:
+        return log.exit_code
+    none_ran = outcome.exit_code is None and log.exit_code in NOT_RUN
+    return log.exit_code if none_ran else outcome.exit_code
 
 
 def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
