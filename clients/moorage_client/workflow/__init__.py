@@ -10,6 +10,7 @@ What can go wrong is one tree, below `MoorageError`:
     ├── ResourceError      an impossible amount, or one never acquired (also a ValueError)
     ├── JournalError       a journal that cannot be used
     ├── TaskStopped        why a cancelled task was told to stop
+    ├── PoolBroken         `run_in` is a pool of which a process was killed: no retry helps
     └── TaskTimeout        why a task was told to stop that took too long (also a TimeoutError)
 """
 
@@ -18,6 +19,7 @@ from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import (
     GraphError,
     JournalError,
+    PoolBroken,
     ResourceError,
     TaskStopped,
     TaskTimeout,
@@ -51,6 +53,7 @@ __all__ = [
     "NodeId",
     "NodeResult",
     "NodeStatus",
+    "PoolBroken",
     "ProgressBar",
     "ResourceAwareExecutor",
     "ResourceError",

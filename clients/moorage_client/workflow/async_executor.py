@@ -12,12 +12,11 @@ import inspect
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from moorage_client.workflow.base import BaseExecutor, Task, call, is_awaitable
+from moorage_client.workflow.base import BaseExecutor, Pools, Task, is_awaitable
 from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
 from moorage_client.workflow.results import ExecutionResult
@@ -54,12 +53,14 @@ class AsyncResourceAwareExecutor(BaseExecutor):
             JournalError: The journal is that of another graph.
 
         """
-        run = _AsyncRun(self._settings, tasks, self._workers_max, self._run_in)
+        pools = Pools(self._run_in)
+        run = _AsyncRun(self._settings, tasks, self._workers_max, pools)
         self._cancels.append(run.cancel)
         try:
             return await run.play()
         finally:
             self._cancels.remove(run.cancel)
+            pools.close()
 
 
 class _AsyncRun:
@@ -70,7 +71,7 @@ class _AsyncRun:
         settings: Settings,
         tasks: Mapping[str, Task],
         threads_max: int,
-        run_in: Executor | None,
+        pools: Pools,
     ) -> None:
         self._settings = settings
         self._tasks = tasks
@@ -78,7 +79,7 @@ class _AsyncRun:
         self._context = contextvars.copy_context()
         kinds = {name: _ON_LOOP if _is_async(task) else _ON_THREAD for name, task in tasks.items()}
         self._kinds = kinds
-        self._crew = _Crew(threads_max, partial(_run_on_thread, run_in, tasks), self._returned)
+        self._crew = _Crew(threads_max, partial(_run_on_thread, pools, tasks), self._returned)
         self._execution = Execution(
             settings, tasks, self._wake, kinds, self._has_space, self._told_to_stop
         )
@@ -348,5 +349,5 @@ def _is_async(task: Task) -> bool:
     )
 
 
-def _run_on_thread(run_in: Executor | None, tasks: Mapping[str, Task], node: RunningNode) -> Any:
-    return call(tasks[node.name], node, run_in)
+def _run_on_thread(pools: Pools, tasks: Mapping[str, Task], node: RunningNode) -> Any:
+    return pools.call(tasks[node.name], node)

@@ -5,11 +5,11 @@ import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from typing import Any, Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
-from moorage_client.workflow.errors import ResourceError, WorkflowError
+from moorage_client.workflow.errors import PoolBroken, ResourceError, WorkflowError
 from moorage_client.workflow.execution import Settings
 from moorage_client.workflow.grants import Pool
 from moorage_client.workflow.graph import DAG
@@ -49,7 +49,10 @@ class BaseExecutor:
         run_in: Where tasks are called instead of on the threads of the executor, which then only
             wait: a `ProcessPoolExecutor`, for tasks that compute in Python. They and what they
             return must be picklable; `current_node()` is not there for them, but the variables of
-            `current_node().environment` are set in their process while they run.
+            `current_node().environment` are set in their process while they run. A process that is
+            killed breaks its pool, and all that run in it fail. Retries help only where a function
+            is given that makes such a pool: a run makes one, another where that breaks, and ends
+            them.
 
     Raises:
         WorkflowError: A number is none, or out of its range; the message names it.
@@ -74,7 +77,7 @@ class BaseExecutor:
         retry_seconds: float = 0.0,
         stop_seconds: float = STOP_SECONDS,
         journal: RunJournal | None = None,
-        run_in: Executor | None = None,
+        run_in: Executor | Callable[[], Executor] | None = None,
     ) -> None:
         for name, needs in (requirements or {}).items():
             if not isinstance(needs, ResourceRequirements):
@@ -149,16 +152,59 @@ def is_awaitable(value: object) -> bool:
     return hasattr(type(value), "__await__")
 
 
-def call(task: Task, node: RunningNode, run_in: Executor | None) -> Any:
-    """Call a task on this thread, or have it called and wait; return what it returned."""
-    if run_in is None:
-        return task()
-    future = run_in.submit(_call_elsewhere, task, dict(node.environment), os.getpid())
-    node.on_stop(lambda _: future.cancel())
-    try:
-        return future.result()
-    finally:
-        node.on_stop(None)
+class Pools:
+    """Where the tasks of one run are called.
+
+    Args:
+        run_in: As of `BaseExecutor`.
+
+    """
+
+    def __init__(self, run_in: Executor | Callable[[], Executor] | None) -> None:
+        self._make = run_in if not isinstance(run_in, Executor) else None
+        self._pool = run_in if isinstance(run_in, Executor) else None
+        self._lock = threading.Lock()
+
+    def call(self, task: Task, node: RunningNode) -> Any:
+        """Call a task on this thread, or have it called and wait; return what it returned.
+
+        Raises:
+            PoolBroken: It can be called nowhere any more.
+
+        """
+        pool = self._current()
+        if pool is None:
+            return task()
+        try:
+            future = pool.submit(_call_elsewhere, task, dict(node.environment), os.getpid())
+            node.on_stop(lambda _: future.cancel())
+            try:
+                return future.result()
+            finally:
+                node.on_stop(None)
+        except BrokenExecutor as error:
+            if self._make is None:
+                reason = f"the pool of `run_in` is broken, and no retry helps: {error}"
+                raise PoolBroken(f"{reason} Give `run_in` a function that makes a pool.") from error
+            self._drop(pool)
+            raise
+
+    def close(self) -> None:
+        """End what was made here; nothing is waited for."""
+        if self._make is not None and self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _current(self) -> Executor | None:
+        with self._lock:
+            if self._pool is None and self._make is not None:
+                self._pool = self._make()
+            return self._pool
+
+    def _drop(self, broken: Executor) -> None:
+        with self._lock:
+            if self._pool is broken:
+                self._pool = None
+        broken.shutdown(wait=False)
 
 
 def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Any:

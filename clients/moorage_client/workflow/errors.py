@@ -19,6 +19,10 @@ class JournalError(WorkflowError):
     """A journal cannot be read or written, or is that of another graph."""
 
 
+class PoolBroken(WorkflowError):  # noqa: N818  # As `TaskStopped`.
+    """A process of the pool of `run_in` ended, and no task can be called there any more."""
+
+
 class TaskStopped(WorkflowError):  # noqa: N818  # It is no error of the task.
     """The run was cancelled; `current_node().check()` raises it in tasks that ask."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
-from moorage_client.workflow.errors import ResourceError, TaskStopped, TaskTimeout
+from moorage_client.workflow.errors import PoolBroken, ResourceError, TaskStopped, TaskTimeout
 from moorage_client.workflow.grants import Claim, Grant, Pool
 from moorage_client.workflow.graph import DAG, Shape
 from moorage_client.workflow.journal import RunJournal
@@ -374,7 +374,7 @@ class Execution:
         if status is NodeStatus.COMPLETED:
             error = self._completed(node, value)
             status = NodeStatus.COMPLETED if error is None else NodeStatus.FAILED
-        again = status is not NodeStatus.COMPLETED and self._try_again(node, status)
+        again = status is not NodeStatus.COMPLETED and self._try_again(node, status, error)
         if error is not None and not again and self._settings.callbacks.on_failure is not None:
             call = self._settings.callbacks.on_failure
             self._report("on_failure", node.name, call, node.name, error)
@@ -407,11 +407,14 @@ class Execution:
             return error
         return None
 
-    def _try_again(self, node: RunningNode, status: NodeStatus) -> bool:
+    def _try_again(
+        self, node: RunningNode, status: NodeStatus, error: BaseException | None
+    ) -> bool:
         return (
             status in (NodeStatus.FAILED, NodeStatus.TIMED_OUT)
             and not self.cancelled
             and not node.abandoned
+            and not isinstance(error, PoolBroken)
             and node.attempt <= self._settings.retries_of(node.name)
         )
 

@@ -11,12 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
-from moorage_client.workflow.base import BaseExecutor, Task, call, is_awaitable, wait_for
+from moorage_client.workflow.base import BaseExecutor, Pools, Task, is_awaitable, wait_for
 from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
 from moorage_client.workflow.results import ExecutionResult, NodeResult
@@ -47,12 +46,14 @@ class ResourceAwareExecutor(BaseExecutor):
             JournalError: The journal is that of another graph.
 
         """
-        run = _Run(self._settings, tasks, self._workers_max, self._run_in)
+        pools = Pools(self._run_in)
+        run = _Run(self._settings, tasks, self._workers_max, pools)
         self._cancels.append(run.cancel)
         try:
             return run.play()
         finally:
             self._cancels.remove(run.cancel)
+            pools.close()
 
 
 class _Run:
@@ -67,12 +68,12 @@ class _Run:
         settings: Settings,
         tasks: Mapping[str, Task],
         workers_max: int,
-        run_in: Executor | None,
+        pools: Pools,
     ) -> None:
         self._settings = settings
         self._tasks = tasks
         self._workers_max = workers_max
-        self._run_in = run_in
+        self._pools = pools
         self._lock = threading.Lock()
         self._kick = threading.Event()
         self._execution = Execution(settings, tasks, self._kick.set)
@@ -184,7 +185,7 @@ class _Run:
         if error is None:
             token = enter(node)
             try:
-                value = call(self._tasks[node.name], node, self._run_in)
+                value = self._pools.call(self._tasks[node.name], node)
                 if is_awaitable(value):
                     value = wait_for(value, node)
             except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -21,6 +22,7 @@ from moorage_client.workflow import (
     ExecutionCallbacks,
     GraphError,
     NodeStatus,
+    PoolBroken,
     ResourceAwareExecutor,
     ResourcePool,
     ResourceRequirements,
@@ -651,6 +653,52 @@ def test_tasks_may_run_in_processes(kind):
         result = execute(executor, dict.fromkeys("ab", os.getpid))
     assert result.succeeded == 2
     assert {result[name].result for name in "ab"}.isdisjoint({os.getpid()})
+
+
+DIE_ONCE = """
+import os, signal
+try:
+    open(path, "x").close()
+except FileExistsError:
+    pass
+else:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def dies_once(folder):
+    """Return a task that kills its own process at the first call; any process can load it."""
+    return partial(exec, DIE_ONCE, {"path": str(folder / "died")})
+
+
+def two_processes():
+    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+@both
+def test_a_pool_of_which_a_process_was_killed_is_not_tried_again(kind, tmp_path):
+    with two_processes() as processes:
+        executor = kind(graph("a"), ResourcePool({}), retries=2, run_in=processes)
+        result = execute(executor, {"a": dies_once(tmp_path)})
+    assert (result["a"].attempts, result.succeeded) == (1, 0)
+    assert isinstance(result["a"].error, PoolBroken)
+    assert "Give `run_in` a function that makes a pool" in str(result["a"].error)
+
+
+@both
+def test_a_function_that_makes_pools_lets_retries_help(kind, tmp_path):
+    made = []
+
+    def make():
+        made.append(two_processes())
+        return made[-1]
+
+    executor = kind(graph("a"), ResourcePool({}), retries=2, run_in=make)
+    assert made == []
+    result = execute(executor, {"a": dies_once(tmp_path)})
+    assert (result["a"].attempts, result.succeeded, len(made)) == (2, 1, 2)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        made[-1].submit(os.getpid)
 
 
 @both
