@@ -852,4 +852,14 @@ MUTANTS = [
         "fits|drifted|no device is promised twice, whatever|in parts",
         6_000_001,
     ),
+    Mutant(
+        "lets a warm lease count for no quota",
+        "core.state._warm",
+        After(
+            "state.warm[request] = None",
+            "state.accounts.add(state.leases[request], -1, expires_at)",
+        ),
+        "usage drifted from the lease rows",
+        0,
+    ),
 ]
