@@ -1,12 +1,15 @@
 """Marks: two copies, each believed only where it is as it was written; and who may read files."""
 
+import queue
 import sqlite3
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from moorage.durability import DurableMark, owner_only, read_mark
+from moorage.durability import DurableMark, Reserve, next_of, owner_only, read_mark
 
 COPY_BYTES = 4096
 
@@ -81,3 +84,15 @@ def test_a_database_and_what_lies_beside_it_is_its_owners(tmp_path: Path):
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     assert modes == {f"some.db{end}": 0o600 for end in ("", "-wal", "-shm")}
     connection.close()
+
+
+def test_room_that_came_back_is_noticed_although_nothing_is_written(tmp_path: Path):
+    reserve, jobs = Reserve(tmp_path / "reserve"), queue.SimpleQueue[str]()
+    assert reserve.spend()
+    with ThreadPoolExecutor() as threads:
+        taken = threads.submit(next_of, jobs, None, reserve)
+        while reserve.spent:
+            assert not taken.done()
+            time.sleep(0.01)  # There is no event to wait for.
+        jobs.put("a job")
+        assert taken.result(30) == "a job"

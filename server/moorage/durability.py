@@ -215,14 +215,28 @@ class Reserve:
         return True
 
 
-def next_of(jobs: "queue.SimpleQueue[T]", mark: DurableMark | None) -> T:
-    """Return the next job of a thread that writes; meanwhile its mark is synced in time."""
-    if mark is not None and mark.unsynced:
+def next_of(
+    jobs: "queue.SimpleQueue[T]", mark: DurableMark | None, reserve: Reserve | None = None
+) -> T:
+    """Return the next job of a thread that writes; meanwhile do what is due by time.
+
+    Args:
+        jobs: Of that thread.
+        mark: Is synced, should no job come within `SYNC_SECONDS`.
+        reserve: Is taken back where there is room again, also where no job ever comes.
+
+    """
+    synced = mark is None or not mark.unsynced
+    while not synced or (reserve is not None and reserve.spent):
         try:
-            return jobs.get(timeout=SYNC_SECONDS)
+            return jobs.get(timeout=REFILL_SECONDS if synced else SYNC_SECONDS)
         except queue.Empty:
-            with contextlib.suppress(OSError):  # The next write says so.
-                mark.sync()
+            if mark is not None and not synced:
+                synced = True
+                with contextlib.suppress(OSError):  # The next write says so.
+                    mark.sync()
+            if reserve is not None:
+                reserve.refill()
     return jobs.get()
 
 

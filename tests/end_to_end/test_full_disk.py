@@ -1,6 +1,7 @@
 """A disk that is full: nothing new is promised, what is promised can end, nothing is lost."""
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -67,13 +68,17 @@ def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
         ended = server.say({"op": "release", "lease": first["id"], "token": first["token"]})[0]
         assert ended["lease"]["state"] == "ended"
         assert server.ask(resources={"gpus": 1})["success"], "advice needs no disk"
+        assert server.http.get("/readyz").json()["details"]["disk"] == "full"
+        assert "moorage_disk_full 1.0" in server.http.get("/metrics").text
+        for _ in range(10):
+            is_refused()
         filler.unlink()
-        until(
-            lambda: (
-                server.say({"op": "renew", "lease": held[0]["id"], "token": held[0]["token"]})
-                and server.ask(resources={"gpus": 1}, lease=SHORT)["success"]
-            )
-        )
+        # Nothing is written meanwhile: the room is noticed by time.
+        until(lambda: server.http.get("/readyz").json()["details"]["disk"] == "ok")
+        held.append(server.ask(resources={"gpus": 1}, lease=SHORT)["lease"])
+        until(lambda: "disk_has_room" in running.log.read_text())
+        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+        assert [line["event"] for line in lines if line["level"] == "error"] == ["disk_full"]
         server.close()
     with daemon(data) as running:
         server = Server(running)

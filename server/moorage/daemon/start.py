@@ -31,7 +31,7 @@ from moorage.daemon.effects import EffectCarrier
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
-from moorage.daemon.observability.health import Health
+from moorage.daemon.observability.health import Health, follow_disk
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.playground import Playground
@@ -178,6 +178,7 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
     core.tasks.spawn(core.watchers.progress.run())
+    core.tasks.spawn(follow_disk(stores.ledger))
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core)
     _follow_ray(config, stores, core, runners)

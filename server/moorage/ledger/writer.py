@@ -116,7 +116,7 @@ class GroupCommit:
     def _gather(self) -> tuple[list[WriteJob], bool]:
         """Wait for a job; return it with all that wait behind it, and whether to go on."""
         jobs: list[WriteJob] = []
-        item = next_of(self._queue, self._mark)
+        item = next_of(self._queue, self._mark, self._reserve)
         while item is not None:
             jobs.append(item)
             try:

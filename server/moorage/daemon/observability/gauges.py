@@ -31,6 +31,7 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
 def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
     """Yield how far the ledger is, and what is on its way there."""
     yield gauge("moorage_ledger_seq", "Facts ever stored", ledger.last_seq)
+    yield gauge("moorage_disk_full", "1 while the disk is full: no new leases", ledger.is_full)
     yield gauge("moorage_backlog", "Events and facts under way", commit_loop.backlog)
 
 

@@ -1,6 +1,9 @@
-"""Health: whether requests can be served, for `/readyz`."""
+"""Health: whether requests can be served, for `/readyz`, and the line about a full disk."""
 
-from typing import Any
+import asyncio
+from typing import Any, Final
+
+import structlog
 
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.tasks import Tasks
@@ -8,6 +11,10 @@ from moorage.gateway.server import Gateway
 from moorage.ledger.base import Ledger
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Sandbox
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks whether the disk is full."""
+log = structlog.get_logger("moored")
 
 
 class Health:
@@ -44,7 +51,21 @@ class Health:
         up = self._sandbox.up
         details = {
             "ledger_seq": self._ledger.last_seq,
+            "disk": "full" if self._ledger.is_full else "ok",
             "backlog": self._commit_loop.backlog,
             "sandbox": self._mode if up else "down",
         }
         return self._gateway.listening and up and not self._tasks.broken.done(), details
+
+
+async def follow_disk(ledger: Ledger) -> None:
+    """Say once that the disk is full, and once that it no longer is, until cancelled."""
+    full = False
+    while True:
+        if ledger.is_full != full:
+            full = not full
+            if full:
+                log.error("disk_full", finding="no leases are granted until there is room again")
+            else:
+                log.warning("disk_has_room", finding="leases are granted again")
+        await asyncio.sleep(LOOK_SECONDS)
