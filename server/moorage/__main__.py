@@ -17,6 +17,7 @@ from moorage.commands.prices import prices
 from moorage.commands.replay import replay
 from moorage.commands.serve import serve
 from moorage.config.described import settings_help
+from moorage.daemon.observability.standard_streams import StandardStream
 from moorage_client import server_extra
 
 STDERR = 2
@@ -39,7 +40,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _shared(
-    version: Annotated[  # Its callback ends the program.
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001  # Its callback ends the program.
         bool,
         typer.Option(
             "--version", "-V", callback=_version, is_eager=True, help="Print the version and exit."
@@ -47,6 +49,9 @@ def _shared(
     ] = False,
 ) -> None:
     """Take what stands before a command."""
+    if context.invoked_subcommand == "serve":
+        # Before its flags are read: its exit code must not hang on who reads stderr either.
+        context.obj = StandardStream(STDERR)
 
 
 app.command(epilog=settings_help(), short_help="Run the daemon.")(serve)

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from moorage.config.settings import Config
+from moorage.daemon.observability.counters import Measures
 from moorage.daemon.start import start
 
 
@@ -15,5 +16,5 @@ async def test_a_failed_start_ends_its_tasks(tmp_path):
         port = taken.getsockname()[1]
         config = Config(data_dir=tmp_path, http_host="127.0.0.1", http_port=port, sandbox="unsafe")
         with pytest.raises(OSError, match="Address already in use"):
-            await start(config)
+            await start(config, Measures())
     assert asyncio.all_tasks() == before

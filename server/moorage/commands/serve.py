@@ -13,6 +13,7 @@ from moorage.config.settings import Config, settings_file
 
 
 def serve(
+    context: typer.Context,
     host: Annotated[str | None, typer.Option(help="Address of the WebSocket.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the WebSocket; 0: a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of HTTP; 0: a free one.")] = None,
@@ -47,4 +48,5 @@ def serve(
 
     file = settings_file(os.environ, config)
     read = partial(Config.load, flags, os.environ, file)
-    raise typer.Exit(run(settings, read, file, partial(stock, settings) if here else None))
+    filling = partial(stock, settings) if here else None
+    raise typer.Exit(run(settings, context.obj, read, file, filling))

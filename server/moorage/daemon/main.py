@@ -1,7 +1,6 @@
 """Runs a daemon as a process: logging, signals, the ready line, the exit code."""
 
 import asyncio
-import contextlib
 import ctypes
 import gc
 import json
@@ -10,9 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -20,6 +20,9 @@ import uvloop
 from moorage.backends.base import BackendError
 from moorage.config.settings import Config
 from moorage.daemon import descriptors
+from moorage.daemon.observability import gauges
+from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.daemon.start import start
 from moorage.daemon.token_refresh import Rereading
 from moorage.ledger.base import LedgerError, LedgerLocked
@@ -45,6 +48,7 @@ GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 
 def serve(
     config: Config,
+    log: StandardStream,
     read: Callable[[], Config],
     file: Path | None,
     stock: Callable[[str], None] | None = None,
@@ -53,19 +57,26 @@ def serve(
 
     Args:
         config: All settings.
+        log: The stream of stderr.
         read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Given the address of the HTTP side, fills the catalog before anybody is told that
             this serves. It runs in a thread.
 
     """
-    configure_log(config)
+    configure_log(config, log)
     descriptors.raise_limit()
+    StandardStream(sys.stdout.fileno())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, Rereading(config, read, file), stock))
+        return runner.run(_serve(config, log, Rereading(config, read, file), stock))
 
 
-async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], None] | None) -> int:
+async def _serve(
+    config: Config,
+    log: StandardStream,
+    rereading: Rereading,
+    stock: Callable[[str], None] | None,
+) -> int:
     # First of all: who asks for a stop while the daemon starts gets a clean one.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -77,8 +88,10 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
     # What a start builds stays. To look through it for garbage, again and again while it grows, is
     # a third of the time that a million GPUs take.
     gc.disable()
+    measures = Measures()
+    measures.watch(partial(gauges.log_counters, log))
     try:
-        daemon = await start(config)
+        daemon = await start(config, measures)
     except (LedgerError, ServiceError, JailError, BackendError, OSError) as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
@@ -101,8 +114,7 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
     if stock is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
         await asyncio.to_thread(stock, f"http://{_authority(host)}:{daemon.http_port}")
-    with contextlib.suppress(BrokenPipeError):  # Its parent need not read on.
-        os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
+    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")  # Its parent need not read.
     waiting = asyncio.ensure_future(stopping.wait())
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
     await asyncio.wait([running, waiting, following], return_when=asyncio.FIRST_COMPLETED)
@@ -110,11 +122,7 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
     following.cancel()
     if error is not None:
         structlog.get_logger("moored").error("broken", exc_info=error)
-    late = threading.Timer(
-        STOP_SECONDS_MAX, _cut_short, (EXIT_OK if error is None else EXIT_BROKEN,)
-    )
-    late.daemon = True
-    late.start()
+    late = _bound_stop(EXIT_OK if error is None else EXIT_BROKEN)
     try:
         await daemon.stop()
     except LedgerError as failure:
@@ -129,6 +137,14 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
         os._exit(code)
     late.cancel()
     return code
+
+
+def _bound_stop(code: int) -> threading.Timer:
+    """End the process with a code after `STOP_SECONDS_MAX`, unless the timer is cancelled."""
+    late = threading.Timer(STOP_SECONDS_MAX, _cut_short, (code,))
+    late.daemon = True
+    late.start()
+    return late
 
 
 def _cut_short(code: int) -> None:
@@ -163,7 +179,7 @@ def _authority(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def configure_log(config: Config) -> None:
+def configure_log(config: Config, log: StandardStream) -> None:
     """Send structlog and the libraries' logging to stderr, in one format."""
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
     shared: list[structlog.typing.Processor] = [
@@ -174,7 +190,7 @@ def configure_log(config: Config) -> None:
     console = config.log_format == "console"
     renderer: structlog.typing.Processor = (
         # Quoted: what tenants named so cannot move a terminal's cursor.
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), repr_native_str=True)
+        structlog.dev.ConsoleRenderer(colors=log.is_terminal, repr_native_str=True)
         if console
         else structlog.processors.JSONRenderer()
     )
@@ -183,6 +199,7 @@ def configure_log(config: Config) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    log.report = partial(_dropped_line, [*shared, renderer])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -195,3 +212,11 @@ def configure_log(config: Config) -> None:
     root.setLevel(max(level, logging.WARNING))  # Libraries speak when something is wrong.
     if not is_loopback(config.host):
         structlog.get_logger("moored").info("open", host=config.host, tokens=len(config.tokens))
+
+
+def _dropped_line(processors: Sequence[structlog.typing.Processor], lines: int) -> bytes:
+    finding = f"{lines} lines before this one could not be written, and were dropped"
+    line: Any = {"event": "log", "dropped": lines, "finding": finding}
+    for processor in processors:
+        line = processor(None, "warning", line)
+    return f"{line}\n".encode()

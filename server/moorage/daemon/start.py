@@ -127,8 +127,12 @@ class RequestParts:
     router: Router
 
 
-async def start(config: Config) -> Daemon:
+async def start(config: Config, measures: Measures) -> Daemon:
     """Open everything and serve.
+
+    Args:
+        config: All settings.
+        measures: What `/metrics` shows; the daemon adds its own.
 
     Raises:
         LedgerError: The ledger cannot be opened.
@@ -140,7 +144,7 @@ async def start(config: Config) -> Daemon:
     tasks = Tasks()
     async with AsyncExitStack() as stack:
         try:
-            return await _start(config, tasks, stack)
+            return await _start(config, measures, tasks, stack)
         except BaseException:
             await tasks.close()
             raise
@@ -155,9 +159,9 @@ def _naming(advice: str) -> Iterator[None]:
         raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
 
 
-async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
+async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     stores = await _open_stores(config, stack)
-    core = _core(config, stores, tasks)
+    core = _core(config, stores, measures, tasks)
     runners = await _open_runners(config, stores, core, stack)
     requests = _requests(config, stores, core, runners, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests)
@@ -211,7 +215,7 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     return Stores(ledger, allocator, tokens, catalog)
 
 
-def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
+def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> Core:
     settings = GatewaySettings(
         sessions_max=config.sessions_max,
         connections_max=descriptors.connection_limits().gateway,
@@ -237,7 +241,6 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
         ),
     )
     watchers = Watchers(gateway.push, state.lease, map_news, shape_news, progress)
-    measures = Measures()
     return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from moorage.core.effects import Effect, Respond
@@ -66,6 +66,11 @@ class _Gauges(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges as they are now."""
         return self._gauges()
+
+
+def counter(name: str, about: str, value: float) -> Metric:
+    """Return one counter without labels, of something that counts by itself."""
+    return CounterMetricFamily(name, about, value=value)
 
 
 def gauge(name: str, about: str, value: float) -> Metric:

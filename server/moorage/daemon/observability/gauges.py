@@ -7,7 +7,8 @@ from prometheus_client.metrics_core import Metric
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.core.allocator import Allocator
 from moorage.daemon.commit_loop import CommitLoop
-from moorage.daemon.observability.counters import gauge, gauges
+from moorage.daemon.observability.counters import counter, gauge, gauges
+from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.gateway.server import GatewayStats
 from moorage.ledger.base import Ledger
 from moorage.sandbox.host.contract import SandboxReport
@@ -59,3 +60,8 @@ def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
     yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
     ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))
     yield gauges("moorage_prometheus_nodes", "Nodes with metrics from it", "age", ages)
+
+
+def log_counters(log: StandardStream) -> Iterable[Metric]:
+    """Yield what the log lost."""
+    yield counter("moorage_log_lines_dropped_total", "Lines of the log not written", log.dropped)

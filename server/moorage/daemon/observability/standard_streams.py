@@ -1,0 +1,165 @@
+"""Standard output and error that hold nobody up: what is written there never waits and never fails.
+
+`moored serve` puts a pipe in the place of the descriptor. One thread empties it, another writes to
+whatever was there before. So it covers all that a process says: its log, those of its libraries,
+warnings, tracebacks, and the programs that inherit the descriptor. What cannot be written is
+dropped and counted; no mode of the real descriptor, which other processes share, is changed.
+"""
+
+import atexit
+import fcntl
+import os
+import select
+import struct
+import termios
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["BACKLOG_BYTES_MAX", "FLUSH_SECONDS_MAX", "StandardStream"]
+
+BACKLOG_BYTES_MAX: Final = 4 << 20
+"""What may wait for a slow reader, some 20,000 lines of a log; beyond it new lines are dropped."""
+FLUSH_SECONDS_MAX: Final = 2.0
+"""How long the end of the process waits until everything is written."""
+RETRY_SECONDS: Final = 1.0
+"""How often is tried whether writing works again."""
+_CHUNK_BYTES: Final = 64 << 10
+_PARTIAL_MILLISECONDS: Final = 100
+"""After that, a line that has no end is written as it is."""
+
+
+class StandardStream:
+    """One of the two output streams of this process, from now until it ends.
+
+    Args:
+        descriptor: 1 or 2; it must be open.
+
+    Attributes:
+        report: Makes the line that says how many lines were dropped, once writing works again;
+            None: nothing says so.
+        dropped: How many were, since the start.
+        is_terminal: Whether a terminal shows what is written.
+
+    Raises:
+        OSError: There are no descriptors left.
+
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.report: Callable[[int], bytes] | None = None
+        self.dropped = 0
+        self.is_terminal = os.isatty(descriptor)
+        self._descriptor = descriptor
+        self._real = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+        self._pipe, write_end = os.pipe()
+        os.dup2(write_end, descriptor)
+        os.close(write_end)
+        self._changed = threading.Condition()
+        # Lines, and how many were dropped just before them.
+        self._backlog: deque[tuple[bytes, int]] = deque()
+        self._backlog_bytes = 0
+        self._dropped_last = 0
+        self._partial = b""
+        self._is_cut = False  # Within a line, by an error.
+        # Daemon threads: who does not read must not keep the process from ending.
+        for work in (self._read_forever, self._write_forever):
+            threading.Thread(target=work, name=f"stream-{descriptor}", daemon=True).start()
+        atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        """Wait, with a bound, until all is written; what comes after that is not."""
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, self._descriptor)
+        os.close(nowhere)
+        with self._changed:
+            self._changed.wait_for(self._is_idle, FLUSH_SECONDS_MAX)
+
+    def _is_idle(self) -> bool:
+        unread = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, b"\0" * 4))[0]
+        return not (unread or self._partial or self._backlog)
+
+    # The thread that reads.
+
+    def _read_forever(self) -> None:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        while True:
+            is_late = not poll.poll(_PARTIAL_MILLISECONDS if self._partial else None)
+            with self._changed:  # `_finish` must not look between the pipe and the backlog.
+                read = b"" if is_late else os.read(self._pipe, _CHUNK_BYTES)
+                content = self._partial + read
+                whole = content.rfind(b"\n") + 1
+                if not read or len(content) - whole >= _CHUNK_BYTES:
+                    whole = len(content)
+                self._partial = content[whole:]
+                if whole:
+                    self._keep(content[:whole])
+                self._changed.notify_all()
+            if not (read or is_late):
+                return  # Nothing has the descriptor any more.
+
+    def _keep(self, lines: bytes) -> None:
+        if self._backlog_bytes >= BACKLOG_BYTES_MAX:
+            self._dropped_last += self._drop(lines)
+            return
+        self._backlog.append((lines, self._dropped_last))
+        self._backlog_bytes += len(lines)
+        self._dropped_last = 0
+
+    def _drop(self, lines: bytes) -> int:
+        count = lines.count(b"\n") or 1
+        self.dropped += count
+        return count
+
+    # The thread that writes.
+
+    def _write_forever(self) -> None:
+        unreported = 0
+        while True:
+            with self._changed:
+                again = RETRY_SECONDS if unreported and self.report else None
+                self._changed.wait_for(self._has_work, again)
+                if self._backlog:
+                    lines, before = self._backlog[0]
+                else:
+                    lines, before, self._dropped_last = b"", self._dropped_last, 0
+            unreported += before
+            if unreported and self.report and not self._write(self.report(unreported)):
+                unreported = 0
+            rest = self._write(lines)
+            with self._changed:
+                if rest:
+                    unreported += self._drop(rest)
+                if lines:
+                    self._backlog.popleft()
+                    self._backlog_bytes -= len(lines)
+                self._changed.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._backlog or self._dropped_last)
+
+    def _write(self, content: bytes) -> bytes:
+        """Write to what is really there, however long that takes; return what cannot be."""
+        try:
+            if self._is_cut and content:
+                self._write_some(b"\n")
+                self._is_cut = False
+            while content:
+                written = self._write_some(content)
+                self._is_cut = content[written - 1 : written] != b"\n"
+                content = content[written:]
+        except OSError:
+            return content
+        self._is_cut = False
+        return b""
+
+    def _write_some(self, content: bytes) -> int:
+        while True:
+            try:
+                return os.write(self._real, content)
+            except BlockingIOError:  # Another process that has it open wants it to be so.
+                poll = select.poll()
+                poll.register(self._real, select.POLLOUT)
+                poll.poll()

@@ -1,0 +1,143 @@
+"""A stream that holds nobody up, in a program of its own, over real pipes and a full disk."""
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, sys, warnings, logging, subprocess
+from moorage.daemon.observability import standard_streams
+from moorage.daemon.observability.standard_streams import StandardStream
+stream = StandardStream(2)
+stream.report = lambda lines: f"dropped {lines}\\n".encode()
+def say(line): print(line, file=sys.stderr, flush=True)
+def settled():
+    with stream._changed:
+        stream._changed.wait_for(stream._is_idle)
+"""
+PAGE = 4_096
+
+
+def run(body: str, stderr: int | None, **more) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM + body]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=stderr, text=True, **more)
+
+
+def test_all_that_a_process_says_goes_through_in_its_order(tmp_path: Path) -> None:
+    body = """
+say("one")
+warnings.warn("two")
+logging.getLogger().error("three")
+subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('four\\\\n')"])
+os.write(2, b"five, without an end")
+1 / 0
+"""
+    with (tmp_path / "log").open("w") as log:
+        process = run(body, log.fileno())
+        assert process.communicate(timeout=60) == ("", None)
+    assert process.returncode == 1
+    text = (tmp_path / "log").read_text()
+    said = ["one", "two", "three", "four", "five, without an end", "ZeroDivisionError"]
+    places = [text.index(each) for each in said]
+    assert places == sorted(places)
+    assert "dropped" not in text
+
+
+def test_who_does_not_read_gets_the_oldest_lines_and_how_many_are_missing() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
+    body = """
+standard_streams.BACKLOG_BYTES_MAX = 1 << 16
+for number in range(20_000):
+    say(f"line {number:05}")
+print(stream.dropped, flush=True)
+input()
+say("later")
+settled()
+print(stream.dropped, flush=True)
+"""
+    process = run(body, writer)
+    os.close(writer)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    lost = int(process.stdout.readline())
+    assert 0 < lost < 20_000
+    with os.fdopen(reader) as log:
+        lines = []
+        while not lines or not lines[-1].startswith("dropped"):
+            lines.append(log.readline().strip())
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert log.readline() == "later\n"
+        assert int(process.stdout.readline()) == int(lines[-1].split()[1])
+        process.communicate(timeout=60)
+    *first, gap = lines
+    assert first == [f"line {number:05}" for number in range(len(first))]
+    assert gap == f"dropped {20_000 - len(first)}"
+
+
+@pytest.mark.parametrize("place", ["full", "left", "unwritable"])
+def test_what_cannot_be_written_is_counted_and_ends_nothing(place: str) -> None:
+    if place == "full":
+        descriptor = os.open("/dev/full", os.O_WRONLY)
+    elif place == "left":
+        reader, descriptor = os.pipe()
+        os.close(reader)
+    else:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    process = run("say('one\\ntwo')\nsettled()\nprint(stream.dropped)", descriptor)
+    os.close(descriptor)
+    assert process.communicate(timeout=60)[0] == "2\n"
+    assert process.returncode == 0
+
+
+def test_once_there_is_room_again_the_log_says_what_is_missing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    body = """
+import resource
+say("one")
+settled()
+size = os.fstat(stream._real).st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4, resource.RLIM_INFINITY))
+say("two, which is cut")
+say("three")
+settled()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(flush=True)
+input()
+say("four")
+"""
+    with log.open("w") as file:
+        process = run(body, file.fileno())
+    assert process.stdout is not None
+    process.stdout.readline()
+    while "dropped" not in log.read_text():
+        assert process.poll() is None
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    assert log.read_text() == "one\ntwo,\ndropped 2\nfour\n"
+
+
+def test_a_descriptor_that_others_made_not_wait_is_written_whole() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    process = run("for number in range(20_000): say(f'line {number:05}')\nsettled()", writer)
+    os.close(writer)
+    with os.fdopen(reader) as log:
+        assert log.read() == "".join(f"line {number:05}\n" for number in range(20_000))
+    process.communicate(timeout=60)
+
+
+def test_an_end_does_not_wait_for_who_does_not_read() -> None:
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
+    process = run("say('.' * 100_000)\nsys.exit(7)", writer)
+    os.close(writer)
+    assert process.wait(60) == 7
+    os.close(reader)
+    process.communicate()

@@ -1,0 +1,137 @@
+"""What becomes of its log decides nothing: the daemon starts, serves, answers and stops."""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from served import Server, cluster, until
+
+from moorage.benchmarks.daemon_process import serve_command
+
+PAGE = 4_096
+"""The smallest buffer that a pipe may have."""
+VARIABLES = {**os.environ, "MOORAGE_LOG_LEVEL": "debug"}
+QUOTA = {"op": "set_quota", "tenant": "ann", "nominal": {"gpu_milli": 1000}}
+CORDON = {"op": "cordon", "cluster": "east", "node": "east-1", "reason": "fans"}
+
+
+@contextlib.contextmanager
+def serving(data: Path, log: int) -> Iterator[tuple[Server, subprocess.Popen[str]]]:
+    process = subprocess.Popen(
+        serve_command(data), stdout=subprocess.PIPE, stderr=log, text=True, env=VARIABLES
+    )
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        server = Server(type("Running", (), ready))
+        yield server, process
+        server.close()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def full() -> int:
+    """Return a file on a disk that is full."""
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def left() -> int:
+    """Return a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def unwritable() -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+def work(server: Server, *names: str) -> None:
+    """Do what has lines of the log written, in requests and in events of the core."""
+    server.register(*(cluster(name) for name in names))
+    assert all(reply["success"] for reply in server.say(QUOTA, CORDON))
+    assert server.http.get("/healthz").status_code == 200
+
+
+def dropped(server: Server) -> float:
+    metrics = server.http.get("/metrics").text.splitlines()
+    name = "moorage_log_lines_dropped_total"
+    return next(float(line.split()[1]) for line in metrics if line.startswith(name))
+
+
+@pytest.mark.parametrize("log", [full, left, unwritable])
+def test_a_log_that_cannot_be_written_keeps_nothing_from_being_done(tmp_path, log):
+    descriptor = log()
+    with serving(tmp_path, descriptor) as (server, process):
+        os.close(descriptor)
+        work(server, "east", "west")
+        assert dropped(server) >= 2, "each change is a line"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_a_log_that_nobody_reads_is_whole_once_somebody_does(tmp_path):
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
+    with serving(tmp_path, writer) as (server, process), os.fdopen(reader) as log:
+        os.close(writer)
+        names = ["east", *(f"c{number}" for number in range(80))]
+        work(server, *names[:41])
+        named: list[str] = []
+        while len(named) < 41:
+            line = json.loads(log.readline())
+            named += [line["id"]] if line.get("what") == "POST /clusters" else []
+        assert named == names[:41]
+        work(server, *names[41:])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, "its end does not wait for a reader either"
+
+
+@pytest.mark.parametrize("log", [full, left])
+@pytest.mark.parametrize(("flag", "code"), [("--data=/dev/null", 3), ("--port=x", 2)])
+def test_a_start_that_fails_has_its_exit_code_all_the_same(tmp_path, log, flag, code):
+    descriptor = log()
+    done = subprocess.run(
+        [*serve_command(tmp_path), flag], stderr=descriptor, timeout=60, check=False
+    )
+    os.close(descriptor)
+    assert done.returncode == code
+
+
+def test_the_line_that_says_ready_holds_up_nothing(tmp_path):
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
+    os.write(writer, b"." * PAGE)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*serve_command(tmp_path), f"--http-port={port}"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=writer, stderr=log)
+    os.close(writer)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            until(lambda: answers(client), 90)
+        assert os.read(reader, PAGE) == b"." * PAGE
+        assert json.loads(os.read(reader, PAGE))["event"] == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+
+
+def answers(client: httpx.Client) -> bool:
+    with contextlib.suppress(httpx.ConnectError):
+        return client.get("/readyz").is_success
+    return False
