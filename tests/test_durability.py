@@ -5,11 +5,21 @@ import sqlite3
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from moorage.durability import DurableMark, Reserve, next_of, owner_only, read_mark
+from moorage.durability import (
+    DurableMark,
+    Format,
+    Reserve,
+    next_of,
+    note_release,
+    owner_only,
+    read_mark,
+)
 
 COPY_BYTES = 4096
 
@@ -96,3 +106,18 @@ def test_room_that_came_back_is_noticed_although_nothing_is_written(tmp_path: Pa
             time.sleep(0.01)  # There is no event to wait for.
         jobs.put("a job")
         assert taken.result(30) == "a job"
+
+
+def test_a_format_is_migrated_step_by_step_or_refused():
+    found = Format(3, {1: ["CREATE TABLE a(x)", "CREATE TABLE b(x)"], 2: ["DROP TABLE a"]})
+    with closing(sqlite3.connect(":memory:")) as connection:
+        assert found.refusal(connection, 1) == ""
+        found.migrate(connection, 1)
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("b",)]
+        assert "format 0, and moored" in found.refusal(connection, 0)
+        assert "start moored of a newer release" in found.refusal(connection, 4)
+        connection.execute("CREATE TABLE release(version)")
+        connection.execute("INSERT INTO release VALUES ('7.0')")
+        assert "start moored 7.0" in found.refusal(connection, 4)
+        note_release(connection)
+        assert f"start moored {version('moorage')}" in found.refusal(connection, 4)

@@ -1,28 +1,34 @@
 """What the ledger and the catalog keep beside their databases, so that no loss goes unnoticed.
 
 SQLite reads a write-ahead log up to the first frame that is damaged and says nothing of the rest.
-So how far a database had come is written down a second time, in a small file of its own.
+So how far a database had come is written down a second time, in a small file of its own. The
+number of a database's format is here, too: no release reads what it does not know.
 """
 
 import contextlib
 import os
 import queue
 import shutil
+import sqlite3
 import struct
 import time
 import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TypeVar
 
 __all__ = [
     "SYNC_SECONDS",
     "DurableMark",
+    "Format",
     "Found",
     "Reserve",
     "log_damage",
     "log_lost",
     "next_of",
+    "note_release",
     "owner_only",
     "read_mark",
     "sync_directory",
@@ -238,6 +244,57 @@ def next_of(
             if reserve is not None:
                 reserve.refill()
     return jobs.get()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The number of a database's format.
+
+    Args:
+        current: What this release writes.
+        steps: By an older number, the statements that make a database of the next one.
+
+    """
+
+    current: int
+    steps: Mapping[int, Sequence[str]]
+
+    def refusal(self, connection: sqlite3.Connection, found: int) -> str:
+        """Return why a database of that number is not opened; empty where it is."""
+        here = f"moored {version('moorage')} reads formats up to {self.current}"
+        if found > self.current:
+            needed = f"moored {_writer(connection) or 'of a newer release'}"
+            return (
+                f"has format {found}, and {here}: start {needed}, or restore the data directory "
+                "from a backup that an older release wrote"
+            )
+        if any(number not in self.steps for number in range(found, self.current)):
+            return f"has format {found}, and {here}, but not this one"
+        return ""
+
+    def migrate(self, connection: sqlite3.Connection, found: int) -> None:
+        """Make a database of the current format of an older one, in the caller's transaction."""
+        for number in range(found, self.current):
+            for statement in self.steps[number]:
+                connection.execute(statement)
+
+
+def note_release(connection: sqlite3.Connection) -> None:
+    """Write down which release writes a database, for older ones that cannot read it."""
+    release = version("moorage")
+    if _writer(connection) != release:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TABLE IF NOT EXISTS release(version TEXT NOT NULL)")
+        connection.execute("DELETE FROM release")
+        connection.execute("INSERT INTO release VALUES (?)", (release,))
+        connection.execute("COMMIT")
+
+
+def _writer(connection: sqlite3.Connection) -> str:
+    with contextlib.suppress(sqlite3.Error):
+        for (found,) in connection.execute("SELECT version FROM release"):
+            return str(found)
+    return ""
 
 
 def owner_only(path: Path) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import sqlite3
 import stat
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -166,8 +167,13 @@ async def test_a_foreign_database_is_left_alone(path: Path):
 async def test_a_newer_format_is_refused(path: Path):
     await filled(path, 1)
     run(path, "UPDATE meta SET value = 99")
-    with pytest.raises(LedgerError, match="has format 99, this release reads format 1 only"):
+    with pytest.raises(
+        LedgerError, match=rf"has format 99, .*: start moored {version('moorage')},"
+    ):
         await SqliteLedger(path).open()
+    run(path, "UPDATE release SET version = '9.1'")
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite has format 99, .*: start moored 9\.1,"):
+        walk(path)
 
 
 async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):

@@ -12,6 +12,7 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from moorage.durability import Format, note_release
 from moorage.ledger.base import (
     CHECKPOINTS_KEPT,
     PAGE_BYTES_MAX,
@@ -22,8 +23,8 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import FactRow
 
-FORMAT: Final = 1
-"""Version of the tables. The shapes of facts have their own versions. None but this one is read."""
+FORMAT: Final = Format(1, {})
+"""Version of the tables. The shapes of facts have their own versions."""
 
 ROWS_PER_STATEMENT: Final = 4_000
 """Facts in one INSERT: eight parameters each, and SQLite takes 32,766."""
@@ -40,7 +41,7 @@ _WAL_BYTES_KEPT = 64 * 1024 * 1024
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-INSERT INTO meta VALUES ('format', {FORMAT});
+INSERT INTO meta VALUES ('format', {FORMAT.current});
 INSERT INTO meta VALUES ('pruned', 0);
 CREATE TABLE fact(
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, version INTEGER NOT NULL,
@@ -140,6 +141,12 @@ def connect(path: Path) -> sqlite3.Connection:
         _set_journal(connection, path)
         if is_new(connection, path):
             connection.executescript(_SCHEMA)
+        elif (found := _format(connection) or 0) < FORMAT.current:
+            connection.execute("BEGIN IMMEDIATE")
+            FORMAT.migrate(connection, found)
+            connection.execute("UPDATE meta SET value = ? WHERE name = 'format'", (FORMAT.current,))
+            connection.execute("COMMIT")
+        note_release(connection)
     except BaseException:
         connection.close()
         raise
@@ -199,20 +206,20 @@ def is_new(connection: sqlite3.Connection, path: Path) -> bool:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not tables:
         return True
-    row = None
-    if "meta" in tables:
-        row = connection.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
-    if row is None:
+    found = _format(connection) if "meta" in tables else None
+    if found is None:
         raise NoLedgerError(
             f"{place_of(path)} is a database, but no ledger of Moorage. Nothing was changed. "
             "Name another data directory."
         )
-    if row[0] != FORMAT:
-        raise LedgerError(
-            f"{place_of(path)} has format {row[0]}, this release reads format {FORMAT} only. "
-            "Start the release that wrote it, or name another data directory."
-        )
+    if refusal := FORMAT.refusal(connection, found):
+        raise LedgerError(f"{place_of(path)} {refusal}. Nothing was changed.")
     return False
+
+
+def _format(connection: sqlite3.Connection) -> int | None:
+    row = connection.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
+    return None if row is None else row[0]
 
 
 def pruned_seq(connection: sqlite3.Connection) -> int:

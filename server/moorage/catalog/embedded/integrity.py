@@ -11,13 +11,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.durability import Found, log_lost, read_mark
+from moorage.durability import Format, Found, log_lost, read_mark
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["LABEL", "SCHEMA_VERSION", "check_tallies", "checksum", "is_intact", "look", "mark_path"]
+__all__ = ["FORMAT", "LABEL", "check_tallies", "checksum", "is_intact", "look", "mark_path"]
 
-SCHEMA_VERSION: Final = 1
+FORMAT: Final = Format(1, {})
+"""Of the tables; it is the file's `user_version`."""
 LABEL: Final = "catalog"
 """Of the mark."""
 _TALLIES: Final = """
@@ -58,12 +59,7 @@ def look(path: Path) -> Found:
     address = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(address, uri=True)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in {0, SCHEMA_VERSION}:
-            raise _unavailable(
-                path,
-                f"has schema {version}, this release reads {SCHEMA_VERSION} only: start the release"
-                " that wrote it, or name another data directory",
-            )
+        refuse_format(connection, path, version)
         changes = commits(connection) if version else 0
     if (found.exists or version) and not found.known:
         raise damaged(path, f"{found.doubt}, and nothing else says how many changes it has seen")
@@ -76,6 +72,17 @@ def look(path: Path) -> Found:
     if lost := log_lost(path):
         raise damaged(path, lost.rstrip("."))
     return found
+
+
+def refuse_format(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    """Refuse a catalog whose format this release does not read; 0 is that of an empty file.
+
+    Raises:
+        ServiceError: `unavailable`: it does not.
+
+    """
+    if version and (refusal := FORMAT.refusal(connection, version)):
+        raise _unavailable(path, f"{refusal}. Nothing was changed")
 
 
 def commits(connection: sqlite3.Connection) -> int:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args
 
 from moorage.catalog.embedded.integrity import (
+    FORMAT,
     LABEL,
-    SCHEMA_VERSION,
     check_tallies,
     checksum,
     commits,
@@ -26,7 +26,7 @@ from moorage.catalog.embedded.integrity import (
     look,
     mark_path,
 )
-from moorage.durability import DurableMark, next_of, owner_only
+from moorage.durability import DurableMark, next_of, note_release, owner_only
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -395,7 +395,7 @@ class DocumentStore:
 def new_file(connection: sqlite3.Connection) -> None:
     """Make the tables of a catalog."""
     connection.executescript(
-        f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {FORMAT.current}; COMMIT;"
     )
 
 
@@ -417,8 +417,14 @@ def _connect(path: Path, warnings: list[str]) -> tuple[sqlite3.Connection, Durab
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
             new_file(connection)
-        elif found.doubt:
+        elif version < FORMAT.current:
+            connection.execute("BEGIN IMMEDIATE")
+            FORMAT.migrate(connection, version)
+            connection.execute(f"PRAGMA user_version = {FORMAT.current}")
+            connection.execute("COMMIT")
+        if version and found.doubt:
             warnings.append(f"the catalog {path}: {found.doubt}; it was written again.")
+        note_release(connection)
         mark.write_both(commits(connection), 0)
     except BaseException:
         connection.close()
