@@ -51,18 +51,25 @@ def ledger_repair(
     from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
 
     with _ledger_errors():
-        lost, copy = repair(folder, accept_loss=accept_loss)
-    if not lost:
+        done = repair(folder, accept_loss=accept_loss)
+    if not done.damage:
         typer.echo(f"{folder}: nothing is damaged")
         return
-    typer.echo("Lost:" if accept_loss else "Would be lost:")
-    for each in lost:
-        typer.echo(f"  {each}")
+    _list("Damaged:", done.damage)
+    lost = done.lost or ["nothing: all that is damaged can be made again."]
+    _list("Lost:" if accept_loss else "Would be lost:", lost)
+    _list("Is there:" if accept_loss else "Would stay:", done.stays or ["nothing."])
     if not accept_loss:
         typer.echo("Nothing was changed. --accept-loss goes on without it.")
         raise typer.Exit(1)
-    typer.echo(f"The damaged files are kept in {copy}. Workloads of lost leases are stopped, and")
-    typer.echo("clusters are registered again, when the daemon starts.")
+    typer.echo(f"The damaged files are kept in {done.copy}. Workloads of lost leases are stopped,")
+    typer.echo("and clusters are registered again, when the daemon starts.")
+
+
+def _list(title: str, sentences: list[str]) -> None:
+    typer.echo(title)
+    for each in sentences:
+        typer.echo(f"  {each}")
 
 
 @contextlib.contextmanager

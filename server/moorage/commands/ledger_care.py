@@ -14,6 +14,7 @@ from moorage.catalog.embedded import verification as catalog
 from moorage.ledger import repairing, walk
 from moorage.ledger.base import LedgerError
 from moorage.ledger.lock import WriterLock
+from moorage.protocol.faults import ServiceError
 
 LEDGER = "ledger.db"
 CATALOG = "catalog.db"
@@ -50,22 +51,40 @@ def verify(data: Path) -> LedgerFindings:
     """Look at everything; the daemon may be running.
 
     Raises:
-        LedgerError: There is no ledger of this release.
+        LedgerError: There is no ledger, or a newer release wrote it or the catalog.
         OSError: A file cannot be read at all.
 
     """
-    return LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
+    try:
+        return LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
+    except ServiceError as no:
+        raise LedgerError(no.reason) from no
 
 
-def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a repair does.
+
+    Args:
+        damage: What is wrong, each a sentence; none: nothing is damaged.
+        lost: What is lost, each a sentence.
+        stays: How much there still is, each a sentence.
+        copy: Where the damaged files are; None: nothing was changed.
+
+    """
+
+    damage: list[str]
+    lost: list[str]
+    stays: list[str]
+    copy: Path | None = None
+
+
+def repair(data: Path, *, accept_loss: bool) -> Outcome:
     """Go on without what is damaged, keeping a copy of the damaged files.
 
     Args:
         data: The data directory; no daemon may be running.
         accept_loss: Whether to; else only what would be lost is said.
-
-    Returns:
-        What is lost, each a sentence (none: nothing is damaged), and where the copy is.
 
     Raises:
         LedgerError: A daemon is running, or a newer release wrote what is there.
@@ -77,12 +96,12 @@ def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
     try:
         found = verify(data)
         if not found.findings:
-            return [], None
+            return Outcome([], [], [])
         left = repairing.salvage(found.ledger)
-        findings = [*left.said, *(f"in the catalog: {each}" for each in found.catalog.findings)]
-        findings = findings or ["nothing: all that is damaged can be made again."]
+        lost = [*left.said, *(f"in the catalog: {each}" for each in catalog.loss(found.catalog))]
+        stays = [*repairing.kept(found.ledger, left).sentences(), *catalog.kept(found.catalog)]
         if not accept_loss:
-            return findings, None
+            return Outcome(found.findings, lost, stays)
         copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         copy.mkdir(mode=0o700)
         for pattern in ("ledger.*", "catalog.*"):
@@ -97,4 +116,4 @@ def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
         raise LedgerError(f"{data} cannot be repaired: {error}. Restore a backup.") from error
     finally:
         lock.release()
-    return findings, copy
+    return Outcome(found.findings, lost, stays, copy)

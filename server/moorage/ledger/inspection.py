@@ -71,6 +71,11 @@ def run(first: int, last: int) -> str:
     return f"fact {first}" if first == last else f"facts {first} to {last}"
 
 
+def without_checkpoint(pruned: int) -> str:
+    """Return what is wrong where facts were deleted for their age, and nothing stands for them."""
+    return f"{run(1, pruned)} were deleted for their age, and no checkpoint after them can be read"
+
+
 def copy_ledger(ledger: Path, target: Path) -> None:
     """Copy a ledger that may be in use, as of one moment, with its mark.
 

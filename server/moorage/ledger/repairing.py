@@ -10,19 +10,17 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from moorage.core.facts import Counted
 from moorage.durability import DurableMark, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerError
-from moorage.ledger.codec import FactRow, is_sealed, link, seal
+from moorage.ledger.codec import FACTS, FactRow, is_sealed, link, seal
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
+from moorage.ledger.holdings import Holdings, changes_of
 from moorage.ledger.inspection import LABEL, mark_path, run
 from moorage.ledger.walk import HeldFacts, LedgerWalk, windows
-
-LEASES_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +111,39 @@ def _loss(
         f"{run(first, end)} of the history: `why` and backtests do without."
         for first, end in _gaps(stays, found.pruned)
     ]
+    if found.rows and not found.mark.known:
+        sentences.append(f"what came after fact {found.rows[-1].seq}, if there was anything.")
+    end = max([found.mark.first, last or 0, *(row.seq for row in found.rows)])
     if base is None:
-        return [*sentences, "every lease, waiting request and cluster: no checkpoint can be read."]
-    assert last is not None
-    end = max([found.mark.first, last, *(row.seq for row in found.rows)])
-    if end > last:
+        sentences.append("every lease, waiting request and cluster: no checkpoint can be read.")
+    elif last is not None and end > last:
         sentences.append(f"{run(last + 1, end)}: everything that was promised or ended since.")
-        dropped = [row.lease for row in found.rows if row.seq > last and row.lease]
-        if dropped:
-            more = f" and {len(dropped) - LEASES_NAMED} more" if len(dropped) > LEASES_NAMED else ""
-            sentences.append(f"among them the leases {', '.join(dropped[:LEASES_NAMED])}{more}.")
-    return sentences
+    elif found.unread and not found.rows and not found.checkpoints:
+        sentences.append("every lease, waiting request and cluster: nothing of it can be read.")
+    else:
+        return sentences
+    after = Holdings() if base is None else _holdings(found, stays)
+    return [*sentences, *_holdings(found, found.rows).without(after).sentences()]
+
+
+def kept(found: LedgerWalk, left: Salvage) -> Holdings:
+    """Return what there still is after a repair."""
+    return Holdings() if left.checkpoint is None else _holdings(found, left.rows)
+
+
+def _holdings(found: LedgerWalk, rows: Sequence[HeldFacts]) -> Holdings:
+    """Return what the newest good checkpoint and the facts after it leave standing."""
+    holdings, base = Holdings(), 0
+    if found.checkpoints:
+        (newest, parts) = found.checkpoints[0]
+        base = newest.seq
+        for part in parts:
+            for fact in FACTS.unpack(part, "", ""):  # They were read before.
+                holdings.take(changes_of(fact))
+    for row in rows:
+        if row.seq > base:
+            holdings.take(row.changes)
+    return holdings
 
 
 def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:

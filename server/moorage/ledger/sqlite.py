@@ -30,7 +30,7 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import FACTS, seal, unseal
 from moorage.ledger.fencing import Fencing
-from moorage.ledger.inspection import LABEL, check_linked, look, mark_path
+from moorage.ledger.inspection import LABEL, check_linked, look, mark_path, without_checkpoint
 from moorage.ledger.lock import WriterLock
 from moorage.ledger.tables import Checkpoint
 from moorage.ledger.writer import GroupCommit, WriteJob
@@ -264,16 +264,22 @@ class SqliteLedger:
                 f"its newest checkpoint is as of fact {finished[0].seq}, but its facts end with "
                 f"{last_seq}",
             )
+        newest, parts, damaged = None, list[bytes](), list[Checkpoint]()
         for checkpoint in finished:
-            parts = tables.checkpoint_parts(connection, checkpoint)
-            if parts is not None:
-                return checkpoint, parts, warnings
+            found = tables.checkpoint_parts(connection, checkpoint)
+            if found is not None:
+                newest, parts = checkpoint, found
+                break
+            damaged.append(checkpoint)
+        if newest is None and (pruned := tables.pruned_seq(connection)):
+            raise LedgerCorrupt(self._place, without_checkpoint(pruned))
+        for checkpoint in damaged:
             warnings.append(
                 f"{self._place}: the checkpoint as of fact {checkpoint.seq} is damaged and was "
                 "dropped; more facts are replayed instead. Check the disk."
             )
             tables.drop_checkpoint(connection, checkpoint)
-        return None, [], warnings
+        return newest, parts, warnings
 
     def _recovered(self, parts: list[bytes], checkpoint_seq: int, last_seq: int) -> Iterator[Fact]:
         where = f"the checkpoint as of fact {checkpoint_seq}"

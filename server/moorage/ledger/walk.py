@@ -48,7 +48,8 @@ from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, place_o
 from moorage.ledger.codec import FACTS, FactRow, link, unseal
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
-from moorage.ledger.inspection import LABEL, is_new, mark_path, missing, run
+from moorage.ledger.holdings import Change, changes_of
+from moorage.ledger.inspection import LABEL, is_new, mark_path, missing, run, without_checkpoint
 
 _WINDOW: Final = 1_000
 """Facts that are read at once; where that fails, one by one."""
@@ -65,7 +66,7 @@ class HeldFacts(NamedTuple):
         at: When it was appended.
         checksum: Its own.
         chain: As it is stored.
-        lease: The lease that it grants; empty where it grants none.
+        changes: What it brings or takes away.
 
     """
 
@@ -73,7 +74,7 @@ class HeldFacts(NamedTuple):
     at: float
     checksum: int
     chain: int
-    lease: str
+    changes: tuple[Change, ...]
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class LedgerWalk:
         mark: How far it had come.
         fencing: The numbers that are reserved.
         fencing_seen: The highest number in what can be read.
+        unread: Something of the file could not be looked at, so more may be lost than is known.
 
     """
 
@@ -104,6 +106,7 @@ class LedgerWalk:
     mark: Found = field(default_factory=lambda: Found(exists=False))
     fencing: Found = field(default_factory=lambda: Found(exists=False))
     fencing_seen: int = 0
+    unread: bool = False
 
     def say(self, finding: str) -> None:
         """Note something that is wrong."""
@@ -128,13 +131,11 @@ def walk(ledger: Path) -> LedgerWalk:
         if each.doubt:
             found.say(f"{each.doubt}.")
     if not ledger.exists():
+        found.unread = True
         found.say(f"{ledger.name} is missing, with all its facts.")
         return found
-    try:
-        with closing(tables.connect_to_look(ledger)) as connection:
-            _look_at(connection, ledger, found)
-    except _UNREADABLE as no:
-        found.say(f"{ledger.name} cannot be read: {no}.")
+    with _survived(ledger, found), closing(tables.connect_to_look(ledger)) as connection:
+        _look_at(connection, ledger, found)
     if 0 < found.fencing.first < found.fencing_seen:
         found.say(
             f"{fencing_path(ledger).name} has numbers up to {found.fencing.first} reserved, and "
@@ -143,21 +144,44 @@ def walk(ledger: Path) -> LedgerWalk:
     return found
 
 
+@contextlib.contextmanager
+def _survived(ledger: Path, found: LedgerWalk) -> Iterator[None]:
+    """Have one look fail by itself: what it cannot read takes nothing else with it."""
+    try:
+        yield
+    except _UNREADABLE as no:
+        found.unread = True
+        found.say(f"{ledger.name} cannot be read: {no}.")
+
+
 def _look_at(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
     connection.execute("BEGIN")  # One moment of a ledger that may be in use.
     if _is_new(connection, ledger, found):
         if found.mark.first:
+            found.unread = True
             found.say(f"{ledger.name} is empty; {run(1, found.mark.first)} should be there.")
         return
-    if lacking := missing(connection, found.mark, new=False):
-        found.say(f"{ledger.name}: {lacking}.")
-        if where := log_damage(ledger):
-            found.say(where)
-    for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
-        if line != "ok":
-            found.say(f"{ledger.name}: {line}.")
-    found.pruned, found.lost = _pruned(connection, ledger, found), tables.lost(connection)
-    _walk_facts(connection, ledger, found)
+    with _survived(ledger, found):
+        if lacking := missing(connection, found.mark, new=False):
+            found.say(f"{ledger.name}: {lacking}.")
+            if where := log_damage(ledger):
+                found.say(where)
+    with _survived(ledger, found):
+        for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
+            if line != "ok":
+                found.say(f"{ledger.name}: {line}.")
+    found.pruned = _pruned(connection, ledger, found)
+    with _survived(ledger, found):
+        found.lost = tables.lost(connection)
+    with _survived(ledger, found):
+        _walk_facts(connection, ledger, found)
+    with _survived(ledger, found):
+        _walk_checkpoints(connection, ledger, found)
+    if found.pruned and not found.checkpoints:
+        found.say(f"{ledger.name}: {without_checkpoint(found.pruned)}.")
+
+
+def _walk_checkpoints(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
     for checkpoint in tables.checkpoints(connection):
         parts = tables.checkpoint_parts(connection, checkpoint)
         if parts is None or not _is_readable(checkpoint, parts, ledger, found):
@@ -177,9 +201,11 @@ def _is_new(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> 
 def _pruned(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> int:
     try:
         return tables.pruned_seq(connection)
-    except TypeError:  # The row is not there.
+    except _UNREADABLE:  # The row is not there, or the table.
         found.say(f"{ledger.name} does not say which facts were deleted for their age.")
+    with _survived(ledger, found):
         return tables.first_seq(connection) - 1
+    return 0
 
 
 def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
@@ -203,8 +229,8 @@ def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk)
         follows = before is not None and before.seq == row.seq - 1
         if follows and before is not None and row.chain != link(row.checksum, before.chain):
             found.say(f"{ledger.name}: fact {row.seq} is not linked to the one before.")
-        lease = row.subject if isinstance(entry.fact, Granted) else ""
-        found.rows.append(HeldFacts(row.seq, row.at, row.checksum, row.chain, lease))
+        changes = changes_of(entry.fact)
+        found.rows.append(HeldFacts(row.seq, row.at, row.checksum, row.chain, changes))
         found.fencing_seen = max(found.fencing_seen, fencing_of(entry.fact))
         before, expected = row, row.seq + 1
 
@@ -227,7 +253,9 @@ def windows(
         Each time a name for the facts, those that can be read, and why not all.
 
     """
-    last = max(tables.last_seq(connection), found.mark.first)
+    last = found.mark.first
+    with contextlib.suppress(*_UNREADABLE):  # Others may be readable where the last one is not.
+        last = max(last, tables.last_seq(connection))
     for start in range(found.pruned, last, _WINDOW):
         end = min(start + _WINDOW, last)
         yield run(start + 1, end), *_readable(connection, start, end)

@@ -1,6 +1,7 @@
 """What is wrong in a catalog's file, and the same file without it: `verify` and `repair`."""
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -10,7 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.documents.encoding import decode
-from moorage.catalog.embedded.integrity import LABEL, commits, is_intact, mark_path, tallied
+from moorage.catalog.embedded.integrity import (
+    LABEL,
+    commits,
+    is_intact,
+    mark_path,
+    refuse_format,
+    tallied,
+)
 from moorage.catalog.embedded.records import stored_files
 from moorage.catalog.embedded.store import StoredRow, new_file
 from moorage.durability import DurableMark, Found, log_damage, owner_only, read_mark, sync_directory
@@ -30,12 +38,16 @@ class CatalogWalk:
         findings: What is wrong, each a sentence that says where.
         rows: The records that are as they were written.
         mark: How many changes it had seen.
+        missing: How many durable changes the file does not have.
+        stored: By kind, how many records there were, as far as the file says.
 
     """
 
     findings: list[str] = field(default_factory=list[str])
     rows: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     mark: Found = field(default_factory=lambda: Found(exists=False))
+    missing: int = 0
+    stored: dict[str, int] = field(default_factory=dict[str, int])
 
     def say(self, finding: str) -> None:
         """Note something that is wrong."""
@@ -47,6 +59,7 @@ def walk(path: Path) -> CatalogWalk:
     """Look at all of a catalog, which may be in use. Changes nothing.
 
     Raises:
+        ServiceError: `unavailable`: it is of a format that this release does not read.
         OSError: A file cannot be read at all.
 
     """
@@ -69,17 +82,30 @@ def walk(path: Path) -> CatalogWalk:
 def _look_at(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> None:
     connection.execute("BEGIN")  # One moment of a catalog that may be in use.
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    refuse_format(connection, path, version)
     changes = commits(connection) if version else 0
-    if changes < found.mark.first:
+    found.missing = max(found.mark.first - changes, 0)
+    if found.missing:
         found.say(f"{path.name} has seen {changes} changes of {found.mark.first}.")
         if where := log_damage(path):
             found.say(where)
     if not version:
         return
+    for look in (_check, _look_at_records, _count):  # One that fails takes no other with it.
+        try:
+            look(connection, path, found)
+        except _UNREADABLE as no:
+            found.say(f"{path.name} cannot be read: {no}.")
+
+
+def _check(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> None:
     for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
         if line != "ok":
             found.say(f"{path.name}: {line}.")
-    _look_at_records(connection, path, found)
+
+
+def _count(connection: sqlite3.Connection, _: Path, found: CatalogWalk) -> None:
+    found.stored = dict(connection.execute("SELECT kind, records FROM usage"))
 
 
 def _look_at_records(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> None:
@@ -120,6 +146,33 @@ def _rows(
                     yield from connection.execute(f"{_SELECT} = ?", (number,)).fetchall()
                 except _UNREADABLE:
                     continue  # It was said of all of them.
+
+
+def loss(found: CatalogWalk) -> list[str]:
+    """Return what of each kind is lost, each a sentence."""
+    if not found.findings:
+        return []
+    if not found.stored:
+        nothing = "" if found.rows else " every document, policy, alias and context:"
+        return [f"what cannot be read;{nothing} nothing says how much there was."]
+    left = Counter(row[0] for row in found.rows)
+    changes = f"the last {found.missing} changes of documents, policies and aliases."
+    unknown = "the last changes, if there is any that the file does not have."
+    return (
+        [changes] * (found.missing > 0)
+        + [unknown] * (not found.mark.known)
+        + [
+            f"{count - left[kind]} of {count} records of kind {kind}."
+            for kind, count in found.stored.items()
+            if count > left[kind]
+        ]
+    )
+
+
+def kept(found: CatalogWalk) -> list[str]:
+    """Return how much there is of each kind, each a sentence."""
+    left = Counter(row[0] for row in found.rows)
+    return [f"in the catalog: {count} of kind {kind}." for kind, count in sorted(left.items())]
 
 
 def rebuild(path: Path, found: CatalogWalk) -> None:

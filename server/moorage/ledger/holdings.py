@@ -1,0 +1,103 @@
+"""What facts leave standing, by name: `repair` says from it what would be lost."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from moorage.core.facts import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Dequeued,
+    Ended,
+    Fact,
+    Granted,
+    Queued,
+    Requeued,
+)
+
+Noun = Literal["lease", "waiting request", "cluster"]
+NAMED_MAX: Final = 20
+
+
+class Change(NamedTuple):
+    """Something is there from now on, or no longer."""
+
+    noun: Noun
+    id: str
+    is_there: bool
+
+
+def _here(noun: Noun, name: str) -> Change:
+    return Change(noun, name, is_there=True)
+
+
+def _gone(noun: Noun, name: str) -> Change:
+    return Change(noun, name, is_there=False)
+
+
+def changes_of(fact: Fact) -> tuple[Change, ...]:
+    """Return what of the three nouns a fact brings or takes away."""
+    match fact:
+        case Granted(lease):
+            return _gone("waiting request", lease.id), _here("lease", lease.id)
+        case Carried(lease) if lease.state == "queued":
+            return (_here("waiting request", lease.id),)
+        case Carried(lease):
+            return (Change("lease", lease.id, is_there=lease.state != "ended"),)
+        case Requeued(lease):
+            return _gone("lease", lease), _here("waiting request", lease)
+        case Ended(lease):
+            return _gone("lease", lease), _gone("waiting request", lease)
+        case Queued(ask):
+            return (_here("waiting request", ask.id),)
+        case Dequeued(request):
+            return (_gone("waiting request", request),)
+        case ClusterSet(cluster):
+            return (_here("cluster", cluster.id),)
+        case ClusterRemoved(cluster):
+            return (_gone("cluster", cluster),)
+        case _:
+            return ()  # Each of the others changes something that is there already.
+
+
+@dataclass(slots=True)
+class Holdings:
+    """The names of what is there, in the order in which it came."""
+
+    names: dict[Noun, dict[str, None]] = field(
+        default_factory=lambda: {"lease": {}, "waiting request": {}, "cluster": {}}
+    )
+
+    def take(self, changes: Iterable[Change]) -> None:
+        """Make changes true."""
+        for noun, name, is_there in changes:
+            if is_there:
+                self.names[noun][name] = None
+            else:
+                self.names[noun].pop(name, None)
+
+    def without(self, others: "Holdings") -> "Holdings":
+        """Return what is here and not there."""
+        return Holdings(
+            {
+                noun: {name: None for name in names if name not in others.names[noun]}
+                for noun, names in self.names.items()
+            }
+        )
+
+    def sentences(self) -> list[str]:
+        """Return how much there is of each, with the first names."""
+        return [counted(noun, list(names)) for noun, names in self.names.items() if names]
+
+
+def counted(noun: str, names: list[str]) -> str:
+    """Return how many there are, and what the first are called."""
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    ending = "es" if noun.endswith("s") else "s"
+    plural = (
+        noun
+        if len(names) == 1
+        else noun.removesuffix("y") + ("ies" if noun.endswith("y") else ending)
+    )
+    return f"{len(names)} {plural}: {', '.join(names[:NAMED_MAX])}{more}."

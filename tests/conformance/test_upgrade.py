@@ -1,0 +1,231 @@
+"""What earlier releases wrote is there, whole; what a newer one wrote is refused by name."""
+
+import json
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from moorage.__main__ import app
+from moorage.catalog.opening import open_catalog
+from moorage.commands.ledger_care import repair, verify
+from moorage.core.allocator import Allocator
+from moorage.core.state import State
+from moorage.ledger.base import LedgerError
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.protocol.faults import ServiceError
+
+FOLDERS = Path(__file__).parent / "folders"
+RELEASES = sorted(file.name.removesuffix(".tar.gz") for file in FOLDERS.glob("*.tar.gz"))
+
+
+@pytest.fixture(params=RELEASES)
+def folder(request, tmp_path: Path) -> Path:
+    with tarfile.open(FOLDERS / f"{request.param}.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    (tmp_path / "said.json").write_bytes((FOLDERS / f"{request.param}.json").read_bytes())
+    return tmp_path
+
+
+def said(folder: Path) -> dict:
+    return json.loads((folder / "said.json").read_text())
+
+
+async def replayed(folder: Path) -> State:
+    ledger = SqliteLedger(folder / "ledger.db")
+    recovery = await ledger.open()
+    try:
+        allocator = Allocator(1.0, 8)
+        allocator.replay(recovery.facts, recovery.fencing)
+        assert recovery.checkpoint_seq, "both ways to restore are tried"
+        assert recovery.last_seq > recovery.checkpoint_seq
+        return allocator.state
+    finally:
+        await ledger.close()
+
+
+async def test_all_that_is_promised_is_there(folder: Path):
+    state, before = await replayed(folder), said(folder)
+    assert [
+        {
+            "id": lease.id,
+            "state": lease.state,
+            "tenant": lease.tenant,
+            "fencing": lease.fencing,
+            "policy_rule_uri": lease.policy.uri,
+            "placement": json.loads(msgspec.json.encode(lease.placement)),
+        }
+        for lease in state.leases.values()
+    ] == before["leases"]
+    assert {lease.state for lease in state.leases.values()} >= {"granted", "active", "warm"}
+    assert len(state.ended) > 20
+    assert {name: each.ask.tenant for name, each in state.waiting.items()} == before["waiters"]
+    assert sorted(state.clusters) == sorted(each["id"] for each in before["clusters"])
+    assert {tenant for tenant, _ in state.accounts.quotas} == before["quotas"].keys()
+    assert list(state.reserved.by_id) == [each["reservation"] for each in before["reservations"]]
+    assert {"/".join(place) for place in state.cordons} == before["cordons"].keys()
+
+
+async def test_all_that_is_registered_is_there(folder: Path):
+    before = said(folder)
+    catalog = await open_catalog(folder / "catalog.db")
+    try:
+        assert catalog.warnings == []
+        memory = catalog.memory
+        digests = {uri: each.document["digest"] for uri, each in memory.policies.items()}
+        assert digests == before["policies"]
+        assert memory.documents(sorted(memory.clusters)) == before["clusters"]
+        assert {each.name: each.version for each in catalog.aliases.all()} == before["aliases"]
+        assert len(memory.metrics) == 1
+        assert len(await catalog.contexts.load()) == 1
+    finally:
+        await catalog.closing.aclose()
+
+
+async def test_it_is_whole_and_stays_so(folder: Path):
+    assert verify(folder).findings == []
+    await replayed(folder)
+    assert verify(folder).findings == []
+
+
+def change(database: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+NEWER = [
+    ("ledger.db", "UPDATE meta SET value = 2 WHERE name = 'format'"),
+    ("catalog.db", "PRAGMA user_version = 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "statement"), NEWER)
+async def test_a_newer_format_is_refused_with_the_release_that_reads_it(
+    folder: Path, name: str, statement: str
+):
+    release = ["CREATE TABLE release(version TEXT)", "INSERT INTO release VALUES ('7.1.0')"]
+    change(folder / name, *release, statement)
+    named = rf"{name} has format 2, .* reads formats up to 1: start moored 7\.1\.0,"
+    with pytest.raises((LedgerError, ServiceError), match=named):
+        await (replayed(folder) if name == "ledger.db" else open_catalog(folder / name))
+    for accepted in (False, True):
+        with pytest.raises(LedgerError, match=named):
+            repair(folder, accept_loss=accepted)
+
+
+def without(*names: str):
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+def spoil_mark(folder: Path) -> None:
+    (folder / "ledger.mark").write_bytes(b"\0" * 8192)
+
+
+def exchange_mark(folder: Path) -> None:
+    (folder / "ledger.mark").write_bytes((folder / "catalog.mark").read_bytes())
+
+
+def forget_format(folder: Path) -> None:
+    change(folder / "ledger.db", "DROP TABLE meta")
+
+
+def spoil_checkpoints(folder: Path) -> None:
+    change(folder / "ledger.db", "UPDATE checkpoint_part SET body = x'00'")
+    without("ledger.mark")(folder)
+
+
+HARMLESS = [
+    without("ledger.mark"),
+    without("ledger.mark", "ledger.fencing", "ledger.db-shm"),
+    without("catalog.mark"),
+    without("catalog.db", "catalog.db-wal", "catalog.db-shm"),
+    spoil_mark,
+    exchange_mark,
+    forget_format,
+    spoil_checkpoints,
+]
+
+
+@pytest.mark.parametrize("damage", HARMLESS)
+def test_a_repair_loses_no_lease_that_can_be_read(folder: Path, damage):
+    damage(folder)
+    announced = repair(folder, accept_loss=False)
+    assert announced.damage
+    assert [each.split(":")[0] for each in announced.stays][:3] == [
+        "5 leases",
+        "2 waiting requests",
+        "2 clusters",
+    ]
+    done = repair(folder, accept_loss=True)
+    assert done.lost == announced.lost
+    found = verify(folder)
+    assert found.findings == []
+    assert len(found.ledger.rows) == 62
+
+
+def cut_log(folder: Path) -> None:
+    log = folder / "ledger.db-wal"
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+
+
+def cut_database(folder: Path) -> None:
+    database = folder / "ledger.db"
+    database.write_bytes(database.read_bytes()[: database.stat().st_size // 2])
+
+
+def lose_a_fact(folder: Path) -> None:
+    change(folder / "ledger.db", "DELETE FROM fact WHERE seq = 50")
+
+
+@pytest.mark.parametrize("damage", [cut_log, cut_database, lose_a_fact])
+async def test_what_is_said_to_stay_is_what_stays(folder: Path, damage):
+    damage(folder)
+    announced = repair(folder, accept_loss=False)
+    assert any("promised or ended since" in each for each in announced.lost)
+    repair(folder, accept_loss=True)
+    ledger = SqliteLedger(folder / "ledger.db")
+    recovery = await ledger.open()
+    allocator = Allocator(1.0, 8)
+    allocator.replay(recovery.facts, recovery.fencing)
+    await ledger.close()
+    counts = [len(allocator.state.leases), len(allocator.state.waiting)]
+    counts += [len(allocator.state.clusters)]
+    kept = [int(each.split()[0]) for each in announced.stays if not each.startswith("in the")]
+    assert kept == [count for count in counts if count]
+
+
+def test_a_ledger_of_which_nothing_can_be_read_is_said_to_be_lost(folder: Path):
+    without("ledger.mark")(folder)
+    (folder / "ledger.db").write_bytes(b"\1" * 8192)
+    (folder / "ledger.db-wal").unlink()
+    announced = repair(folder, accept_loss=False)
+    assert "every lease, waiting request and cluster: nothing of it can be read." in announced.lost
+
+
+def test_the_command_says_it_beforehand(folder: Path):
+    lose_a_fact(folder)
+    change(folder / "catalog.db", "DELETE FROM records WHERE kind = 'alias'")
+    change(folder / "catalog.db", "UPDATE usage SET records = 2 WHERE kind = 'alias'")
+    done = CliRunner().invoke(app, ["ledger", "repair", "--data", str(folder)])
+    assert done.exit_code == 1
+    for sentence in (
+        "Would be lost:",
+        "  3 leases: ",
+        "  2 waiting requests: ",
+        "  in the catalog: 2 of 2 records of kind alias.",
+        "Would stay:",
+        "  1 lease: ",
+        "  2 clusters: east, west.",
+        "  in the catalog: 3 of kind policy.",
+    ):
+        assert sentence in done.stdout
