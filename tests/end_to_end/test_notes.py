@@ -85,8 +85,10 @@ def changes(server):
 
 def said(server, operation, bodies):
     method, _, path = operation.partition(" ")
+    before = len(changes(server))
     answer = server.http.request(method, path.format(**NAMES), json=bodies.get(operation))
     assert answer.status_code < 300, (operation, answer.text)
+    until(lambda: len(changes(server)) > before)  # No request waits for its line.
 
 
 def order(operation):
@@ -111,6 +113,7 @@ def test_every_change_has_its_line(noting):
     noting.http.post(
         "/policy-alias/one/activate", json={"policy_rule_uri": "one:2-x"}
     ).raise_for_status()
+    until(lambda: len(changes(noting)) == 3)
     bodies = BODIES | {"POST /policy": managed("one:3-x")}
     for operation in sorted(operations - REFUSED - LOGINS, key=order):
         for first in NEEDED.get(operation, ()):
@@ -137,6 +140,7 @@ def test_what_was_refused_or_only_read_leaves_none(noting):
 def test_what_a_header_says_of_the_remote_is_told_apart(noting):
     forged = {"X-Forwarded-For": "10.9.9.9"}
     noting.http.post("/clusters", json=cluster("west"), headers=forged).raise_for_status()
+    until(lambda: changes(noting))
     (line,) = changes(noting)
     assert line["forwarded_for"] == "10.9.9.9"
     assert line["remote"].startswith("127.0.0.1:")
@@ -149,6 +153,7 @@ def test_who_logs_in_and_out_has_lines(noting):
         login = page.post("/console/session", json={"token": "sesame"}).json()["data"]
         headers = {"X-Console-Token": login["csrf"]}
         page.delete("/console/session", headers=headers).raise_for_status()
+    until(lambda: len(changes(noting)) == 2)
     assert [(line["who"], line["what"]) for line in changes(noting)] == [
         ("ann", "POST /console/session"),
         ("ann", "DELETE /console/session"),

@@ -67,6 +67,7 @@ def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
         assert leases(bob)
         with session(server, "fresh") as fresh:
             assert leases(fresh)
+        until(lambda: lines(server, "tokens"))
         (said,) = lines(server, "tokens")
         assert (said["known"], said["added"], said["removed"]) == (3, 1, 1)
         text = server.running.log.read_text()
