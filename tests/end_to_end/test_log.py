@@ -80,7 +80,7 @@ def test_a_log_that_cannot_be_written_keeps_nothing_from_being_done(tmp_path, lo
         assert process.wait(60) == 0
 
 
-def test_a_log_that_nobody_reads_is_whole_once_somebody_does(tmp_path):
+def test_a_log_without_a_reader_is_whole_once_there_is_one(tmp_path):
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PAGE)
     with serving(tmp_path, writer) as (server, process), os.fdopen(reader) as log:

@@ -62,7 +62,7 @@ def verify(data: Path) -> LedgerFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RepairReport:
     """What a repair does.
 
     Args:
@@ -79,7 +79,7 @@ class Outcome:
     copy: Path | None = None
 
 
-def repair(data: Path, *, accept_loss: bool) -> Outcome:
+def repair(data: Path, *, accept_loss: bool) -> RepairReport:
     """Go on without what is damaged, keeping a copy of the damaged files.
 
     Args:
@@ -96,12 +96,12 @@ def repair(data: Path, *, accept_loss: bool) -> Outcome:
     try:
         found = verify(data)
         if not found.findings:
-            return Outcome([], [], [])
+            return RepairReport([], [], [])
         left = repairing.salvage(found.ledger)
         lost = [*left.said, *(f"in the catalog: {each}" for each in catalog.loss(found.catalog))]
         stays = [*repairing.kept(found.ledger, left).sentences(), *catalog.kept(found.catalog)]
         if not accept_loss:
-            return Outcome(found.findings, lost, stays)
+            return RepairReport(found.findings, lost, stays)
         copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         copy.mkdir(mode=0o700)
         for pattern in ("ledger.*", "catalog.*"):
@@ -116,4 +116,4 @@ def repair(data: Path, *, accept_loss: bool) -> Outcome:
         raise LedgerError(f"{data} cannot be repaired: {error}. Restore a backup.") from error
     finally:
         lock.release()
-    return Outcome(found.findings, lost, stays, copy)
+    return RepairReport(found.findings, lost, stays, copy)

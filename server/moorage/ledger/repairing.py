@@ -16,9 +16,9 @@ from moorage.durability import DurableMark, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerError
 from moorage.ledger.codec import FACTS, FactRow, is_sealed, link, seal
+from moorage.ledger.contents import LedgerContents, changes_of
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
-from moorage.ledger.holdings import Holdings, changes_of
 from moorage.ledger.inspection import LABEL, mark_path, run
 from moorage.ledger.walk import HeldFacts, LedgerWalk, windows
 
@@ -122,28 +122,28 @@ def _loss(
         sentences.append("every lease, waiting request and cluster: nothing of it can be read.")
     else:
         return sentences
-    after = Holdings() if base is None else _holdings(found, stays)
-    return [*sentences, *_holdings(found, found.rows).without(after).sentences()]
+    after = LedgerContents() if base is None else _contents(found, stays)
+    return [*sentences, *_contents(found, found.rows).without(after).sentences()]
 
 
-def kept(found: LedgerWalk, left: Salvage) -> Holdings:
+def kept(found: LedgerWalk, left: Salvage) -> LedgerContents:
     """Return what there still is after a repair."""
-    return Holdings() if left.checkpoint is None else _holdings(found, left.rows)
+    return LedgerContents() if left.checkpoint is None else _contents(found, left.rows)
 
 
-def _holdings(found: LedgerWalk, rows: Sequence[HeldFacts]) -> Holdings:
+def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
     """Return what the newest good checkpoint and the facts after it leave standing."""
-    holdings, base = Holdings(), 0
+    contents, base = LedgerContents(), 0
     if found.checkpoints:
         (newest, parts) = found.checkpoints[0]
         base = newest.seq
         for part in parts:
             for fact in FACTS.unpack(part, "", ""):  # They were read before.
-                holdings.take(changes_of(fact))
+                contents.take(changes_of(fact))
     for row in rows:
         if row.seq > base:
-            holdings.take(row.changes)
-    return holdings
+            contents.take(row.changes)
+    return contents
 
 
 def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:

@@ -46,9 +46,9 @@ from moorage.durability import Found, log_damage, read_mark
 from moorage.ledger import tables
 from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, place_of
 from moorage.ledger.codec import FACTS, FactRow, link, unseal
+from moorage.ledger.contents import ContentChange, changes_of
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
-from moorage.ledger.holdings import Change, changes_of
 from moorage.ledger.inspection import LABEL, is_new, mark_path, missing, run, without_checkpoint
 
 _WINDOW: Final = 1_000
@@ -74,7 +74,7 @@ class HeldFacts(NamedTuple):
     at: float
     checksum: int
     chain: int
-    changes: tuple[Change, ...]
+    changes: tuple[ContentChange, ...]
 
 
 @dataclass(slots=True)

@@ -18,15 +18,15 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1] / "end_to_end"), str(HERE.parents[1] / "web")]
 
-from served import Server, cluster, policy, until  # noqa: E402
+from served import Server, cluster, policy, until  # noqa: E402  # After the line above.
 
-from moorage.benchmarks.daemon_process import (  # noqa: E402
+from moorage.benchmarks.daemon_process import (  # noqa: E402  # After the line above.
     child,
     daemon,
     serve_command,
     serve_variables,
 )
-from moorage_policies import catalog  # noqa: E402
+from moorage_policies import catalog  # noqa: E402  # After the line above.
 
 WEEK = 604_800
 COUNTS = "context['asked'] = context.get('asked', 0) + 1\nreturn {'declined': True}"

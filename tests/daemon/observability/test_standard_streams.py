@@ -1,4 +1,4 @@
-"""A stream that holds nobody up, in a program of its own, over real pipes and a full disk."""
+"""A stream whose writers never wait: in a program of its own, over real pipes and a full disk."""
 
 import fcntl
 import os

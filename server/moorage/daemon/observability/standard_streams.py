@@ -1,4 +1,4 @@
-"""Standard output and error that hold nobody up: what is written there never waits and never fails.
+"""Standard output and error whose writers never wait and never fail, whatever is behind them.
 
 `moored serve` puts a pipe in the place of the descriptor. One thread empties it, another writes to
 whatever was there before. So it covers all that a process says: its log, those of its libraries,

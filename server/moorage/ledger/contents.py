@@ -20,7 +20,7 @@ Noun = Literal["lease", "waiting request", "cluster"]
 NAMED_MAX: Final = 20
 
 
-class Change(NamedTuple):
+class ContentChange(NamedTuple):
     """Something is there from now on, or no longer."""
 
     noun: Noun
@@ -28,15 +28,15 @@ class Change(NamedTuple):
     is_there: bool
 
 
-def _here(noun: Noun, name: str) -> Change:
-    return Change(noun, name, is_there=True)
+def _here(noun: Noun, name: str) -> ContentChange:
+    return ContentChange(noun, name, is_there=True)
 
 
-def _gone(noun: Noun, name: str) -> Change:
-    return Change(noun, name, is_there=False)
+def _gone(noun: Noun, name: str) -> ContentChange:
+    return ContentChange(noun, name, is_there=False)
 
 
-def changes_of(fact: Fact) -> tuple[Change, ...]:
+def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
     """Return what of the three nouns a fact brings or takes away."""
     match fact:
         case Granted(lease):
@@ -44,7 +44,7 @@ def changes_of(fact: Fact) -> tuple[Change, ...]:
         case Carried(lease) if lease.state == "queued":
             return (_here("waiting request", lease.id),)
         case Carried(lease):
-            return (Change("lease", lease.id, is_there=lease.state != "ended"),)
+            return (ContentChange("lease", lease.id, is_there=lease.state != "ended"),)
         case Requeued(lease):
             return _gone("lease", lease), _here("waiting request", lease)
         case Ended(lease):
@@ -57,19 +57,19 @@ def changes_of(fact: Fact) -> tuple[Change, ...]:
             return (_here("cluster", cluster.id),)
         case ClusterRemoved(cluster):
             return (_gone("cluster", cluster),)
-        case _:
-            return ()  # Each of the others changes something that is there already.
+        case _:  # Each of the others changes something that is there already.
+            return ()
 
 
 @dataclass(slots=True)
-class Holdings:
+class LedgerContents:
     """The names of what is there, in the order in which it came."""
 
     names: dict[Noun, dict[str, None]] = field(
         default_factory=lambda: {"lease": {}, "waiting request": {}, "cluster": {}}
     )
 
-    def take(self, changes: Iterable[Change]) -> None:
+    def take(self, changes: Iterable[ContentChange]) -> None:
         """Make changes true."""
         for noun, name, is_there in changes:
             if is_there:
@@ -77,9 +77,9 @@ class Holdings:
             else:
                 self.names[noun].pop(name, None)
 
-    def without(self, others: "Holdings") -> "Holdings":
+    def without(self, others: "LedgerContents") -> "LedgerContents":
         """Return what is here and not there."""
-        return Holdings(
+        return LedgerContents(
             {
                 noun: {name: None for name in names if name not in others.names[noun]}
                 for noun, names in self.names.items()
