@@ -56,7 +56,7 @@ def test_a_place_without_a_directory_is_named(tmp_path: Path):
         WriterLock(tmp_path / "missing" / "ledger.sqlite").acquire()
 
 
-def test_a_lock_file_that_is_removed_lets_nobody_in(tmp_path: Path):
+def test_a_lock_file_that_is_removed_lets_no_other_in(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     path.write_bytes(b"")
     command = [sys.executable, "-c", HOLDER, str(path)]

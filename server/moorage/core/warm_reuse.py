@@ -1,7 +1,7 @@
 """What is kept after its release: who takes it over, and who it gives way to.
 
 A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
-tenant's quota. It differs: nobody has its token. The next request like its own takes its workload
+tenant's quota. But no client has its token. The next request like its own takes its workload
 over without a start, and a request that does not fit otherwise, or not within its quota, has it
 ended first. The allocator is the only caller.
 """
@@ -199,7 +199,7 @@ class WarmReuse:
         """Have warm leases ended so that a quota has room for `ask`, the oldest first.
 
         Returns:
-            No nodes: where there is room then, nobody knows; None where ending all would not help.
+            No nodes: where there is room then is not known; None where ending all would not help.
 
         """
         state, told = self._turn.state, over.details

@@ -3,7 +3,7 @@
 A `flock` on a file beside the database: the kernel drops it with the process that holds it,
 however that dies. It is not left to SQLite, whose own locks come and go with transactions. The
 descriptor is close-on-exec, so that no program started by the server keeps it alive. The file
-is never deleted: two processes could otherwise each lock their own. Should somebody delete it, the
+is never deleted: two processes could otherwise each lock their own. Should it be deleted, the
 database itself is locked, too.
 """
 
