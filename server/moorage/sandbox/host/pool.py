@@ -174,7 +174,7 @@ class CellPool(CellsAndDeaths):
         self._mark(group)
         return None
 
-    def _is_full(self, tenant: Tenant) -> bool:
+    def _is_full(self, tenant: str) -> bool:
         """Tell whether one more group, of one piece of work, is too many for all or its tenant."""
         most, count = self.limits.queue_max, len(self._groups)
         if count <= most:
