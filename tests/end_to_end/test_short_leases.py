@@ -73,7 +73,7 @@ class Client(threading.Thread):
         if lease is None:
             return
         self.granted += 1
-        time.sleep(draw.choice([0, 0, 0.05, 0.3]))
+        time.sleep(draw.choice([0, 0, 0.05, 0.3]))  # A client that does something.
         if draw.random() < 0.7:
             owned = {"lease": lease["id"], "token": lease["token"]}
             self.say(socket, {"op": draw.choice(["release", "release", "renew"]), **owned})
