@@ -152,21 +152,19 @@ def loss(found: CatalogWalk) -> list[str]:
     """Return what of each kind is lost, each a sentence."""
     if not found.findings:
         return []
+    left, sentences = Counter(row[0] for row in found.rows), list[str]()
+    if found.missing:
+        sentences.append(f"the last {found.missing} changes, of documents, policies or aliases.")
+    elif not found.mark.known:
+        sentences.append("the last changes, if there is any that the file does not have.")
     if not found.stored:
-        nothing = "" if found.rows else " every document, policy, alias and context:"
-        return [f"what cannot be read;{nothing} nothing says how much there was."]
-    left = Counter(row[0] for row in found.rows)
-    changes = f"the last {found.missing} changes of documents, policies and aliases."
-    unknown = "the last changes, if there is any that the file does not have."
-    return (
-        [changes] * (found.missing > 0)
-        + [unknown] * (not found.mark.known)
-        + [
-            f"{count - left[kind]} of {count} records of kind {kind}."
-            for kind, count in found.stored.items()
-            if count > left[kind]
-        ]
-    )
+        all_of_it = "" if found.rows else "every document, policy, alias and context: "
+        sentences.append(f"{all_of_it}nothing says how much there was.")
+    return sentences + [
+        f"{count - left[kind]} of {count} records of kind {kind}."
+        for kind, count in found.stored.items()
+        if count > left[kind]
+    ]
 
 
 def kept(found: CatalogWalk) -> list[str]:
