@@ -414,7 +414,7 @@ class Lease:
         choice: Which of the alternatives asked for it is, from 0; None: there were none.
         devices: For each share of `placement`, which devices its `gpus` are, in their order; empty
             where the inventory does not say.
-        lost: Those of them that its nodes have no more. They are free for nobody while it lasts.
+        lost: Those of them that its nodes have no more; no other lease gets them while it lasts.
 
     """
 

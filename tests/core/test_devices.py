@@ -97,7 +97,7 @@ def test_another_order_moves_all_that_is_held(order):
     assert free(hand) == {str(index): left[uuid] for index, uuid in enumerate(order)}
 
 
-def test_a_lost_device_is_free_for_nobody_and_its_holder_is_told():
+def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_is_told():
     hand = Hand()
     hand.see(lab("aaa", "bbb", "ccc"))
     hold(hand, "holder", "1")
@@ -131,7 +131,7 @@ def test_what_comes_under_the_name_of_a_lost_device_is_its_own_holders():
     check(hand.allocator.state)
 
 
-def test_a_card_in_another_machine_is_free_for_nobody_there():
+def test_a_card_in_another_machine_is_free_for_no_lease_there():
     hand = Hand()
     hand.see(both(lab("aaa", "bbb"), lab("ddd", node="n2")))
     hold(hand, "holder", "1")

@@ -51,7 +51,7 @@ def follow(
 
 
 class _Holder:
-    """A lease or a reservation, while what it holds is named anew."""
+    """A lease or a reservation, while what it holds is renamed."""
 
     def __init__(self, owner: Lease | NodeReservation) -> None:
         self.owner = owner
@@ -84,10 +84,10 @@ class _Holder:
 
 
 def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> None:
-    """Name anew what is held of a node.
+    """Rename what is held of a node.
 
-    A device that is gone keeps its name, so that its holder, who may still use that, meets nobody.
-    Where another held device has come under the name, the UUID stands in its place.
+    A device that is gone keeps its name, so that its holder, who may still use that, meets no
+    other. Where another held device has come under the name, the UUID stands in its place.
     """
     where = {device.uuid.lower(): name for name, device in are.items() if device.uuid}
     indices = [holder.index(place) for holder in holders]

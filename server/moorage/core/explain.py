@@ -264,7 +264,7 @@ def _add_nodes(
 def _drift(lease: Lease, state: State) -> Iterable[str]:
     """Yield in words what a lease holds and the inventory does not offer."""
     for device in lease.lost:
-        yield f"GPU {device.uuid} is gone from its node; nobody else gets it while the lease lasts"
+        yield f"GPU {device.uuid} is gone from its node; no other lease gets it until this one ends"
     for share in lease.placement:
         cluster = state.clusters.get(share.cluster_id)
         nodes = state.offered(cluster).nodes if cluster else ()

@@ -1,7 +1,7 @@
 """The devices that leases hold and their nodes have no more. A part of `State`.
 
-Such a device is free for nobody while its lease lasts, wherever it turns up: in another machine,
-as a whole after it was divided, or divided after it was whole.
+Such a device is free for no other lease while its own lasts, wherever it turns up: in another
+machine, as a whole after it was divided, or divided after it was whole.
 """
 
 from collections.abc import Callable, Iterator

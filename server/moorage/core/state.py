@@ -293,10 +293,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             _finish(state, request, outcome)
         case Requeued(request, at, reason):
             _requeue(state, request, at, reason)
-        case Paused(request, _, retry_at, faults):
-            _pause(state, request, retry_at=retry_at, faults=faults)
-        case Resumed(request):
-            _pause(state, request, retry_at=0.0)
+        case Paused() | Resumed():
+            _pause(state, fact)
         case Preempted(request, _, by, until, reason):
             _notify(state, request, Notice(by, until, reason))
         case Spared(request):
@@ -442,12 +440,16 @@ def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:
     _wait(state, Waiter(ask, lease.asked_at, lease.expires_at, lease))
 
 
-def _pause(state: State, request: RequestId, **changed: Any) -> None:
-    waiter = state.waiting[request]
+def _pause(state: State, fact: Paused | Resumed) -> None:
+    waiter = state.waiting[fact.lease]
     assert waiter.lease is not None, "only a lease pauses"
-    assert waiter.pauses != (changed["retry_at"] > 0), "a pause begins, and then ends"
-    state.waiting[request] = replace(waiter, lease=replace(waiter.lease, **changed))
-    state._due(request)  # noqa: SLF001  # Called by apply().
+    if isinstance(fact, Paused):
+        lease = replace(waiter.lease, retry_at=fact.retry_at, faults=fact.faults)
+    else:
+        lease = replace(waiter.lease, retry_at=0.0)
+    assert waiter.pauses != (lease.retry_at > 0), "a pause begins, and then ends"
+    state.waiting[fact.lease] = replace(waiter, lease=lease)
+    state._due(fact.lease)  # noqa: SLF001  # Called by apply().
     _leave_to_others(state)
 
 

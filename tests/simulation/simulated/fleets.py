@@ -118,7 +118,7 @@ def with_uuids(one: Cluster, numbers: Iterator[int]) -> Cluster:
 
 
 def rebuilt(rng: Random, before: Cluster, numbers: Iterator[int]) -> Cluster:
-    """The same cluster after somebody has had a hand on its cards."""
+    """The same cluster after work on its cards."""
     nodes = {each.id: each for each in before.nodes if rng.random() < 0.9}
     hands = {name: [*zip(each.gpus, each.devices, strict=True)] for name, each in nodes.items()}
     for cards in hands.values():

@@ -67,7 +67,7 @@ def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
 
 def look_again() -> None:
-    """Read what this machine has anew when it is needed next: cards come and go."""
+    """Read what this machine has again when it is needed next: cards come and go."""
     _known.cache_clear()
 
 
