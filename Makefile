@@ -62,18 +62,12 @@ PORTABLE := $(addprefix tests/,clients policies policy query sandbox slots web)
 test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests that tell one Python from another.
 	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder $(PORTABLE)
 
-# One of the groups in tests/conftest.py; empty for all, those that measure last and one by one.
+# One of the groups in tests/conftest.py; empty for all.
 GROUP ?=
-HEAVY := $(BIN)/pytest --durations 10 -m
 
 .PHONY: test-heavy
-test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes quiet,$(GROUP)),,kubernetes-tools) ## Run the tests that take minutes; GROUP=ray for those of one group.
-ifneq ($(GROUP),quiet)
-	$(HEAVY) "heavy and $(or $(GROUP),not quiet)" -n auto --dist loadfile
-endif
-ifneq ($(filter quiet,$(or $(GROUP),quiet)),)
-	$(HEAVY) quiet
-endif
+test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-tools) ## Run the tests that take minutes; GROUP=ray for those of one group.
+	$(BIN)/pytest -m "heavy$(if $(GROUP), and $(GROUP))" -n auto --dist loadfile --durations 10
 
 .PHONY: kubernetes-tools
 kubernetes-tools: $(VENV)/heavy ## Build the Kubernetes that tests need, once; without Go they skip.

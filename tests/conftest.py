@@ -42,7 +42,6 @@ _GROUP_OF_FIXTURE: Final = {
 _GROUP_OF_FOLDER: Final = {"sandbox": "sandbox", "simulation": "simulation", "slices": "ray"}
 _GROUPS: Final = {
     "fast": "what `make test` runs",
-    "quiet": "holds measured figures to their bounds, so nothing else may run beside it",
     "aws": "asks moto's server",
     "browser": "drives Debian's Chromium",
     "containers": "starts containers at a Podman of its own",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-FILE_LINES_MAX = 500
+FILE_LINES_MAX = 1_000
 FUNCTION_LINES_MAX = 70
 
 # Subject → lines it may have instead, and the reason on the same line. A subject is a path, or a
@@ -25,7 +25,7 @@ def measured(sources) -> Iterator[tuple[str, int, int]]:
                 yield f"{source.name}:{node.name}", lines, FUNCTION_LINES_MAX
 
 
-def test_no_file_over_500_lines_no_function_over_70(sources) -> None:
+def test_no_file_over_1000_lines_no_function_over_70(sources) -> None:
     too_long = {
         subject: lines
         for subject, lines, allowed in measured(sources)
