@@ -122,8 +122,8 @@ async def test_a_ping_after_a_huge_message_leaves_no_stray_exception(open_port):
     attacker = await port.attacker()
     await attacker.write(b"\x81\xff" + (80 * MIB).to_bytes(8) + bytes(4) + bytes(MIB))
     assert await attacker.close_code() == Close.TOO_LARGE
-    while port.gateway.stats().connections:  # noqa: ASYNC110  # Counts tell nobody.
-        await asyncio.sleep(0.02)
+    while port.gateway.stats().connections:  # noqa: ASYNC110  # Counts have no event.
+        await asyncio.sleep(0.02)  # As above.
     gc.collect()
     await asyncio.sleep(0)
     assert [each["message"] for each in stray] == []

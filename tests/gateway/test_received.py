@@ -89,8 +89,8 @@ async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
     async with port.gateway._turns.turn("another"):
         for client in clients:
             await client.ask(2, text="x" * 900_000)
-        while len(port.gateway._received._held) < len(clients):  # noqa: ASYNC110  # Counts tell nobody.
-            await asyncio.sleep(0.01)
+        while len(port.gateway._received._held) < len(clients):  # noqa: ASYNC110  # No event.
+            await asyncio.sleep(0.01)  # As above.
         closing = asyncio.create_task(port.gateway.close())
         replies = [await client.reply() for client in clients]
     assert {reply["error"]["code"] for reply in replies} == {"shutting_down"}

@@ -94,7 +94,7 @@ def longest_call_seconds(decode, encoded):
 
 
 def test_other_threads_get_their_turn_meanwhile():
-    """One call gives the interpreter's lock to nobody, so it is a small part of the whole."""
+    """One call keeps the interpreter's lock, so it is a small part of the whole."""
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 5_000}})
     gc.disable()  # A collection is no task's turn either, and none of what this is about.

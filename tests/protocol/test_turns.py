@@ -39,7 +39,7 @@ async def test_after_each_the_loop_is_free_for_as_long_as_it_took():
     async def read() -> None:
         async with turns.turn("a"):
             start = loop.time()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # Work that others wait for.
             seen.append((start, loop.time()))
 
     await asyncio.gather(read(), read(), read())
@@ -65,7 +65,7 @@ async def test_who_is_cancelled_passes_the_turn_on():
     assert done == ["a", "c", "d"]
 
 
-async def test_nobody_waits_once_it_is_closed():
+async def test_no_turn_waits_once_it_is_closed():
     turns, end = Turns(), asyncio.Event()
 
     async def read() -> str:

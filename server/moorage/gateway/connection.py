@@ -115,7 +115,7 @@ class GatewayConnection(ServerConnection):
         """
         assert self.ping_interval is not None
         assert self.ping_timeout is not None
-        with contextlib.suppress(ConnectionClosed):  # Nobody awaits this task.
+        with contextlib.suppress(ConnectionClosed):  # No other task awaits this one.
             while True:
                 await asyncio.sleep(self.ping_interval)
                 pong = asyncio.ensure_future(await self.ping())

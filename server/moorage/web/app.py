@@ -18,7 +18,7 @@ from starlette.routing import compile_path
 from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import ENCODING, TENANT, BodyReader, Counted, failure, json_response
+from moorage.web.bodies import ENCODING, TENANT, BodyReader, CountedBodies, failure, json_response
 from moorage.web.checks import HeadAsGet
 from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.notes import Noted
@@ -61,7 +61,7 @@ def create_app(services: WebServices) -> FastAPI:
     _add_failures(app)
     bodies = BodyReader()
     app.add_middleware(Noted)
-    app.add_middleware(Counted)
+    app.add_middleware(CountedBodies)
     app.add_middleware(HeadAsGet)
     app.include_router(_health_routes(services))
     protected = [Depends(_authentication(services))]

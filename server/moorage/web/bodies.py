@@ -30,7 +30,7 @@ __all__ = [
     "BODY_BYTES_MAX",
     "TENANT",
     "BodyReader",
-    "Counted",
+    "CountedBodies",
     "failure",
     "is_of_clusters",
     "json_response",
@@ -206,7 +206,7 @@ def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
         ) from error
 
 
-class Counted:
+class CountedBodies:
     """Counts the bodies of a request no longer once it is answered.
 
     Args:

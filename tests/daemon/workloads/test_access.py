@@ -141,8 +141,8 @@ class Silent:
         """Return after so many more looks."""
         before = self.backend.looks
         async with asyncio.timeout(60):
-            while self.backend.looks < before + more:  # noqa: ASYNC110  # A count tells nobody.
-                await asyncio.sleep(0.01)
+            while self.backend.looks < before + more:  # noqa: ASYNC110  # A count has no event.
+                await asyncio.sleep(0.01)  # As above.
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def silent(tmp_path) -> AsyncIterator[Silent]:
 async def test_one_look_serves_all_who_wait_for_output_of_one_start(silent):
     readers = [silent.read() for _ in range(READERS_MAX)]
     while silent.backend.looks < READERS_MAX:  # noqa: ASYNC110  # Each looks once, by itself.
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # As above.
     await silent.until_looked(5)
     assert silent.backend.looks < READERS_MAX + 10
     silent.go.touch()

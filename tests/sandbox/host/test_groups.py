@@ -231,7 +231,7 @@ async def test_no_tenant_has_all_cells_and_the_reason_says_whose_share_is_used_u
     assert sum(bool(cell.sent) and cell.sent[0].tenant == A for cell in cells) == 3
     _ = bench.ask(other, {"hang": True}, tenant=B)
     while sum(bool(cell.sent) for cell in cells) < 4:  # noqa: ASYNC110  # No event says so.
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # As above.
     refusal = await bench.refusal(bench.policy("return 1", "third"), tenant=Tenant("c"))
     assert refusal.code is Code.BUSY
     assert "all 4 cells of this server are busy" in refusal.reason
@@ -248,8 +248,8 @@ async def test_a_cell_that_others_use_makes_no_room_for_one_that_has_many(make_b
     for policy in mine:
         bench.ask(policy, {"hang": True}, tenant=A)
     cells = bench.sandbox._pool._group_of
-    while [c.sent[0].kind for c in cells if c.sent].count("evaluate") < 3:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    while [c.sent[0].kind for c in cells if c.sent].count("evaluate") < 3:  # noqa: ASYNC110  # Pipes have no event.
+        await asyncio.sleep(0.01)  # As above.
     for policy in theirs:
         assert await bench.value(policy, {"n": 2}, tenant=B) == 2
     assert all(cell.alive for cell in used)

@@ -91,11 +91,8 @@ def answer(  # One case per fact.
             case Queued():
                 story |= {"state": "waiting"}
             case Granted(lease):
-                story |= {
-                    "state": lease.state,
-                    "lease": explain.lease_row(lease),
-                    "reason": explain.granted_reason(lease),
-                }
+                story |= {"state": lease.state, "lease": explain.lease_row(lease)}
+                story["reason"] = explain.granted_reason(lease)
             case Finished(_, outcome):
                 story |= {"outcome": explain.outcome_row(outcome)}
             case Requeued(_, _, reason):

@@ -19,7 +19,7 @@ from moorage.core.facts import Refusal
 from moorage.daemon import descriptors
 from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.daemon.workloads.readers import Readers, Seen
+from moorage.daemon.workloads.readers import LogView, Readers
 from moorage.model import Code, Lease, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 
@@ -149,10 +149,10 @@ class WorkloadAccess:
         attempt, offset = message.attempt or lease.attempt, message.offset
         give_up_at = asyncio.get_running_loop().time() + message.wait_seconds
 
-        async def look(seen: Seen) -> Seen:
+        async def look(seen: LogView) -> LogView:
             now = self._lease(seen.lease.id) or seen.lease
             log = await self._log(backend, now, attempt, seen.end)
-            return Seen(log.offset, log.over, now)
+            return LogView(log.offset, log.over, now)
 
         while True:
             late = asyncio.get_running_loop().time() >= give_up_at
@@ -172,7 +172,7 @@ class WorkloadAccess:
                     part | {"over": True, "exit_code": _code(lease, log)} if over else part
                 )
             offset = log.offset
-            seen = Seen(offset, log.over, lease)
+            seen = LogView(offset, log.over, lease)
             await self._readers.grown(attempt, seen, look, give_up_at)
 
     async def _log(self, backend: Backend, lease: Lease, attempt: int, offset: int) -> Log:

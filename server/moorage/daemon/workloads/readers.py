@@ -1,7 +1,7 @@
 """Who waits for output of workloads: one look for all who wait for the same start's.
 
 `WorkloadAccess` lets them in and has them wait here. Files and containers do not say when they have
-grown, so somebody has to look; but not each reader, who may be many, for himself.
+grown, so one look serves all its readers.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final
 from moorage.core.facts import Refusal
 from moorage.model import Code, Lease, SessionId, Tenant
 
-__all__ = ["LOOK_SECONDS", "Readers", "Seen"]
+__all__ = ["LOOK_SECONDS", "LogView", "Readers"]
 
 LOOK_SECONDS: Final = 0.1
 """Between two looks for new output."""
@@ -27,7 +27,7 @@ READERS_ALL_MAX: Final = 2_048
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LogView:
     """What a look found: where it differs from the one before, those who wait look themselves.
 
     Args:
@@ -41,7 +41,7 @@ class Seen:
     over: bool
     lease: Lease
 
-    def tells_more_than(self, other: "Seen") -> bool:
+    def tells_more_than(self, other: "LogView") -> bool:
         """Return whether one who saw the other would see more now."""
         ours, theirs = self.lease, other.lease
         return self.end > other.end or (self.over, ours.attempt, ours.state, ours.outcome) != (
@@ -56,7 +56,7 @@ class Seen:
 class _Watch:
     """Those who wait for output of one start."""
 
-    seen: Seen
+    seen: LogView
     waiting: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
     looking: asyncio.Task[None] | None = None
 
@@ -116,7 +116,7 @@ class Readers:
             task.cancel()
 
     async def grown(
-        self, start: int, seen: Seen, look: Callable[[Seen], Awaitable[Seen]], until: float
+        self, start: int, seen: LogView, look: Callable[[LogView], Awaitable[LogView]], until: float
     ) -> None:
         """Return when there may be more than was seen, or at a time of the loop's clock.
 
@@ -147,7 +147,7 @@ class Readers:
                 del self._watches[key]
                 watch.looking.cancel()
 
-    async def _look(self, watch: _Watch, look: Callable[[Seen], Awaitable[Seen]]) -> None:
+    async def _look(self, watch: _Watch, look: Callable[[LogView], Awaitable[LogView]]) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
