@@ -164,7 +164,13 @@ class Link:
             farewell = asyncio.create_task(self._connection.close())
             self._connection = None
             self._farewells.add(farewell)
-            farewell.add_done_callback(self._farewells.discard)
+            farewell.add_done_callback(self._parted)
+
+    def _parted(self, farewell: asyncio.Task[None]) -> None:
+        """Forget a socket. How its end went concerns nobody; with much unsent it may fail."""
+        self._farewells.discard(farewell)
+        if not farewell.cancelled():
+            farewell.exception()  # Else the event loop reports it as never retrieved.
 
     async def close(self) -> None:
         """Drop the socket for good; a second close does nothing."""

@@ -1,0 +1,35 @@
+"""How a client leaves a connection that the server has closed on it."""
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from moorage.gateway import Gateway, GatewaySettings
+from moorage.model import Tenant
+from moorage_client import Client, RequestRefused
+
+
+class Silent:
+    """Takes no request: the gateway refuses what is sent here."""
+
+    def opened(self, *_: Any) -> None:
+        pass
+
+    def lost(self, *_: Any) -> None:
+        pass
+
+
+async def test_a_message_far_too_large_is_refused_and_leaves_no_stray_exception() -> None:
+    stray: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
+    gateway = Gateway(GatewaySettings(), lambda _: Tenant("local"))
+    port = await gateway.start(Silent(), "127.0.0.1", 0)  # type: ignore[arg-type]  # As it says.
+    async with Client(f"ws://127.0.0.1:{port}") as client:
+        with pytest.raises(RequestRefused, match="too_large"):
+            await client.ask("rule:1-a", inputs={"text": "x" * (80 << 20)})
+    await gateway.close()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert [each["message"] for each in stray] == []
