@@ -110,7 +110,7 @@ def test_room_that_came_back_is_noticed_although_nothing_is_written(tmp_path: Pa
 
 def test_a_format_is_migrated_step_by_step_or_refused():
     found = Format(3, {1: ["CREATE TABLE a(x)", "CREATE TABLE b(x)"], 2: ["DROP TABLE a"]})
-    with closing(sqlite3.connect(":memory:")) as connection:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         assert found.refusal(connection, 1) == ""
         found.migrate(connection, 1)
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("b",)]

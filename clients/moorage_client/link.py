@@ -167,7 +167,7 @@ class Link:
             farewell.add_done_callback(self._parted)
 
     def _parted(self, farewell: asyncio.Task[None]) -> None:
-        """Forget a socket. How its end went concerns nobody; with much unsent it may fail."""
+        """Forget a socket. Its end may fail where much is unsent, which needs no report."""
         self._farewells.discard(farewell)
         if not farewell.cancelled():
             farewell.exception()  # Else the event loop reports it as never retrieved.

@@ -68,6 +68,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
     said = "ann/one weight=2 gpus=1.5 lend_cpu_milli=7 notice_seconds=9, * gpus=0"
     quotas = ("ann", "one", quota), ("*", None, Quota(nominal=Amounts(gpu_milli=0)))
     written: dict[str, tuple[str, str, Any]] = {
+        "aws_instance_profiles": ("one,two", '["one", "two"]', ("one", "two")),
+        "aws_security_groups": ("sg-1", '["sg-1"]', ("sg-1",)),
         "operators": ("ann,bob", '["ann", "bob"]', ("ann", "bob")),
         "quotas": (said, json.dumps(said.split(", ")), quotas),
         "usage_half_life_seconds": ("60", "60", 60.0),

@@ -16,17 +16,17 @@ TERMS = {"ttl_seconds": 600}
 def server(tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("actions")
     file = folder / "moored.toml"
-    file.write_text('operators = ["olga"]\n[tokens]\nann = "a"\nbob = "b"\nolga = "o"\n')
+    file.write_text('operators = ["olga"]\n[tokens]\nann = "aa"\nbob = "bb"\nolga = "oo"\n')
     with daemon(folder / "data", options=("--config", str(file))) as running:
         server = Server(running)
-        server.http.headers["Authorization"] = "Bearer a"
+        server.http.headers["Authorization"] = "Bearer aa"
         server.register(cluster("east", nodes=2, gpus=4))
         server.publish(catalog.document("first_fit"))
         yield server
         server.close()
 
 
-def say(server: Server, *messages: dict, who: str = "a", page: bool = False) -> list[dict]:
+def say(server: Server, *messages: dict, who: str = "aa", page: bool = False) -> list[dict]:
     headers = {"Authorization": f"Bearer {who}"}
     with server.socket(headers | ({"Origin": server.running.http} if page else {})) as socket:
         replies = []
@@ -50,7 +50,7 @@ def test_a_page_releases_its_tenants_leases_and_no_others(server):
     release = {"op": "release", "lease": held["id"]}
     (program,) = say(server, release)
     assert program["error"]["code"] == "missing_fields"
-    (other,) = say(server, release, who="b", page=True)
+    (other,) = say(server, release, who="bb", page=True)
     assert other["error"]["code"] == "wrong_token"
     (stolen,) = say(server, {**release, "token": "guessed"}, page=True)
     assert stolen["error"]["code"] == "wrong_token"
@@ -92,14 +92,14 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
     asked = {"adhoc": True, "policy_rule_uri": FIRST_FIT, "inputs": {}, "id": 1}
     waits = {**asked, "resources": {"gpus": 4, "nodes": 2}, "lease": {**TERMS, "wait_seconds": 60}}
     held = lease(server)
-    with server.socket({"Authorization": "Bearer a"}) as socket:
+    with server.socket({"Authorization": "Bearer aa"}) as socket:
         socket.send(json.dumps(waits))
         while not (rows := say(server, {"op": "queue"})[0]["data"]["waiting"]):
             pass
         cancel = {"op": "cancel", "request": rows[0]["request"]}
         (dry,) = say(server, {**cancel, "dry_run": True})
         assert (dry["data"]["state"], dry["data"]["priority"]) == ("cancelled", 0)
-        (other,) = say(server, {**cancel, "dry_run": True}, who="b")
+        (other,) = say(server, {**cancel, "dry_run": True}, who="bb")
         assert other["error"]["code"] == "unknown_request"
         assert say(server, {"op": "queue"})[0]["data"]["waiting"]
         say(server, cancel)
@@ -117,5 +117,5 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
     ],
 )
 def test_what_would_be_refused_is_refused_in_a_dry_run_too(server, message, code):
-    wet, dry = say(server, message, {**message, "dry_run": True}, who="o")
+    wet, dry = say(server, message, {**message, "dry_run": True}, who="oo")
     assert wet["error"]["code"] == dry["error"]["code"] == code

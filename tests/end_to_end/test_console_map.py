@@ -183,14 +183,14 @@ def test_shapes_fit_less_often_once_something_is_held(server):
 
 def test_tenants_see_their_own_and_operators_all(tmp_path):
     file = tmp_path / "moored.toml"
-    file.write_text('operators = ["op"]\n[tokens]\nann = "a"\nbob = "b"\nop = "o"\n')
+    file.write_text('operators = ["op"]\n[tokens]\nann = "aa"\nbob = "bb"\nop = "oo"\n')
     with daemon(tmp_path / "data", options=("--config", str(file))) as running:
         server = Server(running)
-        server.http.headers["Authorization"] = "Bearer o"
+        server.http.headers["Authorization"] = "Bearer oo"
         server.register(cluster("east", nodes=1, gpus=4))
         server.publish(catalog.document("first_fit"))
-        maps = {name: Map(running.ws, name) for name in "abo"}
-        for name in "ab":
+        maps = {name: Map(running.ws, name) for name in ("aa", "bb", "oo")}
+        for name in ("aa", "bb"):
             with server.socket({"Authorization": f"Bearer {name}"}) as socket:
                 asked = ask_message(resources={"gpus": 1}, lease=TERMS)
                 socket.send(json.dumps(asked))
@@ -201,10 +201,10 @@ def test_tenants_see_their_own_and_operators_all(tmp_path):
             name: [each.told["tenants"][number] for number in each.told["tenant"]]
             for name, each in maps.items()
         }
-        assert seen["a"] == ["yours", "busy", "", ""]
-        assert seen["b"] == ["busy", "yours", "", ""]
-        assert seen["o"] == ["ann", "bob", "", ""]
-        assert [bool(at) for at in maps["a"].told["ends"]] == [True, False, False, False]
+        assert seen["aa"] == ["yours", "busy", "", ""]
+        assert seen["bb"] == ["busy", "yours", "", ""]
+        assert seen["oo"] == ["ann", "bob", "", ""]
+        assert [bool(at) for at in maps["aa"].told["ends"]] == [True, False, False, False]
         for each in maps.values():
             each.open.close()
         server.close()

@@ -154,7 +154,7 @@ def test_unknown_decisions_and_policies_are_named(server):
 
 def test_a_tenant_is_known_first(tmp_path):
     file = tmp_path / "moored.toml"
-    file.write_text('[tokens]\nann = "a"\n')
+    file.write_text('[tokens]\nann = "aa"\n')
     with daemon(tmp_path / "data", options=("--config", str(file))) as running:
         server = Server(running)
         answer = server.http.post("/console/playground", content=json.dumps({"code": "x"}))

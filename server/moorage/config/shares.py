@@ -19,7 +19,7 @@ class ShareSettings:
         Setting(
             NAMES,
             "What `instance_profile` of the backend `aws` may name: names or ARNs, as they stand "
-            "in specs. Without tokens, and where this names none, all.",
+            "in specs. Where there are no tokens, any; where there are, those named here.",
             default="none",
         ),
     ] = ()
