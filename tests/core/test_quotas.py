@@ -305,6 +305,18 @@ def test_a_like_request_takes_over_what_is_warm_within_the_quota(hand: Hand) -> 
     check(hand.allocator.state)
 
 
+def test_no_request_takes_over_what_a_lowered_quota_has_no_room_for(hand: Hand) -> None:
+    allow(hand, "ann", gpus(2))
+    keep_warm(hand, "ann", "a", "0", spec="same")
+    hand.grant(of("ann", "other"), place("n000", "1"))
+    allow(hand, "ann", gpus(1))
+    again = replace(of("ann", "b", wait=60.0), provision=replace(KEPT, spec={"name": "same"}))
+    hand.ask(again)
+    assert state_of(hand, "other") == "granted"
+    assert RequestId("b") in hand.allocator.state.waiting
+    check(hand.allocator.state)
+
+
 def test_nothing_stays_warm_while_its_tenant_waits_for_the_quota(hand: Hand) -> None:
     allow(hand, "ann", gpus(1))
     provision = replace(KEPT, spec={"name": "x"})

@@ -290,18 +290,24 @@ class Accounts:
         spare = np.minimum(np.maximum(-over, 0), self["lend"][number])
         self._pool[self["group"][number]] += sign * (spare - np.maximum(over, 0))
 
-    def room(self, numbers: Numbers) -> npt.NDArray[np.int64]:
+    def room(self, numbers: Numbers, freed: Amounts | None = None) -> npt.NDArray[np.int64]:
         """Return how much more accounts may hold: int64 `[accounts, resources]`.
 
         What is left of their own; and beyond that what the others of their group lend, up to their
         own bound on borrowing.
+
+        Args:
+            numbers: The accounts: int64 `[accounts]`.
+            freed: What each of them would give back first.
+
         """
         over = self["held"][numbers] - self["nominal"][numbers]
+        spare = np.minimum(np.maximum(-over, 0), self["lend"][numbers])
+        others = self._pool[self["group"][numbers]] - spare + np.maximum(over, 0)
+        over = over - (0 if freed is None else np.array(freed, np.int64))
         own, borrowed = np.maximum(-over, 0), np.maximum(over, 0)
-        spare = np.minimum(own, self["lend"][numbers])
-        pool = np.maximum(self._pool[self["group"][numbers]] - spare, 0)
         room: npt.NDArray[np.int64] = own + np.minimum(
-            np.maximum(self["borrow"][numbers] - borrowed, 0), pool
+            np.maximum(self["borrow"][numbers] - borrowed, 0), np.maximum(others - borrowed, 0)
         )
         return room
 

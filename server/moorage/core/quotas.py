@@ -69,17 +69,19 @@ class Quotas:
             return None
         amounts = demanded(ask) if placement is None else placed(placement)
         for account in accounts_of(ask.tenant, ask.project):
-            more = amounts
+            freed = None
             if ends is not None and account in accounts_of(ends.tenant, ends.terms.project):
-                more = tuple(a - b for a, b in zip(amounts, placed(ends.placement), strict=True))
-            found = self._short(ask, account, more)
+                freed = placed(ends.placement)
+            found = self._short(ask, account, amounts, freed)
             if found is not None:
                 return found
         return None
 
-    def _short(self, ask: Ask, account: Account, amounts: Amounts) -> Refusal | None:
+    def _short(
+        self, ask: Ask, account: Account, amounts: Amounts, freed: Amounts | None
+    ) -> Refusal | None:
         number = np.array([self._accounts.number(account)], np.int64)
-        room = self._accounts.room(number)[0]
+        room = self._accounts.room(number, freed)[0]
         kept, others = self._queue.kept_of_quota(ask, account) or ((0,) * len(RESOURCES), None)
         for column, name in enumerate(RESOURCES):
             asked = amounts[column]
