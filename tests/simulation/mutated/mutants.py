@@ -240,11 +240,11 @@ MUTANTS = [
         2000464,
     ),
     Mutant(
-        "thinks that a share is looser than a whole device",
-        "loosest",
-        Replace("0 if _ else X", "X"),
+        "wakes who has alternatives where all of them fit",
+        "Ranking._open",
+        Replace("X[Y].any(axis=1)", "X[Y].all(axis=1)"),
         "no request sleeps that could be served",
-        2000185,
+        2000010,
     ),
     Mutant(
         "grants the whole time although less was agreed on",
