@@ -572,7 +572,7 @@ def nothing_left(bench: Bench) -> Callable[[], Any]:
     return left
 
 
-RUNS = int(os.environ.get("OUTPUT_RUNS", "20"))
+RUNS = int(os.environ.get("OUTPUT_RUNS", "8"))
 
 
 async def test_output_is_whole_however_fast_a_command_ends(bench, backend):
