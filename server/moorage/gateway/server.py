@@ -22,11 +22,11 @@ from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import Close, Code
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.logins import Logins
 from moorage.protocol.messages import Resume
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.protocol.replies import failure
-from moorage.protocol.turns import Turns
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
 
@@ -98,7 +98,7 @@ class Gateway:
         self._logins = logins
         self._deliver: Deliver  # `start` has it.
         self._counts = Counts()
-        self._turns = Turns()
+        self._turns = FairSemaphore(rests=True)
         self._received = Received()
         self._connections: set[GatewayConnection] = set()
         self._opening: Peers[GatewayConnection] = Peers()

@@ -22,6 +22,8 @@ from moorage.gateway.settings import HELD_BYTES_MAX, GatewaySettings
 from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
+from moorage.protocol.fair_semaphore import FairSemaphore
+from moorage.protocol.json_bounds import LARGE_BYTES
 from moorage.protocol.messages import (
     AllocationRequest,
     DecisionFleet,
@@ -35,7 +37,6 @@ from moorage.protocol.messages import (
     ignored_fields,
 )
 from moorage.protocol.replies import event, failure, failure_from
-from moorage.protocol.turns import LARGE_BYTES, Turns
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Session:
         deliver: Deliver,
         settings: GatewaySettings,
         counts: Counts,
-        turns: Turns,
+        turns: FairSemaphore,
         drop: Callable[["Session", int, str], None],
     ) -> None:
         self.id: SessionId = connection.session_id

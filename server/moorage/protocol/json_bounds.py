@@ -20,6 +20,8 @@ __all__ = [
     "is_deeper",
 ]
 
+LARGE_BYTES: Final = 32 * 1024
+"""What is larger is read in a turn of a `FairSemaphore`: it may hold the loop for a while."""
 PARTS_MAX: Final = 32_768
 """Arrays, objects and named fields of one message: some ten milliseconds to build."""
 VALUES_MAX: Final = 131_072

@@ -16,15 +16,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.model import Code, Tenant
 from moorage.protocol.diagnosis import expectations
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.json_bounds import (
+    LARGE_BYTES,
     SLOW_NUMBERS_MAX,
     has_more_values,
     has_slow_numbers,
     is_deeper,
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
-from moorage.protocol.turns import LARGE_BYTES, Turns
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -85,8 +86,8 @@ class BodyReader:
 
     def __init__(self) -> None:
         self._held: Counter[str] = Counter()
-        self._turns = Turns()
-        self._decoding = Turns(rests=False)
+        self._turns = FairSemaphore(rests=True)
+        self._decoding = FairSemaphore()
 
     async def read(self, request: Request, most: int = BODY_BYTES_MAX) -> bytes:
         """Return the body.

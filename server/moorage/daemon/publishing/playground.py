@@ -14,9 +14,10 @@ from moorage.catalog.ports import Catalog
 from moorage.core.state import State
 from moorage.daemon.offline import offline
 from moorage.model import Tenant
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
-from moorage.sandbox.host.contract import Mode, PolicyFault
-from moorage.sandbox.host.fair_semaphore import FairSemaphore
+from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.host.sandbox import CHECKS_BUSY
 
 RUN_SECONDS_MAX: Final = 60.0
 BACKTEST_SECONDS_MAX: Final = 240.0
@@ -56,7 +57,7 @@ class Playground:
         self._state = state
         self._recalled = recalled
         self._mode = mode
-        self._turns = FairSemaphore(AT_ONCE_MAX, WAITING_MAX)
+        self._turns = FairSemaphore(AT_ONCE_MAX, WAITING_MAX, busy=CHECKS_BUSY)
 
     async def run(self, body: Mapping[str, Any], tenant: Tenant) -> dict[str, Any]:
         """Try a policy on a fleet; with a `trace`, backtest it.
@@ -70,20 +71,17 @@ class Playground:
         trace = body.get("trace", "")
         if not isinstance(trace, str):
             raise ServiceError.wrong_field("trace", "a table (CSV) as text")
-        try:
-            async with self._turns.turn(tenant):
-                job = {
-                    "policy": await self._policy(body),
-                    "requests": _requests(body),
-                    "trace": trace,
-                    "mode": self._mode,
-                    **await self._fleet(body.get("fleet", "live"), tenant),
-                }
-                seconds = BACKTEST_SECONDS_MAX if trace else RUN_SECONDS_MAX
-                packed = await asyncio.to_thread(msgspec.json.encode, job)
-                return await offline("play", packed, seconds)
-        except PolicyFault as fault:
-            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+        async with self._turns.turn(tenant):
+            job = {
+                "policy": await self._policy(body),
+                "requests": _requests(body),
+                "trace": trace,
+                "mode": self._mode,
+                **await self._fleet(body.get("fleet", "live"), tenant),
+            }
+            seconds = BACKTEST_SECONDS_MAX if trace else RUN_SECONDS_MAX
+            packed = await asyncio.to_thread(msgspec.json.encode, job)
+            return await offline("play", packed, seconds)
 
     async def _policy(self, body: Mapping[str, Any]) -> dict[str, Any]:
         code, uri = body.get("code"), body.get("policy_rule_uri")

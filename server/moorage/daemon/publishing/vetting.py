@@ -22,8 +22,8 @@ from moorage.core.facts import Refusal
 from moorage.daemon.publishing.examples import ExampleRehearsal
 from moorage.daemon.requests.finder import code_of
 from moorage.model import Code
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
-from moorage.sandbox.host.fair_semaphore import FairSemaphore
 from moorage.sandbox.host.sandbox import CheckResult, PolicyFault, Sandbox
 
 __all__ = ["examine", "vet", "vet_change"]

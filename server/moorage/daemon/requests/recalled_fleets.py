@@ -19,8 +19,8 @@ from moorage.daemon.requests.decisions import Decisions, resources
 from moorage.daemon.requests.map_news import packed_text
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, Tenant
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.turns import Turns
 
 RECALLS_OF_TENANT_MAX: Final = 4
 """Fleets that are made for a tenant, or wait for that; further ones are refused as busy."""
@@ -55,7 +55,7 @@ class RecalledFleets:
         self._ledger = ledger
         self._decisions = decisions
         self._is_operator = is_operator
-        self._turns = Turns(rests=False)
+        self._turns = FairSemaphore()
         self._recalling: Counter[Tenant] = Counter()
 
     async def before(self, request: str, tenant: Tenant) -> dict[str, Any]:

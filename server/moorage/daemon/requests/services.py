@@ -31,8 +31,9 @@ from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError, status_of, twin_status
-from moorage.protocol.turns import LARGE_BYTES, Turns
+from moorage.protocol.json_bounds import LARGE_BYTES
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -183,7 +184,7 @@ class AllocationServices:
     def __init__(self, router: Router, calls: HttpCalls) -> None:
         self._router = router
         self._calls = calls
-        self._turns = Turns()
+        self._turns = FairSemaphore(rests=True)
 
     async def allocate(self, body: bytes, tenant: Tenant) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""

@@ -22,6 +22,7 @@ from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.facts import Refusal
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
+from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
@@ -42,7 +43,6 @@ from moorage.sandbox.host.contract import (
     SandboxReport,
     WorkerSettings,
 )
-from moorage.sandbox.host.fair_semaphore import FairSemaphore
 from moorage.sandbox.host.managed import Managed
 from moorage.sandbox.host.pool import CellPool
 from moorage.sandbox.host.samples import looked_at
@@ -83,6 +83,7 @@ CHECKS_MAX: Final = 4
 """Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
 CHECKS_WAITING_MAX: Final = 32
 """Policies waiting to be looked at; beyond it the latest of the tenant with most gets BUSY."""
+CHECKS_BUSY: Final = "policies wait to be checked"
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; a user who may register a policy owns this "
     "server. Start it with --sandbox jail."
@@ -134,8 +135,8 @@ class Sandbox:
         self._probes: dict[str, str] = {}
         self._closed = False
         # An upload may take its deadline; what falls back or rolls back must not stand behind many.
-        self.uploads = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX)
-        self.rechecks = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX)
+        self.uploads = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
+        self.rechecks = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX, busy=CHECKS_BUSY)
         self._pool = CellPool(
             fleet=fleet,
             services=services,

@@ -1,12 +1,13 @@
-"""Turns: few policies are looked at at one time, and no tenant's flood holds up another's."""
+"""Few hold a turn at one time, and no tenant's flood holds up another's."""
 
 import asyncio
+import itertools
 
 import pytest
 
 from moorage.model import Code
-from moorage.sandbox.host.contract import PolicyFault
-from moorage.sandbox.host.fair_semaphore import FairSemaphore
+from moorage.protocol.fair_semaphore import FairSemaphore
+from moorage.protocol.faults import ServiceError
 
 AT_ONCE, WAITING = 3, 6
 
@@ -54,8 +55,8 @@ class Visits:
         done = [name for name, task in self.tasks.items() if task.done() and task.exception()]
         for name in done:
             error = self.tasks[name].exception()
-            assert isinstance(error, PolicyFault)
-            assert error.refusal.code is Code.BUSY
+            assert isinstance(error, ServiceError)
+            assert error.code is Code.BUSY
         return done
 
 
@@ -142,3 +143,52 @@ async def test_with_one_turn_there_is_still_one():
         pass
     async with semaphore.turn("a"):
         pass
+
+
+async def test_tenants_take_turns_and_one_goes_on_at_a_time():
+    turns, order, at_once = FairSemaphore(), [], 0
+
+    async def read(tenant: str, number: int) -> None:
+        nonlocal at_once
+        async with turns.turn(tenant):
+            at_once += 1
+            assert at_once == 1
+            await asyncio.sleep(0)
+            order.append((tenant, number))
+            at_once -= 1
+
+    many = [asyncio.create_task(read("a", number)) for number in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.gather(read("b", 0), read("b", 1), *many)
+    assert sorted(order.index(("b", number)) for number in range(2)) <= [3, 5]
+    assert [each for each in order if each[0] == "a"] == [("a", n) for n in range(100)]
+
+
+async def test_after_each_the_loop_is_free_for_as_long_as_it_took():
+    turns, seen = FairSemaphore(rests=True), []
+    loop = asyncio.get_running_loop()
+
+    async def read() -> None:
+        async with turns.turn("a"):
+            start = loop.time()
+            await asyncio.sleep(0.02)  # Work that others wait for.
+            seen.append((start, loop.time()))
+
+    await asyncio.gather(read(), read(), read())
+    for (start, end), (following, _) in itertools.pairwise(seen):
+        assert following - end >= (end - start) * 0.9
+
+
+async def test_no_turn_waits_once_it_is_closed():
+    turns, end = FairSemaphore(rests=True), asyncio.Event()
+
+    async def read() -> str:
+        async with turns.turn("a"):
+            await end.wait()
+            return "read"
+
+    tasks = [asyncio.create_task(read()) for _ in range(3)]
+    await asyncio.sleep(0)
+    turns.close()
+    end.set()
+    assert await asyncio.gather(*tasks, read()) == ["read"] * 4

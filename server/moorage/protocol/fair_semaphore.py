@@ -1,39 +1,54 @@
-"""Who may have a policy looked at now, fairly among tenants. `Sandbox` has two of them.
+"""Admits tenants in turn to work that few may do at one time.
 
-To look at a policy takes seconds: it is unpacked, loaded, and evaluates its own examples, each
-until its deadline. So few are looked at at one time, and some more wait. A tenant may send any
-number: it never has all turns, and where the waiting room is full, the latest of the one with most
-there makes way. So another one's policy waits for as many others as there are tenants that hold as
-little, and never behind a flood.
+Uploads and rechecks of policies take seconds each: they are unpacked, loaded, and run their own
+examples. Large messages and bodies take up to twenty milliseconds of the event loop each. A tenant
+may send any number of either: it never has all turns where there are several, and where the
+waiting room is full, the latest of the tenant with most there makes way. So another tenant waits
+for as many turns as there are tenants that hold as little, and never behind a flood.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from moorage.core.facts import Refusal
 from moorage.model import Code
-from moorage.sandbox.host.contract import PolicyFault
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["FairSemaphore"]
 
 _Place = asyncio.Future[None]
 
 
 class FairSemaphore:
-    """Lets some policies be looked at at one time, and some more wait for it.
+    """Lets some hold a turn at one time, and others wait for one.
 
     Args:
-        at_once_max: How many are looked at; of one tenant, one less.
-        waiting_max: How many wait.
+        at_once_max: Turns that are held at one time; of one tenant, one less where there are
+            several.
+        waiting_max: How many wait; None: any number.
+        busy: What one more is refused with, after their number.
+        rests: Whether a turn stays taken for as long again as it was held, so that what has the
+            event loop in these turns has at most half of its time.
 
     """
 
-    def __init__(self, at_once_max: int, waiting_max: int) -> None:
+    def __init__(
+        self,
+        at_once_max: int = 1,
+        waiting_max: int | None = None,
+        *,
+        busy: str = "requests wait for a turn",
+        rests: bool = False,
+    ) -> None:
         self._free = at_once_max
         self._share = max(1, at_once_max - 1)
         self._waiting_max = waiting_max
+        self._busy = busy
+        self._rests = rests
+        self._closed = False
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[_Place]] = {}
+        self._waiting: dict[str, dict[_Place, None]] = {}
         """Served in this order where tenants hold equally many; who was served goes to its end."""
 
     @asynccontextmanager
@@ -41,17 +56,32 @@ class FairSemaphore:
         """Wait for a turn and hold it.
 
         Raises:
-            PolicyFault: Too many wait already (BUSY).
+            ServiceError: Too many wait already (`busy`).
 
         """
-        if tenant in self._waiting or not self._may(tenant):
-            await self._wait(tenant)
-        else:
+        if self._closed or (tenant not in self._waiting and self._may(tenant)):
             self._take(tenant)
+        else:
+            await self._wait(tenant)
+        loop = asyncio.get_running_loop()
+        start = loop.time()
         try:
             yield
         finally:
-            self._give_back(tenant)
+            if self._rests:
+                loop.call_later(loop.time() - start, self._give_back, tenant)
+            else:
+                self._give_back(tenant)
+
+    def close(self) -> None:
+        """Admit all who wait, and who comes later, too: the server stops."""
+        self._closed = True
+        for tenant, places in self._waiting.items():
+            for place in places:
+                if not place.cancelled():
+                    self._take(tenant)
+                    place.set_result(None)
+        self._waiting.clear()
 
     def _may(self, tenant: str) -> bool:
         return self._free > 0 and self._held[tenant] < self._share
@@ -70,7 +100,7 @@ class FairSemaphore:
     async def _wait(self, tenant: str) -> None:
         self._evict(tenant)
         place: _Place = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(place)
+        self._waiting.setdefault(tenant, {})[place] = None
         try:
             await place
         except asyncio.CancelledError:
@@ -82,34 +112,34 @@ class FairSemaphore:
 
     def _evict(self, tenant: str) -> None:
         """See to it that one more may wait, at the cost of the tenant with most waiting."""
-        if sum(map(len, self._waiting.values())) < self._waiting_max:
+        if self._waiting_max is None or sum(map(len, self._waiting.values())) < self._waiting_max:
             return
         mine = len(self._waiting.get(tenant, ()))
         most = max(self._waiting, key=lambda each: len(self._waiting[each]))
-        reason = f"{self._waiting_max} policies wait to be checked; try again in a moment"
-        fault = PolicyFault(Refusal(Code.BUSY, reason))
+        reason = f"{self._waiting_max} {self._busy}; try again in a moment"
+        fault = ServiceError(Code.BUSY, reason)
         if len(self._waiting[most]) <= mine + 1:
             raise fault
-        place = self._waiting[most][-1]
+        place = next(reversed(self._waiting[most]))
         self._leave(most, place)
         if not place.cancelled():  # Else its task does not know yet.
             place.set_exception(fault)
 
     def _leave(self, tenant: str, place: _Place) -> None:
-        waiting = self._waiting.get(tenant, deque[_Place]())
+        waiting = self._waiting.get(tenant, {})
         if place in waiting:
-            waiting.remove(place)
+            del waiting[place]
             if not waiting:
                 del self._waiting[tenant]
 
     def _serve(self) -> None:
         """Give what is free to those who hold least, in turns."""
-        while True:
+        while self._free > 0:
             able = [tenant for tenant in self._waiting if self._may(tenant)]
             if not able:
                 return
             tenant = min(able, key=lambda each: self._held[each])
-            place = self._waiting[tenant][0]
+            place = next(iter(self._waiting[tenant]))
             self._leave(tenant, place)
             if place.cancelled():  # Its task does not know yet.
                 continue
