@@ -143,7 +143,7 @@ export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" 
 /**
  * What would come of a change.
  *
- * `others` counts what is of other tenants and not shown, `other_tenants` those tenants.
+ * `others` counts what other tenants have and the reply leaves out, `other_tenants` these tenants.
  */
 export interface Consequences {
   /** Seconds since the epoch. */

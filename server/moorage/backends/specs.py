@@ -370,7 +370,7 @@ class MemoryResourceSpec(BaseResourceSpec):
         fail_stops: So many stops fail before one succeeds.
         die_seconds: Ends by itself so long after it was ready.
         exit_code: With this, when it ends by itself.
-        lose_seconds: The last member of a gang is lost so long after it was ready.
+        lose_seconds: How long after the start the gang loses its last member.
         fail_reset: Fails every reset with this reason.
         resettable: Whether it can be reset at all.
 

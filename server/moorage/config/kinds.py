@@ -238,7 +238,7 @@ def _read_folder(value: Any) -> Path:
         raise ValueError
     try:
         return Path(text).expanduser().absolute()
-    except RuntimeError as error:  # `~nobody`: there is no such user.
+    except RuntimeError as error:  # `~name` of a user that does not exist.
         raise ValueError from error
 
 

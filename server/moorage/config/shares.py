@@ -12,7 +12,7 @@ __all__ = ["ShareSettings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettings:
-    """Quotas, whose turn it is, who says so, and what of the operator's own may be used."""
+    """Quotas, order of the queue, operators, and resources of the operator's account."""
 
     aws_instance_profiles: Annotated[
         tuple[str, ...],

@@ -204,7 +204,7 @@ class Allocator:
             self._change(cluster.id, ClusterSet(decided))
 
     def _change(self, cluster_id: ClusterId, fact: ClusterSet | ClusterRemoved) -> None:
-        """Note down a changed cluster, and have what is held of it move with its devices."""
+        """Record a changed cluster, and move leases and reservations with their devices."""
         before = self.state.clusters.get(cluster_id)
         self._turn.record(fact)
         after = self.state.clusters.get(cluster_id)

@@ -17,14 +17,14 @@ from moorage.model import Cluster, DeviceId, Lease, Node, NodeId, RequestId
 __all__ = ["follow"]
 
 _Names = Mapping[str, DeviceId]
-"""The devices of a node, by what it calls them."""
+"""The devices of a node, by their ids there."""
 _UNKNOWN: Final = DeviceId()
 
 
 def follow(
     state: State, before: Cluster | None, after: Cluster | None, now: float
 ) -> Iterator[Moved | Reserved]:
-    """Yield what has another name now, or is gone, of all that is held of a changed cluster.
+    """Yield a fact for each lease or reservation whose devices were renamed or lost.
 
     Args:
         state: What is held, named as before the change.
@@ -51,7 +51,7 @@ def follow(
 
 
 class _Holder:
-    """A lease or a reservation, while what it holds is renamed."""
+    """A lease or a reservation whose devices are being renamed."""
 
     def __init__(self, owner: Lease | NodeReservation) -> None:
         self.owner = owner
@@ -72,7 +72,7 @@ class _Holder:
         return [each if any(each) else names.get(gpu, _UNKNOWN) for gpu, each in pairs]
 
     def fact(self, now: float) -> Moved | Reserved | None:
-        """Return what is true now; None where nothing has changed."""
+        """Return the fact to record; None: nothing has changed."""
         shares, devices, lost = tuple(self.shares), tuple(self.devices), tuple(self.lost)
         if isinstance(self.owner, NodeReservation):
             is_new = shares != self.owner.parts or (bool(lost) and devices != self.owner.devices)
@@ -84,7 +84,7 @@ class _Holder:
 
 
 def _rename(holders: list[_Holder], place: Place, were: _Names, are: _Names) -> None:
-    """Rename what is held of a node.
+    """Rename the held devices of a node.
 
     A device that is gone keeps its name, so that its holder, who may still use that, meets no
     other. Where another held device has come under the name, the UUID stands in its place.

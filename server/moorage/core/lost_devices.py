@@ -26,7 +26,7 @@ class LostDevices:
     )
 
     def note(self, lease: Lease) -> None:
-        """Note down what a lease has lost."""
+        """Record the lost devices of a lease."""
         if lease.lost:
             self.of[lease.id] = lease.lost
         else:
@@ -44,7 +44,7 @@ class LostDevices:
 
 
 def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:
-    """Yield the nodes that have a device, or what may overlap with it."""
+    """Yield the nodes that have a device, or a part or the whole of it."""
     places = (find(f"{DEVICE}{uuid.lower()}") for uuid in device if uuid)
     yield from dict.fromkeys(place for place in places if place is not None)
 

@@ -196,7 +196,7 @@ class State:
         self.accounts.capacity_changed(gpus, cpu, memory)
 
     def _note_lost(self, lease: Lease) -> None:
-        """Note what a lease has lost; where that turns up, more or less is free than before."""
+        """Note the lost devices of a lease; nodes that have them change what they have free."""
         for device in (*self.lost.of.get(lease.id, ()), *lease.lost):
             for cluster_id, _ in shown(device, self.identities.place_of):
                 self._inventory_changed(ClusterId(cluster_id))

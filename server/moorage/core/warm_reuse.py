@@ -50,7 +50,7 @@ class WarmReuse:
         writer: What the turn is written on.
         feasibility: Knows what fits.
         leases: Ends leases.
-        queue: Knows who waits for a quota.
+        queue: Knows which requests wait for a quota.
 
     """
 

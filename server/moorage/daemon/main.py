@@ -35,8 +35,8 @@ EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
 """An address, the data directory, what is in it, or the jail: mend something here first."""
 STOP_SECONDS_MAX: Final = 25.0
-"""How long a stop may take. Then the process ends as it is: what is durable is in the ledger, and
-the next start goes on from there, as after a crash."""
+"""How long a stop may take. Then the process ends as it is, and the next start goes on from the
+ledger, as after a crash."""
 EXIT_BROKEN: Final = 70
 """A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
 _ENVIRONMENT: Final = (47, 48)
@@ -132,7 +132,7 @@ async def _serve(
     code = EXIT_OK if error is None else _explain_end(error)
     if asyncio.all_tasks() - {asyncio.current_task()}:
         # A backend is in the midst of an order that it finishes even when cancelled, in threads
-        # that Python would wait for. The next start finds what it left, as after a crash.
+        # that Python would wait for. The next start finds its workloads, as after a crash.
         sys.stderr.flush()
         os._exit(code)
     late.cancel()

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 CLOSE_SECONDS_MAX: Final = 3.0
-"""How long what was cancelled may take to end; a backend may be in the midst of something."""
+"""How long a cancelled order may take to end; its backend may be in the midst of a call."""
 
 
 class Tasks:
@@ -28,7 +28,7 @@ class Tasks:
             self.broken.set_exception(error)
 
     async def close(self) -> None:
-        """Cancel what runs, and wait until it has ended, for a while."""
+        """Cancel the orders, and wait for their end, within a bound."""
         self.broken.cancel()
         running = list(self._running)
         for task in running:

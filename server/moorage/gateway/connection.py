@@ -159,7 +159,7 @@ class GatewayConnection(ServerConnection):
         self.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Note what of a message has come, and whether that is too much with all others."""
+        """Count the received bytes of a message, and check the sum of all messages."""
         super().data_received(data)
         coming = len(self.protocol.reader.buffer) + (self.protocol.current_size or 0)
         self._note(coming + self._queued_bytes + self._taken_bytes)
@@ -188,7 +188,7 @@ class GatewayConnection(ServerConnection):
                 self._read_on()
 
     def hold_back(self) -> None:
-        """Read no more of what comes in: see `Received`."""
+        """Stop reading this connection: see `Received`."""
         self._held_back = True
         self._read_no_more()
 

@@ -13,7 +13,7 @@ RECEIVED_BYTES_MAX: Final = 128 * 1024 * 1024
 """What is held of messages that are not complete, three quarters of it of one tenant. Beyond it,
 those that have begun are read no further until there is room."""
 PART_BYTES_MIN: Final = 64 * 1024
-"""Less of a message counts as nothing: so much of any is read at once."""
+"""Messages below this size are not counted: they are read at once."""
 
 
 class Receiver(Protocol):
@@ -74,5 +74,5 @@ class Received:
                 del self._waiting[receiver]
                 self._read_of[tenant] += 1
                 receiver.go_on()
-        self._bytes_of += Counter()  # Forgets who holds nothing any more.
+        self._bytes_of += Counter()  # Drops counts of 0.
         self._read_of += Counter()

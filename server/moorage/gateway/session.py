@@ -240,7 +240,7 @@ class Session:
         if isinstance(frame, bytes):
             self._refuse(number, None, _BINARY)
             return None
-        if self.draining and len(frame) > LARGE_BYTES:  # To read it takes what others need now.
+        if self.draining and len(frame) > LARGE_BYTES:  # To read it takes time that the stop needs.
             self._refuse(number, None, failure(Code.SHUTTING_DOWN, _STOPPING))
             return None
         try:

@@ -105,7 +105,7 @@ def _same(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_devices(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a cluster whose nodes say which devices they have, as far as the first version did.
+    """Return a cluster with the UUIDs of devices that the first version of the fact implies.
 
     Its `identity` has the UUIDs of all devices in their order, and those that have instances.
     """

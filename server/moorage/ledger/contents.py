@@ -1,4 +1,4 @@
-"""What facts leave standing, by name: `repair` says from it what would be lost."""
+"""The names of leases, waiters and clusters in a ledger: `repair` counts its losses from them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ def _gone(noun: Noun, name: str) -> ContentChange:
 
 
 def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
-    """Return what of the three nouns a fact brings or takes away."""
+    """Return the names that a fact adds and removes."""
     match fact:
         case Granted(lease):
             return _gone("waiting request", lease.id), _here("lease", lease.id)
@@ -63,7 +63,7 @@ def changes_of(fact: Fact) -> tuple[ContentChange, ...]:
 
 @dataclass(slots=True)
 class LedgerContents:
-    """The names of what is there, in the order in which it came."""
+    """Names of one kind, in the order of the facts."""
 
     names: dict[Noun, dict[str, None]] = field(
         default_factory=lambda: {"lease": {}, "waiting request": {}, "cluster": {}}
@@ -78,7 +78,7 @@ class LedgerContents:
                 self.names[noun].pop(name, None)
 
     def without(self, others: "LedgerContents") -> "LedgerContents":
-        """Return what is here and not there."""
+        """Return the names that the other lacks."""
         return LedgerContents(
             {
                 noun: {name: None for name in names if name not in others.names[noun]}
@@ -92,7 +92,7 @@ class LedgerContents:
 
 
 def counted(noun: str, names: list[str]) -> str:
-    """Return how many there are, and what the first are called."""
+    """Return their number and the first names."""
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     ending = "es" if noun.endswith("s") else "s"
     plural = (

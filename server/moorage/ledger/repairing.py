@@ -127,12 +127,12 @@ def _loss(
 
 
 def kept(found: LedgerWalk, left: Salvage) -> LedgerContents:
-    """Return what there still is after a repair."""
+    """Return the names that are left after a repair."""
     return LedgerContents() if left.checkpoint is None else _contents(found, left.rows)
 
 
 def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
-    """Return what the newest good checkpoint and the facts after it leave standing."""
+    """Return the names after the newest good checkpoint and all facts that follow it."""
     contents, base = LedgerContents(), 0
     if found.checkpoints:
         (newest, parts) = found.checkpoints[0]

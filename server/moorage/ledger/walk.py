@@ -146,7 +146,7 @@ def walk(ledger: Path) -> LedgerWalk:
 
 @contextlib.contextmanager
 def _survived(ledger: Path, found: LedgerWalk) -> Iterator[None]:
-    """Have one look fail by itself: what it cannot read takes nothing else with it."""
+    """Let one check fail by itself, so that the others still run."""
     try:
         yield
     except _UNREADABLE as no:

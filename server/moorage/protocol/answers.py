@@ -413,7 +413,7 @@ class WouldLeave(Struct):
 class Consequences(Struct):
     """What would come of a change.
 
-    `others` counts what is of other tenants and not shown, `other_tenants` those tenants.
+    `others` counts what other tenants have and the reply leaves out, `other_tenants` these tenants.
     """
 
     at: Seconds

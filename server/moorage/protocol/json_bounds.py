@@ -41,17 +41,17 @@ _LONG_EXPONENT: Final = re.compile(rb"ez+2[z12][z12],")
 
 
 def has_more_parts(encoded: bytes, most: int) -> bool:
-    """Tell whether there are more arrays, objects and named fields than so many."""
+    """Return whether there are more arrays, objects and named fields than the bound."""
     return _has_more(encoded, b"[{:", most)
 
 
 def has_more_values(encoded: bytes, most: int) -> bool:
-    """Tell whether there are more values than so many; empty arrays and objects count twice."""
+    """Return whether there are more values than the bound; empty arrays and objects count twice."""
     return _has_more(encoded, b"[{,", most)
 
 
 def is_deeper(encoded: bytes, levels: int) -> bool:
-    """Tell whether arrays and objects lie deeper in one another than so many levels.
+    """Return whether arrays and objects are nested deeper than the bound.
 
     Only the first `PARTS_MAX` brackets are looked at: a text with more of them is refused.
     """
@@ -63,7 +63,7 @@ def is_deeper(encoded: bytes, levels: int) -> bool:
 
 
 def has_slow_numbers(encoded: bytes, most: int) -> bool:
-    """Tell whether more than so many numbers take long to read; texts that look so count, too."""
+    """Return whether more numbers than the bound are slow to read; texts like them count, too."""
     if len(encoded) <= 4 * most:
         return False
     if encoded.translate(_ZEROS).count(_SLOW_DIGITS) > most:

@@ -81,7 +81,7 @@ BODY_SECONDS_MAX: Final = 60.0
 class BodyReader:
     """Reads bodies within the budget that all requests of one server share.
 
-    A body counts for what it becomes, until its request is answered.
+    A body counts by the memory of its decoded values, until its request is answered.
     """
 
     def __init__(self) -> None:

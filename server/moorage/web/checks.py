@@ -41,7 +41,7 @@ class RequestChecks:
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it; no browser is to guess what an answer is."""
+        """Pass the request on, or answer it; `nosniff` keeps browsers from guessing its type."""
 
         async def plainly(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -96,7 +96,7 @@ class BlockActions(Protocol):
 
 
 class ClusterRights(Protocol):
-    """Who may change the documents of clusters; raises `unauthorized` (403) for those who not."""
+    """Checks the right to change a cluster document; raises `unauthorized` (403)."""
 
     def check_cluster(self, who: Tenant, cluster_id: str, /) -> None:
         """Check that a tenant may change or delete a cluster."""
@@ -136,7 +136,7 @@ class WebServices:
 
     Args:
         clusters: Their documents.
-        rights: Says who may change them.
+        rights: Decides which tenant may change them.
         metrics: Theirs.
         blocks: Their documents, and the documents of their metrics.
         executors: Their documents.

@@ -59,7 +59,7 @@ def _nowhere(share: Share) -> Node | None:
 
 
 def _check_listed(field: str, wanted: Collection[str], allowed: Collection[str] | None) -> None:
-    """Refuse what acts with rights of the operator's account that were not given to tenants."""
+    """Refuse profiles and groups of the operator's account that tenants may not use."""
     for each in wanted:
         if allowed is not None and each not in allowed:
             setting = f"aws_{field}" if field.endswith("s") else f"aws_{field}s"

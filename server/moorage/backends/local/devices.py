@@ -256,7 +256,7 @@ def _whole(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _leased(order: Order, share: Share | None) -> list[dict[str, Any]]:
-    """Return what a lease has of the GPUs of this machine, by what that calls them now.
+    """Return the GPUs of this machine that a lease holds, under their present ids.
 
     Raises:
         BackendError: This machine has not got one of them.
@@ -304,7 +304,7 @@ def _device(row: Mapping[str, Any], *, known: bool) -> Device:
 
 def _visible(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the variables that show these GPUs, and no others, to a workload."""
-    # An empty list hides all of them: what holds none must not use any.
+    # An empty list hides all of them: a lease without GPUs must not use any.
     names = ",".join(str(row["id"]) for row in rows)
     # CUDA knows an instance by its UUID alone.
     cuda = ",".join(str(row.get("device", ("", ""))[1] or row["id"]) for row in rows)

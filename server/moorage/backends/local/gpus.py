@@ -45,7 +45,7 @@ def device_of(name: str) -> Device:
 
 
 def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
-    """Return what this machine calls a device now, and which it is; None where it cannot be known.
+    """Return the present id of a device and its UUID; None where they are not known.
 
     Args:
         name: What the device's node has called it.
@@ -67,7 +67,7 @@ def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
 
 
 def look_again() -> None:
-    """Read what this machine has again when it is needed next: cards come and go."""
+    """Forget the devices, so that the next call reads them again: cards come and go."""
     _known.cache_clear()
 
 
@@ -86,7 +86,7 @@ def _known() -> dict[str, Device]:
             for number, uuid in _instances(nvml, handle):
                 names[f"{index}:{number}"] = names[uuid.lower()] = Device(gpu, uuid)
     finally:
-        nvml.nvmlShutdown()  # Else the next look would see what this one saw.
+        nvml.nvmlShutdown()  # Otherwise the next look would see an old list.
     return names
 
 

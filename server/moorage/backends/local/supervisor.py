@@ -57,7 +57,7 @@ CHUNK_BYTES = 65_536
 OUTPUT_SECONDS_MAX = 1.0
 """How long the output may stay open and empty after the workload: another process may hold it."""
 OUTPUT_TRIES_MAX = 60
-"""How often it is waited so long while there is more: a busy machine reads slowly."""
+"""Waits of `OUTPUT_SECONDS_MAX` while the pipe has more: a busy machine reads slowly."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -428,7 +428,7 @@ class Output:
 
 
 def waiting_for(source: int) -> "select.poll":
-    """Return what waits until there is something to read; each thread needs its own."""
+    """Return an object that waits for input of a pipe; each thread needs its own."""
     more = select.poll()
     more.register(source, select.POLLIN)
     return more

@@ -63,7 +63,7 @@ class Records:
             return {name: shape for name, shape in self._loaded().items() if shape is not None}
 
     def note(self, workload: str, shape: dict[str, Any]) -> None:
-        """Note that a workload was ready, and what it is made of; durable when this returns."""
+        """Write down that a workload was ready, and its members; durable when this returns."""
         with self._lock:
             if workload not in self._loaded():
                 self._write(self._path(workload), {"workload": workload, "shape": shape})

@@ -203,7 +203,7 @@ def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[Devi
 
 
 def _keys(devices: Sequence[DeviceId]) -> dict[str, None]:
-    """Return what devices say of the machine that they are in."""
+    """Return which machine the devices are in, by their UUIDs."""
     return dict.fromkeys(f"{DEVICE}{uuid.lower()}" for each in devices for uuid in each if uuid)
 
 

@@ -149,7 +149,7 @@ def _rows(
 
 
 def loss(found: CatalogWalk) -> list[str]:
-    """Return what of each kind is lost, each a sentence."""
+    """Return one sentence for each kind: how many are lost."""
     if not found.findings:
         return []
     left, sentences = Counter(row[0] for row in found.rows), list[str]()

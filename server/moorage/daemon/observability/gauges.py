@@ -63,5 +63,5 @@ def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
 
 
 def log_counters(log: StandardStream) -> Iterable[Metric]:
-    """Yield what the log lost."""
+    """Yield the counter of dropped lines."""
     yield counter("moorage_log_lines_dropped_total", "Lines of the log not written", log.dropped)

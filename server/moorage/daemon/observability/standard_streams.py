@@ -1,4 +1,4 @@
-"""Standard output and error whose writers never wait and never fail, whatever is behind them.
+"""Standard output and error whose writers never wait and never fail.
 
 `moored serve` puts a pipe in the place of the descriptor. One thread empties it, another writes to
 whatever was there before. So it covers all that a process says: its log, those of its libraries,
@@ -40,7 +40,7 @@ class StandardStream:
         report: Makes the line that says how many lines were dropped, once writing works again;
             None: nothing says so.
         dropped: How many were, since the start.
-        is_terminal: Whether a terminal shows what is written.
+        is_terminal: Whether it is a terminal.
 
     Raises:
         OSError: There are no descriptors left.
@@ -63,13 +63,13 @@ class StandardStream:
         self._dropped_last = 0
         self._partial = b""
         self._is_cut = False  # Within a line, by an error.
-        # Daemon threads: who does not read must not keep the process from ending.
+        # Daemon threads: a reader that is slow must not keep the process from ending.
         for work in (self._read_forever, self._write_forever):
             threading.Thread(target=work, name=f"stream-{descriptor}", daemon=True).start()
         atexit.register(self._finish)
 
     def _finish(self) -> None:
-        """Wait, with a bound, until all is written; what comes after that is not."""
+        """Wait, with a bound, until all lines are written; drop later ones."""
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nowhere, self._descriptor)
         os.close(nowhere)
@@ -141,7 +141,7 @@ class StandardStream:
         return bool(self._backlog or self._dropped_last)
 
     def _write(self, content: bytes) -> bytes:
-        """Write to what is really there, however long that takes; return what cannot be."""
+        """Write to the real descriptor, however long it takes; return the rest that it refuses."""
         try:
             if self._is_cut and content:
                 self._write_some(b"\n")

@@ -82,7 +82,7 @@ class OperationBounds:
 
     Args:
         ttl_seconds_max: How long a lease may be renewed for at a time.
-        rights: Says who may do what.
+        rights: Decides which tenant may do which operation.
 
     """
 

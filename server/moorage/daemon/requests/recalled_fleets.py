@@ -134,7 +134,7 @@ class RecalledFleets:
                 yield
         finally:
             self._recalling[tenant] -= 1
-            self._recalling += Counter()  # Forgets who waits for none.
+            self._recalling += Counter()  # Drops counts of 0.
 
     async def _decided(self, request: str, tenant: Tenant) -> DecidedAt:
         may_see_all, refused = self._is_operator(tenant), self._decisions.refused(request)

@@ -1,4 +1,4 @@
-"""Who may do what: the one place that says which operations only operators may do.
+"""Rights: the one table of operations that only operators may do.
 
 Both front doors ask it: `operations` about messages, `web` about the documents of clusters.
 """
@@ -24,18 +24,18 @@ OPERATORS_DO: Final[Mapping[type[wire.Operation], str]] = {
 }
 """Operations on what all share, in words that follow "may"."""
 DRY_RUNS_FOR_ALL: Final = frozenset({wire.Cordon, wire.Drain, wire.Uncordon})
-"""Of these, those whose dry runs every tenant may do: what is of others is only counted."""
+"""Of these, those whose dry runs every tenant may do: they only count leases of others."""
 _EXPECTED: Final = "the token of an operator"
 _DETAILS: Final[Mapping[str, Any]] = {"verdict": "not_you"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Says who may do what.
+    """Decides which tenant may do which operation.
 
     Args:
-        is_operator: Tells who may do all of it, and see what is of others.
-        state: Knows what leases hold; read only.
+        is_operator: Whether a tenant may do all of it, and see leases of others.
+        state: Has the leases; read only.
 
     """
 
@@ -67,7 +67,7 @@ class Rights:
             field="id",
             expected=_EXPECTED,
             details=_DETAILS,
-            status=status_of(Code.FORBIDDEN),  # It is known who asks.
+            status=status_of(Code.FORBIDDEN),  # The token is known.
         )
 
     def check_new_cluster(self, who: Tenant, cluster_id: str) -> None:
@@ -90,7 +90,7 @@ class Rights:
 
 
 def _reason(who: Tenant, does: str) -> str:
-    """Say who may, and which setting says so."""
+    """Return the reason of a refusal, with the setting that gives the right."""
     return (
         f"Tenant “{who}” may not {does}: only operators may. Use the token of a tenant that the "
         "setting `operators` (MOORAGE_OPERATORS) names, or have yours added there."

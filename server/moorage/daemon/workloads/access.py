@@ -130,7 +130,7 @@ class WorkloadAccess:
         tenant: Tenant,
         session: SessionId,
     ) -> Information | Refusal:
-        """Read output, where there is none yet within the bounds of those who wait for some."""
+        """Read output; where there is none yet, wait for it within the bounds of `Readers`."""
         if not message.wait_seconds:
             return await self._logs(backend, lease, message)
         if (busy := self._readers.refusal(lease, tenant)) is not None:

@@ -1,7 +1,7 @@
-"""Who waits for output of workloads: one look for all who wait for the same start's.
+"""Readers that wait for output: one look serves all readers of the same start.
 
-`WorkloadAccess` lets them in and has them wait here. Files and containers do not say when they have
-grown, so one look serves all its readers.
+`WorkloadAccess` is the only caller. Files and containers send no event when they grow, so they
+are polled, once for all readers.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ READERS_ALL_MAX: Final = 2_048
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What a look found: where it differs from the one before, those who wait look themselves.
+    """The state of an output at one look. Readers wake where the next one differs.
 
     Args:
         end: Up to which byte there is output.
@@ -42,7 +42,7 @@ class LogView:
     lease: Lease
 
     def tells_more_than(self, other: "LogView") -> bool:
-        """Return whether one who saw the other would see more now."""
+        """Return whether a reader of the other state would read more now."""
         ours, theirs = self.lease, other.lease
         return self.end > other.end or (self.over, ours.attempt, ours.state, ours.outcome) != (
             other.over,
@@ -54,7 +54,7 @@ class LogView:
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """Those who wait for output of one start."""
+    """The readers that wait for output of one start."""
 
     seen: LogView
     waiting: set[asyncio.Future[None]] = field(default_factory=set[asyncio.Future[None]])
@@ -67,7 +67,7 @@ class _Watch:
 
 
 class Readers:
-    """Those who wait for output, within bounds, until their session is over."""
+    """Counts readers against their bounds, and wakes them when their output grows."""
 
     def __init__(self) -> None:
         self._of_lease: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Readers:
     async def reading(
         self, lease: Lease, tenant: Tenant, session: SessionId
     ) -> AsyncIterator[None]:
-        """Count as one who waits; who does is cancelled when its session is over."""
+        """Count this task as a reader; it is cancelled when its session is over."""
         task = asyncio.current_task()
         assert task is not None
         self._of_lease[lease.id] += 1
@@ -103,7 +103,7 @@ class Readers:
         finally:
             self._of_lease[lease.id] -= 1
             self._of_tenant[tenant] -= 1
-            self._of_lease += Counter()  # Forgets who is none any more.
+            self._of_lease += Counter()  # Drops counts of 0.
             self._of_tenant += Counter()
             ours = self._of_session[session]
             ours.discard(task)
@@ -123,7 +123,7 @@ class Readers:
         Args:
             start: Which start of the workload it is about.
             seen: What the reader has seen.
-            look: Looks again, from the end of what was seen.
+            look: Looks again, from the end of the last look on.
             until: When to return at the latest.
 
         """
@@ -152,7 +152,7 @@ class Readers:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 found = await look(watch.seen)
-            except Exception:  # noqa: BLE001  # Each of those who wait meets it, and says so.
+            except Exception:  # noqa: BLE001  # Each reader meets it, and reports it.
                 watch.wake()
                 continue
             grown = found.tells_more_than(watch.seen)

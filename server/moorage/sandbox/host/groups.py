@@ -158,7 +158,7 @@ class Group:
             self._shared = True
 
     def is_of(self, tenant: str) -> bool:
-        """Return whether a tenant is the only one that has asked."""
+        """Return whether all its requests came from one tenant."""
         return self._tenant == tenant and not self._shared
 
     def took_long(self, work: Work, now: float) -> None:

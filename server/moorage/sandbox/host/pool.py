@@ -43,7 +43,7 @@ from moorage.sandbox.wire.limits import Limits
 WATCH_SECONDS: Final = 0.005
 """How often the clocks of busy cells are looked at."""
 STALE_LOOK_SECONDS: Final = 0.5
-"""How often it is looked for what has waited too long, while cells are busy."""
+"""Seconds between two looks for work that has waited too long, while cells are busy."""
 
 
 class CellPool(CellsAndDeaths):
@@ -350,7 +350,7 @@ class CellPool(CellsAndDeaths):
         self._watching = None
         now = time.monotonic()
         busy = [cell for cell in self._living() if cell.sent]
-        if now - self._looked_at > STALE_LOOK_SECONDS:  # For what waits for a cell of others.
+        if now - self._looked_at > STALE_LOOK_SECONDS:  # Work may wait for a cell of another group.
             self._looked_at = now
             self._mark_all()
         if busy:

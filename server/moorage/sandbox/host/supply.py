@@ -22,7 +22,7 @@ from moorage.sandbox.host.workers import Workers
 from moorage.sandbox.wire.limits import Limits
 
 SHARE: Final = 0.75
-"""Of the cells that others do nothing in, what a tenant may have."""
+"""The part of the cells without work of others that one tenant may have."""
 BURNING_CELLS_MIN: Final = 4
 """Evaluations of one tenant at idle priority; its further cells begin with that."""
 IN_USE_SECONDS: Final = 60.0

@@ -282,7 +282,7 @@ def too_many(ref: PolicyRef, limits: Limits) -> Refusal:
 
 
 def too_slow(ref: PolicyRef, seconds: float, shortage: str) -> Refusal:
-    """Return the refusal of what has waited for too long: behind others, or for a cell."""
+    """Return the refusal of work that has waited too long, behind others or for a cell."""
     if shortage:
         return Refusal(Code.BUSY, f"{ref.uri} got no cell in {seconds:g} s: {shortage}")
     reason = f"{ref.uri} is too slow for so many requests: this one waited {seconds:g} s for it"

@@ -33,8 +33,9 @@ class ResourcePoolManager(Generic[ActorInfoT]):
             NotImplementedError: The subclass does not say how.
 
         """
-        # Not abstract: users may make the class itself, and are told this.
-        raise NotImplementedError(f"{type(self).__name__} does not say how actors are created")
+        raise NotImplementedError(  # Not abstract: users of the original make the class itself.
+            f"{type(self).__name__} does not say how actors are created"
+        )
 
     def get_all_actors_in_pool(self) -> list[Any]:
         """Return the handles of all members, as a list of its own."""

@@ -36,8 +36,9 @@ class _Config:
 
     def resources(self) -> dict[str, float]:
         """Return what one task takes."""
-        # Private: only its kinds are made, and each has its own.
-        raise NotImplementedError("a kind of accelerator says what a task takes")
+        raise NotImplementedError(  # Private: only its kinds are made, and each has its own.
+            "a kind of accelerator says what a task takes"
+        )
 
     def get_remote_options(self) -> dict[str, Any]:
         """Return what one task takes, as options of `ray.remote`."""

@@ -50,13 +50,13 @@ def _may_name_devices(prefix: str) -> bool:
 
 
 def keep_within(spec: Document, share: Share, main: str) -> None:
-    """Hold a pod to the CPU and memory of its lease; what is left is its main container's.
+    """Hold a pod to the CPU and memory of its lease; its main container gets the rest.
 
     Args:
         spec: Of the pod.
         share: What the lease holds of the node. Of what it holds nothing of, nothing may be asked
             for, and there is no limit.
-        main: The container that need not say what it wants.
+        main: The container that may leave its requests and limits out.
 
     Raises:
         UnsupportedSpecError: It asks for more, or a container does not say how much.
@@ -90,7 +90,7 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
 
 
 def _said(container: Document, name: str, held: int, wanted: int | None) -> int:
-    """Return what a container beside the main one wants, which it must say."""
+    """Return the request of a container beside the main one, which must have one."""
     if wanted is None and held:
         reason = f"expected resources.limits.{name}: the containers of a pod share its lease"
         raise UnsupportedSpecError(f"manifest.spec: container {container['name']}: {reason}")
@@ -108,7 +108,7 @@ def _check(name: str, wanted: int, held: int) -> None:
 
 
 def _wanted(container: Document, name: str) -> int | None:
-    """Return what a container says that it wants; None where it says nothing.
+    """Return the larger of request and limit of a container; None: it has neither.
 
     Where it says it in one of requests and limits, it is said in both then.
     """

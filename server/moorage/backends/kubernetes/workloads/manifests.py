@@ -296,7 +296,7 @@ def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: 
 
 
 def _bound_stop(spec: Document, seconds: int) -> None:
-    """Bound what is between SIGTERM and SIGKILL, of which `preStop` hooks are a part."""
+    """Bound the seconds between SIGTERM and SIGKILL; `preStop` hooks run within them."""
     places = [spec] + [
         probe
         for each in (*spec["containers"], *(spec.get("initContainers") or ()))

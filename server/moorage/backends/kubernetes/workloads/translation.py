@@ -24,7 +24,7 @@ CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm"})
 VLLM_IMAGE: Final = "vllm/vllm-openai:v0.11.0"
 _VLLM_PORT: Final = 8000
 DOMAIN: Final = "moorage.dev"
-"""Labels and annotations of this domain say what a pod is to this server: no spec sets them."""
+"""The domain of the labels and annotations that only this server sets."""
 _ALL_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _DEVICE_LIST: Final = "nvidia-container-devices"
 """What is mounted below a folder of this name is a device to NVIDIA's runtime."""
@@ -253,7 +253,7 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_resources(field_name: str, given: _Resources) -> None:
-    """Refuse what is not of the machine itself: whatever has a name of its own is a device."""
+    """Refuse extended resources: each of them counts as a device."""
     for name in (*given.limits, *given.requests):
         if name not in _OWN_SIZES and not name.startswith("hugepages-"):
             _refuse_devices(f"{field_name}: {name}")

@@ -333,7 +333,7 @@ class Workloads:
     # Stopping ----------------------------------------------------------------------------------
 
     def stop(self, workload: str, stop_seconds_max: float | None = None) -> Report | None:
-        """Stop a workload, within so long after SIGTERM; a start under way is given up.
+        """Stop a workload within a number of seconds after SIGTERM; give up a start under way.
 
         Returns:
             What its first node wrote at last, with `data` None where that is lost; None where there
@@ -447,7 +447,7 @@ class Workloads:
             raise NotDoneError(lost)
 
     def _why_lost(self, members: Sequence[_Member], shape: _Shape) -> str:
-        """Return what is missing of a workload that was whole; empty where nothing is."""
+        """Return which members a workload has lost; empty: none."""
         if why := self._dead_node(shape):
             return why
         missing = set(range(shape.actors)) - {each.index for each in members}

@@ -206,13 +206,13 @@ class WorkloadHost:
         return done
 
     async def stop(self, seconds: float | None = None) -> tuple[bytes, int, int | None]:
-        """End the workload, not this process: who has the answer kills it.
+        """End the workload, not this process: the caller kills it after the answer.
 
         An answer that leaves as the process ends may be lost, and the output with it. A second call
         returns the same.
 
         Args:
-            seconds: Between SIGTERM and SIGKILL, rather than what the plan says.
+            seconds: Between SIGTERM and SIGKILL, instead of those of the plan.
 
         Returns:
             The end of its output, the offset of that, and the exit code.
