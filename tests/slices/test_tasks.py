@@ -6,12 +6,11 @@ import sys
 import threading
 
 import pytest
-
-pytest.importorskip("ray")
-
 from ray import cloudpickle
 
 from moorage.slices.tasks import reporting
+
+pytestmark = pytest.mark.heavy  # The extra `ray`.
 
 
 class Unpicklable(Exception):  # noqa: N818  # A user's.

@@ -150,7 +150,7 @@ async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 0}) == 0
     # All go into the pipe of one cell, since it is unknown yet; the first one tells.
-    burst = [bench.ask(code, {"seconds": 0.4, "n": n}) for n in range(8)]
+    burst = [bench.ask(code, {"seconds": 1.5, "n": n}) for n in range(8)]
     quick = bench.ask(code, {"n": 99})
     assert (await quick).value == 99
     done = sum(each.done() for each in burst)
