@@ -14,6 +14,7 @@ import pytest
 
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
+from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyFault
 
 TERMS = LeaseTerms(ttl_seconds=60)
@@ -414,10 +415,10 @@ async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
     living = len(bench.sandbox._pool.spawner.living)
     assert living <= CHECKS_MAX + bench.sandbox._limits.spares
     results = await asyncio.gather(*checks, return_exceptions=True)
-    busy = [each for each in results if isinstance(each, PolicyFault)]
-    assert [fault.refusal.code for fault in busy] == [Code.BUSY] * 3
+    busy = [each for each in results if isinstance(each, ServiceError)]
+    assert [fault.code for fault in busy] == [Code.BUSY] * 3
     assert {each.result() if not each.exception() else None for each in done} == {None}
-    stopped = [each for each in results if not isinstance(each, PolicyFault)]
+    stopped = [each for each in results if not isinstance(each, ServiceError)]
     assert all("did not load" in each.findings[0].message for each in stopped)
 
 
