@@ -207,6 +207,7 @@ def test_reservations_by_the_command_line(server: Server) -> None:
         assert done.returncode == code, done.stderr
         return done.stdout + done.stderr
 
+    until(lambda: "No node is reserved" in run("list"))  # That of the test before ends by itself.
     times = ["--from", "2036-01-31T08:00Z", "--to", "2036-01-31T10:00+01:00"]
     name, _, rest = run("add", *times, "--tenant", "bob", "--lapse", "600").partition("  ")
     span = "2036-01-31 08:00:00+00:00 to 2036-01-31 09:00:00+00:00"

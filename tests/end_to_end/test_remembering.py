@@ -97,10 +97,10 @@ def test_a_context_outlives_a_restart_and_goes_with_its_policy(tmp_path):
     ],
 )
 def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isolation, expected):
-    settings = {"MOORAGE_TOKENS": "one:a,two:b", "MOORAGE_ISOLATION": isolation}
+    settings = {"MOORAGE_TOKENS": "one:aa,two:bb", "MOORAGE_ISOLATION": isolation}
     with daemon(tmp_path, environment=settings) as running:
         server = Server(running)
-        server.http.headers["Authorization"] = "Bearer a"
+        server.http.headers["Authorization"] = "Bearer aa"
         server.register(cluster("east"))
         server.publish(
             policy(SHARED, "s:1-x"), policy(SHARED, "s:2-x"), policy(COUNTS, "counts:1-x")
@@ -112,11 +112,11 @@ def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isol
 
         seen: dict[str, list[int]] = {"one": [], "two": [], "other": []}
         for _ in range(2):
-            seen["one"].append(ask("a", "s:1-x")["seen"])
-            seen["two"].append(ask("b", "s:1-x")["seen"])
-        seen["other"].append(ask("a", "s:2-x")["seen"])
+            seen["one"].append(ask("aa", "s:1-x")["seen"])
+            seen["two"].append(ask("bb", "s:1-x")["seen"])
+        seen["other"].append(ask("aa", "s:2-x")["seen"])
         assert seen == expected
-        counts = [ask(token, "counts:1-x")["n"] for token in "aabab"]
+        counts = [ask(token, "counts:1-x")["n"] for token in ("aa", "aa", "bb", "aa", "bb")]
         assert counts == [1, 2, 1, 3, 2], "a context is its tenant's, in every process"
         server.close()
 
