@@ -117,11 +117,17 @@ class LeaseLifecycle:
                 inherited=inherited,
                 likeness=like,
                 choice=choice(ask),
+                devices=self._devices(placement),
             )
+            if ask.terms.ttl_seconds_min and self._turn.state.reserved:
+                until = min(lease.expires_at, begins(self._turn.state, lease, now))
+                lease = replace(lease, expires_at=until)
         else:
             lease = replace(
                 waiting,
                 placement=placement,
+                devices=self._devices(placement),
+                lost=(),
                 fencing=fencing,
                 granted_at=now,
                 state="starting",
@@ -131,10 +137,6 @@ class LeaseLifecycle:
                 choice=choice(ask),
                 inherited=inherited,
             )
-        if waiting is None and ask.terms.ttl_seconds_min and self._turn.state.reserved:
-            until = min(lease.expires_at, begins(self._turn.state, lease, now))
-            lease = replace(lease, expires_at=until)
-        lease = replace(lease, devices=self._devices(placement), lost=())
         retained = ask if lease.may_start_again else None
         if lease.ask is not retained:
             lease = replace(lease, ask=retained)
@@ -150,9 +152,11 @@ class LeaseLifecycle:
         fleet, found = self._turn.state.fleet, list[tuple[DeviceId, ...]]()
         for share in placement:
             row = fleet.row(share.cluster_id, share.node_id)
-            known = fleet.devices[row] if row is not None and share.gpus else ()
-            names = dict(zip(fleet.gpu_ids[row or 0], known, strict=True)) if known else {}
-            found.append(tuple(names[gpu] for gpu in share.gpus) if names else ())
+            if row is not None and (known := fleet.devices[row]):
+                gpus = fleet.gpu_ids[row]
+                found.append(tuple(known[gpus.index(gpu)] for gpu in share.gpus))
+            else:
+                found.append(())
         return tuple(found) if any(found) else ()
 
     def release(
