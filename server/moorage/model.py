@@ -8,7 +8,7 @@ memory in MiB, times in seconds since the epoch, durations in seconds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, NewType
 
@@ -463,6 +463,19 @@ class Lease:
     def workload(self) -> str:
         """The name that the backend knows its workload by."""
         return self.inherited or self.id
+
+    def later(self, seconds: float) -> "Lease":
+        """Return it with all its times so much later."""
+        notice, outcome = self.notice, self.outcome
+        return replace(
+            self,
+            granted_at=self.granted_at + seconds,
+            expires_at=self.expires_at + seconds,
+            asked_at=self.asked_at + seconds,
+            retry_at=self.retry_at and self.retry_at + seconds,
+            notice=notice and replace(notice, until=notice.until + seconds),
+            outcome=outcome and replace(outcome, at=outcome.at + seconds),
+        )
 
 
 class Code(StrEnum):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -41,6 +42,7 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
     UsageCarried,
+    WaitExtended,
     Warmed,
 )
 from moorage.core.reserved import NodeReservation
@@ -142,6 +144,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     DurationsCarried: st.builds(DurationsCarried),
     Queued: st.builds(Queued, ask=asks, at=times, deadline=times),
     Overtaken: st.builds(Overtaken),
+    WaitExtended: st.builds(WaitExtended, deadline=times),
     Dequeued: st.builds(Dequeued, at=times, refusal=refusals),
     Granted: st.builds(Granted, lease=leases),
     Renewed: st.builds(Renewed, expires_at=times),
@@ -157,6 +160,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     Warmed: st.builds(Warmed, at=times, expires_at=times),
     Ended: st.builds(Ended, at=times),
     Carried: st.builds(Carried, lease=leases),
+    ClockMoved: st.builds(ClockMoved, at=times, seconds=times),
     Counted: st.builds(Counted),
 }
 
@@ -191,6 +195,7 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
     about_request: list[Fact] = [
         Queued(ask, 1.0, 2.0),
         Overtaken(request, 7),
+        WaitExtended(request, 7.0),
         Dequeued(request, 1.0, Refusal(Code.CANCELLED, "given up")),
         Granted(lease),
         Renewed(request, 1.0),
@@ -222,7 +227,12 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         UsageCarried(Tenant("t-1"), "", 0.5, 7),
     ]
     assert {subject_of(fact) for fact in about_tenant} == {"t-1"}
-    about_none = (Counted(7), HalfLifeSet(60.0, 1.0), DurationsCarried("", "", -1, ((3, 1),)))
+    about_none = (
+        Counted(7),
+        ClockMoved(7_200.0, 7_100.0),
+        HalfLifeSet(60.0, 1.0),
+        DurationsCarried("", "", -1, ((3, 1),)),
+    )
     assert {subject_of(fact) for fact in about_none} == {""}
     known = len(about_request) + len(about_cluster) + len(about_tenant)
     assert known + len(about_none) == len(KINDS)

@@ -16,6 +16,7 @@ from simulated.world import (
     LABELLED,
     OVERTAKING,
     REBUILT,
+    STALLED,
     Crashed,
     World,
     played,
@@ -23,7 +24,7 @@ from simulated.world import (
 )
 
 from moorage.core.events import Asked
-from moorage.core.facts import Ending, Granted, Moved
+from moorage.core.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
 from moorage.core.warm_reuse import EVICTED
 from moorage.core.withheld import shortened
 
@@ -116,6 +117,19 @@ def test_the_laws_hold_while_cards_come_and_go(first: int, end: int) -> None:
         lost += sum(bool(fact.lost) for fact in facts)
     assert moved, "some are called otherwise"
     assert lost, "some are gone"
+
+
+@seeds(STALLED)
+def test_the_laws_hold_while_clocks_go_wrong(first: int, end: int) -> None:
+    extended, set_back, on = 0, 0, 0
+    for seed in range(first, end):
+        facts = run(seed, EVENTS).ledger
+        extended += sum(isinstance(fact, WaitExtended) for fact in facts)
+        set_back += sum(isinstance(fact, ClockMoved) and fact.seconds < 0 for fact in facts)
+        on += sum(isinstance(fact, ClockMoved) and fact.seconds > 0 for fact in facts)
+    assert extended, "some wait longer"
+    assert set_back, "some clocks are fast"
+    assert on, "some are slow"
 
 
 def test_the_world_is_as_bad_as_it_claims() -> None:

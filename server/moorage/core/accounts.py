@@ -222,6 +222,13 @@ class Accounts:
         self["step"][:] = self._clock
         self.version += 1
 
+    def clock_moved(self, seconds: float) -> None:
+        """Have what was held have been held so much later."""
+        if self.half_life:
+            steps = round(seconds * STEPS / self.half_life)
+            self._clock += steps
+            self["step"][: len(self._names)] += steps
+
     def as_of(self) -> float:
         """Return the time that the shares are of, amid its step, in seconds since the epoch."""
         return (self._clock + 0.5) * self.half_life / STEPS

@@ -4,6 +4,7 @@ The daemon is the only caller. It hands each event to the part whose subject it 
 `leases`, `warm_reuse`, or the queue. It never reads a clock and never rolls dice.
 """
 
+import math
 from collections import ChainMap
 from collections.abc import Iterable, MutableMapping
 from typing import Any, assert_never
@@ -17,6 +18,7 @@ from moorage.core.effects import Recall
 from moorage.core.events import (
     Asked,
     CancelAsked,
+    ClockSet,
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
@@ -33,6 +35,7 @@ from moorage.core.events import (
     ReserveAsked,
     Restarted,
     SessionLost,
+    Stalled,
     Tick,
     UnreserveAsked,
     WorkloadEnded,
@@ -41,8 +44,9 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.core.facts import ClusterRemoved, ClusterSet, Counted, Fact
+from moorage.core.facts import ClockMoved, ClusterRemoved, ClusterSet, Counted, Fact
 from moorage.core.feasibility import Feasibility
+from moorage.core.grace import Grace
 from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
@@ -127,7 +131,7 @@ class Allocator:
 
         Args:
             event: What happened.
-            now: Seconds since the epoch, never less than at the last call.
+            now: Seconds since the epoch, never less than at the last call, but for `ClockSet`.
 
         Returns:
             Facts that the caller makes durable, and effects that it carries out after that
@@ -190,8 +194,13 @@ class Allocator:
                 if cluster_id in self.state.clusters:
                     self._change(cluster_id, ClusterRemoved(cluster_id))
             case Restarted(grace_seconds):
-                self._leases.restarted(grace_seconds)
+                self._give_grace(math.inf, grace_seconds)
+                self._leases.restarted()
                 self._turn.wakes = True
+            case Stalled(seconds, grace_seconds):
+                self._give_grace(seconds, grace_seconds)
+            case ClockSet(seconds):
+                self._clock_set(seconds)
             case Tick():
                 self._tick()
             case _:
@@ -211,6 +220,19 @@ class Allocator:
         for moved in [*follow(self.state, before, after, self._turn.now)]:
             self._turn.record(moved)
         self._warm.inventory_changed()
+
+    def _give_grace(self, seconds: float, grace_seconds: float) -> None:
+        """Let nothing run out because no client was heard for so many seconds."""
+        grace = Grace(self._turn.now, seconds, grace_seconds)
+        self._leases.give_grace(grace)
+        self._reservations.give_grace(grace)
+
+    def _clock_set(self, seconds: float) -> None:
+        """Move all that lasts for a while along with the calendar's time."""
+        self._turn.record(ClockMoved(self._turn.now, seconds))
+        self._reservations.clock_moved(seconds)
+        self.requests.clock_moved(seconds)
+        self._turn.wakes = True  # The head of the queue may get other nodes.
 
     def _tick(self) -> None:
         while (due := self.state.deadlines.first()) is not None and due[0] <= self._turn.now:

@@ -1,9 +1,11 @@
 """The state condensed into facts: the body of a checkpoint. The commit loop is the caller."""
 
+import math
 from collections.abc import Iterator
 
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterSet,
     Counted,
     DurationsCarried,
@@ -23,6 +25,8 @@ __all__ = ["condense"]
 
 def condense(state: State) -> Iterator[Fact]:
     """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
+    if state.clock_moved_at > -math.inf:
+        yield ClockMoved(state.clock_moved_at, 0.0)
     for cluster in state.clusters.values():
         yield ClusterSet(cluster)
     yield from state.cordons.values()

@@ -1,7 +1,7 @@
 """What is due next. A part of `State`; only `apply` adds to it."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from moorage.model import RequestId
@@ -36,6 +36,11 @@ class Deadlines:
                 return at, request
             heapq.heappop(self._due)  # Renewed, ended or dequeued meanwhile.
         return None
+
+    def restore(self, requests: Iterable[RequestId]) -> None:
+        """Note again when all that may be due is due."""
+        due = ((self._of(request), request) for request in requests)
+        self._due = sorted((at, request) for at, request in due if at is not None)
 
     def note(self, request: RequestId, live: int) -> None:
         """Note when something is due. A lease renewed each second leaves many behind: a sweep.

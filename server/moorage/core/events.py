@@ -315,6 +315,32 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """The daemon did not run for a while, and goes on: none could be renewed meanwhile.
+
+    Args:
+        seconds: For how long.
+        grace_seconds: As of `Restarted`, for what ran out meanwhile.
+
+    """
+
+    seconds: float
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSet:
+    """The calendar's time was set, or went on while nothing ran; `now` of this step follows it.
+
+    Args:
+        seconds: How much later it is than it seemed; less than 0: earlier.
+
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline may have passed."""
 
@@ -343,5 +369,7 @@ Event = (
     | ClusterSeen
     | ClusterGone
     | Restarted
+    | Stalled
+    | ClockSet
     | Tick
 )

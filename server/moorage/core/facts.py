@@ -181,6 +181,14 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitExtended:
+    """An ask in the queue waits until `deadline`."""
+
+    request: RequestId
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class Dequeued:
     """A waiter left the queue without a lease."""
 
@@ -343,6 +351,18 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockMoved:
+    """The calendar's time was set: it is `at`, and was taken to be `seconds` less just before.
+
+    What leases, waiters and drains have left stays what it is, so their times move along.
+    Reservations were agreed on by the calendar, and stay.
+    """
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Fencing numbers up to this one were given out. Only checkpoints, which forget, hold it."""
 
@@ -362,6 +382,7 @@ Fact = (
     | DurationsCarried
     | Queued
     | Overtaken
+    | WaitExtended
     | Dequeued
     | Granted
     | Renewed
@@ -377,5 +398,6 @@ Fact = (
     | Warmed
     | Ended
     | Carried
+    | ClockMoved
     | Counted
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -150,7 +151,9 @@ class FleetMap:
                 self._change(request, state=WARM, ends=int(expires_at))
             case Requeued(request) | Ended(request):
                 self._drop(request)
-            case ClusterSet() | ClusterRemoved() | Cordoned() | Uncordoned() | Moved():
+            case (
+                ClusterSet() | ClusterRemoved() | Cordoned() | Uncordoned() | Moved() | ClockMoved()
+            ):
                 self.is_outdated = True
             case _:  # It is about no slot.
                 pass

@@ -92,6 +92,8 @@ def _check_reservations(state: State) -> None:
                 lease = state.leases[name]
                 if lease.tenant == reservation.tenant or lease.over or lease.state == "failing":
                     continue
+                if lease.granted_at <= state.clock_moved_at:
+                    continue  # It has the time that it had before the calendar was set.
                 if (
                     lease.expires_at > reservation.starts_at
                     and lease.granted_at < reservation.ends_at

@@ -27,7 +27,9 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    WaitExtended,
 )
+from moorage.core.grace import Grace
 from moorage.core.open_requests import OpenRequests
 from moorage.core.room import begins, drained_by, leaves_by
 from moorage.core.state import RELEASED
@@ -324,16 +326,25 @@ class LeaseLifecycle:
             return None
         return lease
 
-    def restarted(self, grace_seconds: float) -> None:
-        """Give leases time to be renewed, and backends their orders again."""
-        grace, state = self._turn.now + grace_seconds, self._turn.state
+    def give_grace(self, grace: Grace) -> None:
+        """Give leases time to be renewed, and waiters what they waited in vain."""
+        state = self._turn.state
         for waiter in list(state.waiting.values()):
-            if waiter.lease is not None and waiter.deadline < grace:
-                self._turn.record(Renewed(waiter.lease.id, grace))
+            until = grace.until(waiter.deadline)
+            if waiter.deadline < until:
+                asks, name = waiter.lease is None, waiter.ask.id
+                self._turn.record(WaitExtended(name, until) if asks else Renewed(name, until))
         for lease in list(state.leases.values()):
-            until = min(grace, leaves_by(state, lease))
-            if not lease.over and lease.expires_at < until:
+            until = grace.until(lease.expires_at)
+            if lease.state == "ending" or lease.expires_at >= until:
+                continue
+            until = min(until, leaves_by(state, lease))
+            if lease.expires_at < until:
                 self._turn.record(Renewed(lease.id, until))
+
+    def restarted(self) -> None:
+        """Give backends their orders again."""
+        for lease in list(self._turn.state.leases.values()):
             if lease.state == "warm":
                 self._turn.emit(KeepWarm(lease))  # It may have died with the machine.
             elif lease.provision is not None:

@@ -81,6 +81,11 @@ class OpenRequests:
             elif request not in self._state.waiting:
                 self._forget(request)
 
+    def clock_moved(self, seconds: float) -> None:
+        """Have all that are open have come so much later."""
+        self.undecided.clock_moved(seconds)
+        self.queue.restore()
+
     def _forget(self, request: RequestId) -> None:
         pending = self.undecided.get(request)
         if pending is not None:

@@ -88,6 +88,11 @@ class Undecided:
         if key and not ask.dry_run:
             self._keys[ask.tenant, key] = ask.id
 
+    def clock_moved(self, seconds: float) -> None:
+        """Have all have come so much later."""
+        for pending in self._asks.values():
+            pending.since += seconds
+
     def settle(self, ask: Ask) -> None:
         """Note that no policy is being consulted about `ask` any more."""
         pending = self._asks.pop(ask.id, None)

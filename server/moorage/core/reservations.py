@@ -16,6 +16,7 @@ from moorage.core.effects import Information
 from moorage.core.events import ReserveAsked, UnreserveAsked
 from moorage.core.facts import Refusal, Reserved, Unreserved
 from moorage.core.feasibility import Feasibility
+from moorage.core.grace import Grace
 from moorage.core.reserved import NodeReservation, Place, touches
 from moorage.core.room import Amounts
 from moorage.core.turn import TurnWriter
@@ -89,6 +90,27 @@ class AdvanceReservations:
             self._turn.record(Reserved(replace(reservation, used=True)))
         else:
             self._over(request, f"unused for {reservation.lapse_seconds:g} s")
+
+    def give_grace(self, grace: Grace) -> None:
+        """Give reservations that lapse unused time to be used."""
+        for each in list(self._state.reserved.by_id.values()):
+            due = each.lapses_at
+            if due is None or each.starts_at > grace.now:
+                continue
+            until = min(grace.until(due), each.ends_at)
+            if due < until:
+                self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
+
+    def clock_moved(self, seconds: float) -> None:
+        """Let reservations begin at their hour, and lapse after as long as before."""
+        now = self._turn.now
+        before = now - seconds
+        for each in list(self._state.reserved.by_id.values()):
+            begun, lapse = each.begun and each.starts_at <= now, each.lapse_seconds
+            if each.lapses_at is not None and each.starts_at <= now:
+                lapse += now - max(each.starts_at, before) if seconds > 0 else seconds
+            if (begun, lapse) != (each.begun, each.lapse_seconds):
+                self._turn.record(Reserved(replace(each, begun=begun, lapse_seconds=lapse)))
 
     def _over(self, request: RequestId, reason: str) -> None:
         self._turn.record(Unreserved(request, self._turn.now, reason))

@@ -44,6 +44,12 @@ class NodeReservation:
     begun: bool = False
     devices: tuple[tuple[DeviceId, ...], ...] = ()
 
+    @property
+    def lapses_at(self) -> float | None:
+        """When it ends unless it is used until then, in seconds since the epoch; None: never."""
+        lapses = self.lapse_seconds and not self.used
+        return self.starts_at + self.lapse_seconds if lapses else None
+
     def part(self, place: Place) -> Share | None:
         """Return what is reserved of one of its nodes; None: all of it."""
         return self.parts[self.nodes.index(place)] if self.parts else None
@@ -107,10 +113,8 @@ class ReservedNodes:
             return None
         if not found.begun:
             return found.starts_at
-        lapses = found.lapse_seconds and not found.used
-        return (
-            min(found.ends_at, found.starts_at + found.lapse_seconds) if lapses else found.ends_at
-        )
+        lapses_at = found.lapses_at
+        return found.ends_at if lapses_at is None else min(found.ends_at, lapses_at)
 
 
 def touches(placement: Placement, nodes: Collection[Place]) -> bool:

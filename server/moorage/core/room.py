@@ -167,7 +167,10 @@ def begins(state: State, lease: Lease, after: float) -> float:
     for share in lease.placement if state.reserved else ():
         place = (share.cluster_id, share.node_id)
         theirs = state.reserved.of_others(place, lease.tenant)
-        for moment in sorted({each.starts_at for each in theirs if each.starts_at >= after}):
+        moments = {each.starts_at for each in theirs if each.starts_at >= after}
+        if lease.granted_at <= state.clock_moved_at and any(x.starts_at < after for x in theirs):
+            moments.add(after)  # A reservation may have begun while the lease was there.
+        for moment in sorted(moments):
             if moment < at and not _fits(share, room(state, place, moment, lease.tenant, lease.id)):
                 at = moment
     return at

@@ -4,6 +4,7 @@
 alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
@@ -12,6 +13,7 @@ from moorage.core.deadlines import Deadlines
 from moorage.core.durations import Durations
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -39,6 +41,7 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
     UsageCarried,
+    WaitExtended,
     Warmed,
 )
 from moorage.core.growth import Growth
@@ -79,6 +82,8 @@ class State:
         groups: The leases that keep apart from each other.
         places: What leases hold of each node that they hold something of.
         fencing: The last fencing number given out.
+        clock_moved_at: When the calendar's time was set last, in seconds since the epoch: leases
+            granted until then may last into what others reserved.
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         reserved: Which nodes are reserved, for whom and when.
         identities: Which node is which machine.
@@ -108,6 +113,7 @@ class State:
     groups: LeaseGroups = field(default_factory=LeaseGroups, compare=False)
     places: _Places = field(default_factory=_Places, compare=False)
     fencing: int = 0
+    clock_moved_at: float = -math.inf
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
     accounts: Accounts = field(default_factory=Accounts, compare=False)
@@ -283,6 +289,10 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             _grant(state, fact.lease, fact.overtakes)
         case Overtaken(request, times):
             state.overtaken[request] = times
+        case WaitExtended(request, deadline):
+            assert state.waiting[request].lease is None, "a lease is renewed"
+            state.waiting[request] = replace(state.waiting[request], deadline=deadline)
+            state._due(request)  # noqa: SLF001  # As above.
         case Renewed(request, expires_at):
             _renew(state, request, expires_at)
         case Started(request, _, endpoint):
@@ -309,6 +319,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             _end(state, request, at, reason)
         case Carried(lease):
             _carry(state, lease)
+        case ClockMoved(at, seconds):
+            _move_clock(state, at, seconds)
         case Counted(fencing):
             assert fencing >= state.fencing
             state.fencing = fencing
@@ -393,6 +405,19 @@ def _renew(state: State, request: RequestId, expires_at: float) -> None:
         lease = replace(waiter.lease, expires_at=expires_at)
         state.waiting[request] = replace(waiter, deadline=expires_at, lease=lease)
     state._due(request)  # noqa: SLF001  # Called by apply().
+
+
+def _move_clock(state: State, at: float, seconds: float) -> None:
+    state.clock_moved_at = at
+    for request, lease in state.leases.items():
+        state.leases[request] = lease.later(seconds)
+    for request, waiter in state.waiting.items():
+        state.waiting[request] = waiter.later(seconds)
+    for place, cordon in state.cordons.items():
+        until = cordon.until and cordon.until + seconds
+        state.cordons[place] = replace(cordon, at=cordon.at + seconds, until=until)
+    state.accounts.clock_moved(seconds)
+    state.deadlines.restore((*state.leases, *state.waiting, *state.reserved.by_id))
 
 
 def _finish(state: State, request: RequestId, outcome: Outcome) -> None:

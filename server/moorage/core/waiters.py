@@ -63,6 +63,11 @@ class Waiter:
             return self.deadline
         return min(self.deadline, self.lease.retry_at)
 
+    def later(self, seconds: float) -> "Waiter":
+        """Return it with all its times so much later."""
+        lease = self.lease and self.lease.later(seconds)
+        return Waiter(self.ask, self.at + seconds, self.deadline + seconds, lease)
+
 
 class WaiterClass(NamedTuple):
     """What waiters share that decides about their turn.

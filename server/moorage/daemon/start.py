@@ -240,7 +240,7 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
             state, feasibility, queue.in_turn(forecast.WAITERS_MAX), time.time()
         ),
     )
-    watchers = Watchers(gateway.push, state.lease, map_news, shape_news, progress)
+    watchers = Watchers(gateway.push, state.lease, state.leases, map_news, shape_news, progress)
     return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)
 
 

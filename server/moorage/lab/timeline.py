@@ -23,6 +23,7 @@ from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.events import ClusterGone, ClusterSeen, Event
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -49,6 +50,7 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
     UsageCarried,
+    WaitExtended,
     Warmed,
 )
 from moorage.lab import trace
@@ -271,6 +273,8 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 | UsageCarried()
                 | DurationsCarried()
                 | Overtaken()
+                | WaitExtended()
+                | ClockMoved()
                 | Dequeued()
                 | Granted()
                 | Renewed()
@@ -307,6 +311,8 @@ def _held(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
         # Renewals show in how long it was held.
         if isinstance(entry.fact, Granted):
             granted[entry.fact.lease.id] = entry.fact.lease.granted_at
+        elif isinstance(entry.fact, ClockMoved):
+            granted = {name: at + entry.fact.seconds for name, at in granted.items()}
         elif isinstance(entry.fact, Ended) and entry.fact.lease in granted:
             yield entry.fact.lease, max(entry.fact.at - granted[entry.fact.lease], 0.001)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -42,6 +43,7 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
     UsageCarried,
+    WaitExtended,
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
@@ -80,6 +82,7 @@ KINDS: Final = (
     FactKind("durations_carried", 1, DurationsCarried),
     FactKind("queued", 1, Queued),
     FactKind("overtaken", 1, Overtaken),
+    FactKind("wait_extended", 1, WaitExtended),
     FactKind("dequeued", 1, Dequeued),
     FactKind("granted", 2, Granted),
     FactKind("renewed", 1, Renewed),
@@ -95,6 +98,7 @@ KINDS: Final = (
     FactKind("warmed", 1, Warmed),
     FactKind("ended", 1, Ended),
     FactKind("carried", 2, Carried),
+    FactKind("clock_moved", 1, ClockMoved),
     FactKind("counted", 1, Counted),
 )
 
@@ -313,8 +317,8 @@ def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
             return fact.lease
         case Queued(ask=ask):
             return ask.id
-        case Dequeued(request=request) | Overtaken(request=request):
-            return request
+        case Dequeued() | Overtaken() | WaitExtended():
+            return fact.request
         case ClusterSet(cluster=cluster):
             return cluster.id
         case ClusterRemoved(cluster=cluster_id):
@@ -327,7 +331,7 @@ def subject_of(fact: Fact) -> str:  # noqa: C901, PLR0912  # One case per fact.
             return request
         case QuotaSet() | UsageCarried():
             return fact.tenant
-        case Counted() | HalfLifeSet() | DurationsCarried():
+        case Counted() | HalfLifeSet() | DurationsCarried() | ClockMoved():
             return ""
         case _:
             assert_never(fact)

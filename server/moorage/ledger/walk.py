@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, assert_never
 
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -40,6 +41,7 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
     UsageCarried,
+    WaitExtended,
     Warmed,
 )
 from moorage.durability import Found, log_damage, read_mark
@@ -306,6 +308,8 @@ def fencing_of(fact: Fact) -> int:
             | UsageCarried()
             | DurationsCarried()
             | Overtaken()
+            | WaitExtended()
+            | ClockMoved()
             | Queued()
             | Dequeued()
             | Renewed()

@@ -11,6 +11,7 @@ from math import inf
 from typing import Any, Final
 
 from moorage.core.facts import (
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -37,6 +38,7 @@ from moorage.core.facts import (
     Started,
     Uncordoned,
     Unreserved,
+    WaitExtended,
     Warmed,
 )
 from moorage.core.leases import likeness
@@ -87,6 +89,9 @@ class Model:
     notices: dict[str, Preempted] = field(default_factory=dict)
     reserved: dict[str, NodeReservation] = field(default_factory=dict)
     fencing: int = 0
+    clock_moved_at: float = -inf
+    disturbed: bool = False
+    """The daemon just stood still, or was started again, or the calendar's time was set."""
     held: dict[str, list[tuple[tuple[str, str], DeviceId, int]]] = field(default_factory=dict)
     """Which devices leases got, where, and how much of each: whatever they are called by now."""
     lost: dict[str, list[DeviceId]] = field(default_factory=dict)
@@ -267,6 +272,8 @@ class Model:
         self.reserved[new.id] = new
         if before is not None:
             named = replace(before, parts=new.parts, devices=new.devices)
+            if self.disturbed:
+                named = replace(named, lapse_seconds=new.lapse_seconds)
             same = new == replace(named, used=new.used, begun=new.begun)
             law(same and new != before, "a reservation stays what it is", fact, before)
             return
@@ -372,13 +379,21 @@ class Model:
                     self.overtaken[overtaken] += 1
             case Overtaken(request, times):
                 self.overtaken[request] = times
+            case WaitExtended(request, deadline):
+                law(self.disturbed, "none waits longer than it said", fact)
+                law(request in self.waiting.keys() - self.requeued.keys(), "who waits", fact)
+                law(deadline > self.waiting[request].deadline, "it waits longer", fact)
+                self.waiting[request] = replace(self.waiting[request], deadline=deadline)
+            case ClockMoved(at, seconds):
+                self._move_clock(at, seconds)
             case Renewed(lease_id, expires_at) if lease_id in self.requeued:
                 self.expires[lease_id] = expires_at
                 self.waiting[lease_id] = replace(self.waiting[lease_id], deadline=expires_at)
             case Renewed(lease_id, expires_at):
                 law(lease_id in self.leases, "only what is held is renewed", fact)
                 law(lease_id not in self.ending, "what is ending is not renewed", fact)
-                law(lease_id not in self.warm, "what no tenant owns is not renewed", fact)
+                own = self.disturbed or lease_id not in self.warm
+                law(own, "what no tenant owns is not renewed", fact)
                 before = self.expires[lease_id]
                 in_time = expires_at <= self.begins(self.leases[lease_id], before)
                 law(in_time, "no reservation is broken", fact)
@@ -451,6 +466,25 @@ class Model:
                 self.fencing = max(self.fencing, fencing)
             case _:
                 raise AssertionError(fact)
+
+    def _move_clock(self, at: float, seconds: float) -> None:
+        """Have all that lasts for a while have the time left that it had."""
+        self.clock_moved_at = at
+        for known in (self.leases, self.requeued):
+            for name, lease in known.items():
+                granted_at, asked_at = lease.granted_at + seconds, lease.asked_at + seconds
+                known[name] = replace(lease, granted_at=granted_at, asked_at=asked_at)
+        for name in self.leases.keys() | self.requeued.keys():
+            self.expires[name] += seconds
+        for name, until in self.paused.items():
+            self.paused[name] = until + seconds
+        for name, waiter in self.waiting.items():
+            later = replace(waiter, at=waiter.at + seconds, deadline=waiter.deadline + seconds)
+            self.waiting[name] = later
+        for place, until in self.cordons.items():
+            self.cordons[place] = until and until + seconds
+        for name, notice in self.notices.items():
+            self.notices[name] = replace(notice, until=notice.until + seconds)
 
     def _may_be_told(self, fact: Preempted) -> None:
         lease, waiter = self.leases[fact.lease], self.waiting.get(fact.by)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from moorage.core import alternatives
@@ -24,6 +25,7 @@ from moorage.core.effects import (
 )
 from moorage.core.events import (
     Asked,
+    ClockSet,
     ConsultFailed,
     Event,
     Inquired,
@@ -32,6 +34,7 @@ from moorage.core.events import (
     RenewAsked,
     Restarted,
     SessionLost,
+    Stalled,
     Tick,
     WorkloadFailed,
     WorkloadStopped,
@@ -76,6 +79,7 @@ class Witness:
         self.kept_on = set[tuple[str, str]]()
         """Nodes that are kept for the head all through the turn: it may be another meanwhile."""
         self.declined: set[str] = set()
+        self.due: dict[str, float] = {}
         self.consultations = Counter[str]()
         self.turns = 0
 
@@ -106,6 +110,9 @@ class Witness:
         queue = self.world.allocator.requests.queue
         self.reserved, self.kept_on = ((), 0, ""), {*queue.reservation}
         self.declined = self._declined()
+        self.model.disturbed = isinstance(event, Restarted | Stalled | ClockSet)
+        self.due = {name: waiter.deadline for name, waiter in self.model.waiting.items()}
+        self.due |= self.model.expires
         if queue.head is not None:
             first = next(iter(queue.head.waiters))
             self.reserved = (queue.reservation, queue.head.of.priority, first)
@@ -135,7 +142,7 @@ class Witness:
                 )
             model.learn(fact, self.asks, world.now)
             if isinstance(fact, Renewed) and fact.lease in model.leases:
-                graced = isinstance(event, Restarted)
+                graced = isinstance(event, Restarted | Stalled)
                 in_time = fact.expires_at <= model.leaves_by(model.leases[fact.lease])
                 law(in_time or graced, "no lease is renewed beyond the time of a drain", fact)
         for effect in turn.effects:
@@ -164,8 +171,13 @@ class Witness:
             engaged = {name for name, lease in model.leases.items() if lease.provision}
             over = {fact.lease for fact in turn.facts if isinstance(fact, Ended)}  # Taken over.
             law(orders - over == engaged, "engines get their orders again", orders, engaged)
-            grace = world.now + event.grace_seconds
-            law(self._graced(grace), "leases get their grace", grace)
+            self._graced(inf, event.grace_seconds)
+        if isinstance(event, Stalled):
+            self._graced(event.seconds, event.grace_seconds)
+        if isinstance(event, ClockSet):
+            expires = {name: lease.expires_at for name, lease in state.leases.items()}
+            same = {name: self.due[name] + event.seconds for name in expires}
+            law(expires == same, "a clock that is set leaves the same time", expires, same)
         if isinstance(event, Tick):
             over = true_due is None or true_due > world.now
             law(over, "nothing outlives its deadline", true_due, world.now)
@@ -354,14 +366,23 @@ class Witness:
             elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
             law(not elsewhere, "no lease is shortened where a whole one fits", consult)
 
-    def _graced(self, grace: float) -> bool:
-        """Whether all last so long, or until a reservation begins that they make room for."""
-        model = self.model
-        over = model.warm | model.ending.keys()
-        over |= {x.id for x in model.leases.values() if x.granted_at == self.world.now}  # After it.
-        begins = {name: model.leaves_by(lease) for name, lease in model.leases.items()}
-        held = {*model.leases, *model.requeued} - over
-        return all(model.expires[name] >= min(grace, begins.get(name, grace)) for name in held)
+    def _graced(self, seconds: float, grace_seconds: float) -> None:
+        """All last a while, or until a reservation begins that they make room for."""
+        model, now = self.model, self.world.now
+        held = {name: model.expires[name] for name in {*model.leases} - model.ending.keys()}
+        held |= {name: waiter.deadline for name, waiter in model.waiting.items()}
+        for name in held.keys() & self.due.keys():
+            lease, due = model.leases.get(name), self.due[name]
+            if lease is not None and lease.granted_at == now:
+                continue  # After it.
+            least = now + (grace_seconds if due <= now else min(seconds, grace_seconds))
+            least = least if lease is None else min(least, model.leaves_by(lease))
+            law(held[name] >= least, "leases and waiters get their grace", name, due, least)
+        for each in model.reserved.values():
+            lapses = each.begun and each.lapse_seconds and not each.used
+            least = min(each.ends_at, now + min(seconds, grace_seconds))
+            until = each.starts_at + each.lapse_seconds
+            law(not lapses or until >= least, "reservations get their grace", each)
 
     def _in_turn(self, lease: Lease, event: Event) -> None:
         """No request of lower priority is served while an identical waiter sleeps."""
@@ -524,7 +545,8 @@ class Witness:
             if isinstance(self.messages[to], ReleaseAsked):
                 before = self.released.setdefault(lease.id, lease)
                 if (before.state, before.reason) == (lease.state, lease.reason):
-                    law(before == lease, "a second release answers the same", before, lease)
+                    same = before == lease or self.world.stalls  # Its times may have moved.
+                    law(same, "a second release answers the same", before, lease)
 
     def _unnamed(self, lease: Lease) -> Lease:
         """A lease without the names of its devices, where these change under it."""
@@ -668,7 +690,7 @@ class Witness:
         ]
         self.unanswered.clear()
         self.gone |= set(self.world.sessions)
-        self.model = Model(pause_seconds=self.world.pause_seconds)
+        self.model = Model(pause_seconds=self.world.pause_seconds, disturbed=True)
         for fact in ledger:
             now = fact.lease.granted_at if isinstance(fact, Granted) else 0.0
             self.model.learn(fact, self.asks, now)

@@ -32,6 +32,7 @@ from moorage.core.effects import (
 from moorage.core.events import (
     Asked,
     CancelAsked,
+    ClockSet,
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
@@ -47,6 +48,7 @@ from moorage.core.events import (
     ReserveAsked,
     Restarted,
     SessionLost,
+    Stalled,
     Tick,
     UnreserveAsked,
     WorkloadEnded,
@@ -95,6 +97,8 @@ OVERTAKING = 5_000_000
 """From this seed on waiters are overtaken a few times at most; there are no alternatives."""
 REBUILT = 6_000_000
 """From this seed on devices have UUIDs, and are lost, added, swapped and divided under leases."""
+STALLED = 7_000_000
+"""From this seed on the daemon stands still now and then, and the calendar's time is set."""
 Phase = Literal["succeeded", "failed"]
 
 
@@ -129,12 +133,14 @@ class World:
         self.elastic = ELASTIC <= seed < AGREED or APART <= seed < OVERTAKING
         self.agreeing = Random(f"agreed {seed}")
         self.agrees = AGREED <= seed < APART
-        self.reserves |= self.agrees
+        self.reserves |= self.agrees or seed >= STALLED
         self.parting = Random(f"apart {seed}")
         self.parts = APART <= seed < OVERTAKING
         self.overtaken_max = 3 if OVERTAKING <= seed < REBUILT else OVERTAKEN_MAX
         self.rebuilding = Random(f"rebuilding {seed}")
-        self.rebuilds = seed >= REBUILT
+        self.rebuilds = REBUILT <= seed < STALLED
+        self.clocks = Random(f"clocks {seed}")
+        self.stalls = seed >= STALLED
         self.uuids = itertools.count()
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
@@ -536,6 +542,18 @@ class World:
         if due is not None and due <= self.now and self.rng.random() < 0.8:
             self.step(Tick())
 
+    def disturb(self) -> None:
+        """Have the daemon stand still for a while, or the calendar's time be set."""
+        seconds = self.clocks.choice([1.0, 8.0, 40.0])
+        if self.clocks.random() < 0.5:
+            event: Event = Stalled(seconds, GRACE_SECONDS)
+        else:
+            seconds *= self.clocks.choice([1.0, -1.0])
+            event = ClockSet(seconds)
+        self.now += seconds
+        self.step(event)
+        self.step(Tick())
+
     def live(self, events: int) -> None:
         """Play `events` random events."""
         for cluster in self.inventory:
@@ -568,6 +586,8 @@ class World:
                 self.say(self._rule)
             if self.rebuilds and self.rebuilding.random() < 0.05:
                 self.work_on_the_fleet()
+            if self.stalls and self.clocks.random() < 0.05:
+                self.disturb()
             if not self.inbox and not self.consulting:
                 self.witness.quiet()
         self.settle()

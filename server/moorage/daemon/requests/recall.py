@@ -11,6 +11,7 @@ from moorage.core import explain
 from moorage.core.effects import Information, Recall, Response
 from moorage.core.facts import (
     Carried,
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -38,6 +39,7 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
     UsageCarried,
+    WaitExtended,
     Warmed,
 )
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
@@ -113,6 +115,8 @@ def answer(  # One case per fact.
                 | UsageCarried()
                 | DurationsCarried()
                 | Overtaken()
+                | WaitExtended()
+                | ClockMoved()
                 | Renewed()
                 | Started()
                 | Paused()

@@ -6,7 +6,7 @@ what it missed; nothing here waits for a watcher.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -16,6 +16,7 @@ from moorage.backends.base import Phase, WorkloadReport
 from moorage.core.events import Asked, Event
 from moorage.core.explain import lease_row, lost_row, outcome_row, share_row
 from moorage.core.facts import (
+    ClockMoved,
     ClusterRemoved,
     ClusterSet,
     Cordoned,
@@ -74,6 +75,7 @@ class Watchers:
     Args:
         push: Sends news to a session, or counts it as missed there.
         lease: Finds a lease that holds, or one of the last that ended.
+        leases: All that hold something.
         map_news: Tells the news of the map.
         shape_news: Tells those of shapes.
         progress: Tells how far requests are.
@@ -87,6 +89,7 @@ class Watchers:
         self,
         push: Callable[[SessionId, bytes], None],
         lease: Callable[[RequestId], Lease | None],
+        leases: Mapping[RequestId, Lease],
         map_news: MapNews,
         shape_news: ShapeNews,
         progress: RequestProgress,
@@ -94,6 +97,7 @@ class Watchers:
         self.progress = progress
         self._push = push
         self.lease = lease
+        self._leases = leases
         self._map = map_news
         self._shapes = shape_news
         self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
@@ -182,6 +186,10 @@ class Watchers:
                 lease = self.lease(fact.lease)
                 if lease is not None:
                     self.tell("leases", *_about_lease(fact), lease.tenant)
+            elif isinstance(fact, ClockMoved):
+                for each in self._leases.values():
+                    renewed = Renewed(each.id, each.expires_at)
+                    self.tell("leases", *_about_lease(renewed), each.tenant)
 
     def workload(self, workload: WorkloadReport) -> None:
         """Tell those who watch their leases how far a workload is."""
