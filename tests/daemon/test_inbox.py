@@ -67,3 +67,11 @@ async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits
     await asyncio.wait_for(turns[-1], 60)
     inbox.post(Tick())
     await waiting
+
+
+def test_what_came_in_before_a_deadline_is_stepped_before_it():
+    inbox = Inbox()
+    renewals = [renewed(str(number)) for number in range(3)]
+    for event in (asked("a"), *renewals, Tick(), late := renewed("late")):
+        inbox.post(event)
+    assert taken(inbox)[:5] == [*renewals, Tick(), late]

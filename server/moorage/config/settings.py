@@ -316,7 +316,8 @@ class Config(ShareSettings):
         float,
         Setting(
             seconds(0, 86_400),
-            "After a restart, leases that ran out meanwhile get this long to be renewed.",
+            "After a restart, or after two seconds in which the server stood still, what ran "
+            "out meanwhile gets this long: leases, waits, warm workloads and unused reservations.",
         ),
     ] = 30.0
     requeue_pause_seconds: Annotated[

@@ -9,12 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense
 from moorage.core.effects import EARLY, Effect, Respond
-from moorage.core.events import Asked, Event, Tick
+from moorage.core.events import Asked, ClockSet, Event, Stalled, Tick
 from moorage.core.facts import Fact, Refusal
 from moorage.core.turn import Turn
+from moorage.daemon.clock import BEAT_SECONDS, STALL_SECONDS_MIN, Clock
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.tasks import Tasks
 from moorage.ledger.base import Ledger
@@ -26,6 +28,8 @@ BATCH_SECONDS_MAX: Final = 0.005
 """How long that may take: a page of a large fleet costs as much as a thousand other events."""
 UNCOMMITTED_MAX: Final = 20_000
 """Facts waiting for the disk; beyond it events wait in the inbox."""
+READ_SECONDS: Final = 1.0
+"""How long sockets are read, after the loop stood still, before anything runs out: at least."""
 FULL: Final = Refusal(
     Code.UNAVAILABLE,
     "The disk of the server is full, so it grants no leases; those it has can be renewed and "
@@ -55,7 +59,8 @@ class CommitLoop:
         inbox: Has the events.
         effects: Where they go, once their facts are durable.
         tasks: Runs what goes on beside the loop.
-        checkpoint_every_facts: Facts between checkpoints.
+        config: Says how many facts lie between checkpoints, and what grace there is for what ran
+            out while the loop stood still: that of a restart.
 
     """
 
@@ -66,14 +71,15 @@ class CommitLoop:
         inbox: Inbox,
         effects: Effects,
         tasks: Tasks,
-        checkpoint_every_facts: int,
+        config: Config,
     ) -> None:
         self._allocator = allocator
         self._ledger = ledger
         self._inbox = inbox
         self._effects = effects
         self._tasks = tasks
-        self._checkpoint_every_facts = checkpoint_every_facts
+        self._checkpoint_every_facts = config.checkpoint_every_facts
+        self._grace_seconds = max(config.restart_grace_seconds, READ_SECONDS)
         self._turns: list[Turn] = []
         self._facts_waiting = 0
         self._committing = False
@@ -82,10 +88,9 @@ class CommitLoop:
         self._work = asyncio.Event()
         self._handed = self._checkpointed = ledger.last_seq
         self._checkpoints: list[asyncio.Task[None]] = []
-        # Time of day as of now, counted on by a clock that cannot be set: a step of the system's
-        # clock must neither end every lease at once nor keep waiters waiting for hours.
-        self._epoch = time.time() - time.monotonic()
+        self._clock = Clock()
         self._now = 0.0
+        self._commit_began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
 
@@ -130,7 +135,9 @@ class CommitLoop:
             self._handed += len(facts)
             # The state is as of the facts just handed over: nothing was stepped since.
             body = list(condense(self._allocator.state)) if self._is_checkpoint_due() else None
+            self._commit_began = time.monotonic()
             await self._ledger.append(facts, self._now)
+            self._commit_began = None
             self._facts_waiting -= len(facts)
             for turn in turns:  # What a turn did is told before what the next one did.
                 self._effects.durable(turn.facts)
@@ -143,6 +150,18 @@ class CommitLoop:
                 self._checkpoints.append(writing)
             self._committed.set()
             self._note_idle()
+
+    async def watch_clocks(self) -> None:
+        """Notice that the loop stood still, or that the calendar was set. Runs until cancelled."""
+        self._clock.beat()
+        while True:
+            await asyncio.sleep(BEAT_SECONDS)
+            if self._is_disk_stalled():
+                continue
+            if self._clock.stood_still_seconds or self._clock.drift_seconds:
+                self._inbox.post(Tick())
+            else:
+                self._clock.beat()
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, after those under way. Only when settled."""
@@ -157,14 +176,32 @@ class CommitLoop:
             self._checkpointed = self._handed
         return due
 
+    def _is_disk_stalled(self) -> bool:
+        """Return whether no client gets an answer: as good as if the loop stood still."""
+        began = self._commit_began
+        return began is not None and time.monotonic() - began >= STALL_SECONDS_MIN
+
     def _take(self, event: Event) -> None:
+        if isinstance(event, Tick):
+            self._mend_time()
         if isinstance(event, Asked) and event.ask.terms is not None and self._ledger.is_full:
             self._effects.carry_out(Respond(event.to, FULL))
         else:
             self._step(event)
 
+    def _mend_time(self) -> None:
+        """Tell the core what became of the time, before anything runs out by it."""
+        stalled = self._clock.stood_still_seconds
+        if stalled:
+            self._clock.beat()
+            self._step(Stalled(stalled, self._grace_seconds))
+        drift = self._clock.follow_calendar()
+        if drift:
+            self._timer_at = None  # The timer was set by the old time.
+            self._step(ClockSet(drift))
+
     def _step(self, event: Event) -> None:
-        self._now = self._clock()
+        self._now = self._clock.now()
         turn = self._allocator.step(event, self._now)
         self._effects.stepped(event, turn)
         for effect in turn.effects:
@@ -191,13 +228,12 @@ class CommitLoop:
         self._timer_at = at
         if at is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, at - self._clock()), self._tick)
-
-    def _clock(self) -> float:
-        """Return seconds since the epoch; it never goes back."""
-        return self._epoch + time.monotonic()
+            self._timer = loop.call_later(max(0.0, at - self._clock.now()), self._tick)
 
     def _tick(self) -> None:
+        if self._is_disk_stalled():  # Those who renewed in time have not heard yet.
+            self._timer = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._tick)
+            return
         self._timer = self._timer_at = None
         self._inbox.post(Tick())
 

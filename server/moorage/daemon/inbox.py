@@ -20,6 +20,7 @@ from moorage.core.events import (
     Proposed,
     ReleaseAsked,
     RenewAsked,
+    Tick,
     WorkloadEnded,
     WorkloadFailed,
     WorkloadKept,
@@ -42,6 +43,7 @@ _AHEAD: Final = (
     WorkloadKept,
     WorkloadStarted,
     WorkloadStopped,
+    Tick,  # Behind the renewals that have come in: they came in time.
 )
 
 

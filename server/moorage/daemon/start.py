@@ -360,9 +360,7 @@ async def _run_core(
         core.measures,
         requests.lookups.decisions,
     )
-    commit_loop = CommitLoop(
-        allocator, stores.ledger, inbox, effects, tasks, config.checkpoint_every_facts
-    )
+    commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
     registry = RegistryChanges(
         stores.catalog, runners.sandbox, allocator.state, inbox, core.watchers
     )
@@ -375,6 +373,7 @@ async def _run_core(
     tasks.spawn(pruning.prune_forever(stores.ledger, config))
     tasks.spawn(commit_loop.commit_forever())
     tasks.spawn(commit_loop.step_forever())
+    tasks.spawn(commit_loop.watch_clocks())
     settled = asyncio.ensure_future(commit_loop.settled())
     await asyncio.wait([settled, tasks.broken], return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()

@@ -1,0 +1,141 @@
+"""A daemon that is stopped and goes on, and one whose machine has its calendar set."""
+
+import json
+import os
+import platform
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from served import Server, ask_message, cluster, until
+from test_backends import in_state, marked
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy
+
+HOURS = 7_200.0
+SHIFTED = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static int (*real)(clockid_t, struct timespec *);
+static volatile double *offset;
+
+__attribute__((constructor)) static void begin(void) {
+    real = dlsym(RTLD_NEXT, "clock_gettime");
+    int file = getenv("CALENDAR") ? open(getenv("CALENDAR"), O_RDONLY) : -1;
+    if (file >= 0) {
+        void *seen = mmap(0, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
+        offset = seen == MAP_FAILED ? 0 : seen;
+        close(file);
+    }
+}
+
+int clock_gettime(clockid_t clock, struct timespec *at) {
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(clock, at);
+    if (!failed && clock == CLOCK_REALTIME && offset) at->tv_sec += (long)*offset;
+    return failed;
+}
+"""
+"""A calendar that is set by writing to a file: how far off it is, in seconds."""
+
+
+def fill(server: Server, document: dict) -> None:
+    server.register(document)
+    server.publish(catalog.document("first_fit"))
+
+
+def leases(server: Server) -> dict[str, dict]:
+    found = server.say({"op": "leases", "limit": 100})[0]["data"]["leases"]
+    return {each["id"]: each for each in found}
+
+
+def waiters(server: Server) -> list[dict]:
+    return server.say({"op": "queue"})[0]["data"]["waiting"]
+
+
+def test_a_daemon_that_was_stopped_hears_the_renewals_that_came_meanwhile(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        document = cluster("here", nodes=1, gpus=2)
+        document["nodes"]["nodeData"][0]["id"] = platform.node()
+        fill(server, document)
+        provision = {"backend": "local", "spec": {"command": ["sleep", "60"]}}
+        term = {"ttl_seconds": 60}
+        lease = server.ask(resources={"gpus": 1}, lease=term, provision=provision)["lease"]
+        other = server.ask(resources={"gpus": 1}, lease=term)["lease"]
+        in_state(server, lease, "active")
+        shorter, unheard = (
+            {"op": "renew", "lease": each["id"], "token": each["token"], "ttl_seconds": 4}
+            for each in (lease, other)
+        )
+        with server.socket() as waiting, server.socket() as renewing:
+            waits = ask_message(resources={"gpus": 2}, lease={**term, "wait_seconds": 5})
+            waiting.send(json.dumps(waits))
+            until(lambda: waiters(server))
+            server.say(shorter, unheard)
+            os.kill(running.pid, signal.SIGSTOP)
+            renewing.send(json.dumps({**shorter, "ttl_seconds": 60}))
+            time.sleep(6)  # It does not run, so it reports nothing.
+            os.kill(running.pid, signal.SIGCONT)
+            renewed = json.loads(renewing.recv(30))
+            assert renewed["success"], renewed
+            assert leases(server)[lease["id"]]["state"] == "active"
+            assert marked(tmp_path).keys() == {lease["id"]}
+            # The grace of a restart is 30 s.
+            assert 20 < leases(server)[other["id"]]["expires_at"] - time.time() <= 30
+            assert waiters(server)
+            server.release(lease)
+            server.release(other)
+            assert json.loads(waiting.recv(30))["success"]
+        server.close()
+
+
+@pytest.fixture
+def calendar(tmp_path) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "calendar.c", tmp_path / "calendar.so"
+    source.write_text(SHIFTED)
+    command = [compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+@pytest.mark.parametrize("off", [-HOURS, HOURS])
+def test_times_follow_a_calendar_that_is_set(tmp_path, calendar, off):
+    offset = tmp_path / "offset"
+    offset.write_bytes(struct.pack("d", off))
+    preloaded = {"LD_PRELOAD": str(calendar), "CALENDAR": str(offset)}
+    with daemon(tmp_path / "data", environment=preloaded) as running:
+        server = Server(running)
+        fill(server, cluster("east", nodes=2, gpus=1))
+        lease = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["lease"]
+        assert abs(lease["expires_at"] - (time.time() + off + 600)) < 60
+        hour = time.time() + HOURS + 300
+        reserve = {"op": "reserve", "tenant": "bob", "resources": {"gpus": 1}}
+        made = server.say({**reserve, "starts_at": hour, "ends_at": hour + 600})[0]
+        assert made["success"], made
+        offset.write_bytes(struct.pack("d", 0.0))
+        until(lambda: abs(leases(server)[lease["id"]]["granted_at"] - time.time()) < 60)
+        assert abs(leases(server)[lease["id"]]["expires_at"] - (time.time() + 600)) < 60
+        (kept,) = server.say({"op": "reservations"})[0]["data"]["reservations"]
+        assert (kept["starts_at"], kept["ends_at"]) == (hour, hour + 600)
+        fresh = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 60})["lease"]
+        assert abs(fresh["expires_at"] - (time.time() + 60)) < 30
+        server.release(lease)
+        server.release(fresh)
+        server.close()
