@@ -271,3 +271,14 @@ def test_no_daemon_believes_a_flipped_bit(killed, tmp_path, name):
     if later["success"]:
         assert later["lease"]["fencing"] not in {each["fencing"] for each in granted}
     assert complained or (later["success"] and "first_fit:1.0-stable" in str(shown))
+
+
+def test_a_catalog_that_is_gone_is_missed(killed):
+    data, granted = killed
+    for each in data.glob("catalog*"):
+        each.unlink()
+    with daemon(data) as running:
+        server = Server(running)
+        assert "catalog.db is not there, beside a ledger" in running.log.read_text()
+        assert held(server).keys() == {lease["id"] for lease in granted}
+        server.close()

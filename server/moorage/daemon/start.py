@@ -208,6 +208,11 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
     allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
     allocator.replay(recovery.facts, recovery.fencing)
+    path = config.data_dir / "catalog.db"
+    if recovery.last_seq and not path.exists():
+        lost = "the clusters, policies, aliases and executors that this server had are gone"
+        mend = "stop it and put the file back from a backup, or register and publish them again"
+        log.error("damage", finding=f"{path} is not there, beside a ledger: {lost}; {mend}")
     catalog = await services.open_catalog(config)
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
