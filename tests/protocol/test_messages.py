@@ -503,3 +503,30 @@ def test_every_bound_of_a_field_is_described() -> None:
     for kind in (AllocationRequest, BlockRequest, *OPERATIONS.values()):
         expected = expectations(kind)
         assert [name for name in kind.__struct_fields__ if not expected.get(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [
+        ('{"adhoc": true, "policy_rule_uri": "p:1-x", "inputs": {}, "inputs": {"a": 1}}', "inputs"),
+        ('{"adhoc":true,"policy_rule_uri":"p:1-x","inputs":{},"id":7,"id":7}', "id"),
+        ('{"op": "release", "lease": "a", "token": "t",\n\t"lease" : "b"}', "lease"),
+        ('{"op": "status", "lease": "a", "op": "status"}', "op"),
+        ('{"adhoc": true, "policy_rule_uri": "p:1-x", "inputs": {}, "x": 1, "\\u0078": 2}', "x"),
+        (
+            '{"adhoc":1,"policy_rule_uri":"p:1-x","inputs":{}, "\\u0022\\u0022": 1, "\\"\\"": 2}',
+            '""',
+        ),
+    ],
+)
+def test_a_field_that_stands_there_twice_is_refused_by_name(frame, name):
+    with pytest.raises(BadMessage) as refused:
+        decode(frame)
+    assert (refused.value.code, refused.value.field) == (Code.BAD_MESSAGE, name)
+    assert "twice" in refused.value.reason
+
+
+@pytest.mark.parametrize("value", ['{"a": 1, "a": 2}', '"\\"\\u0022"', "[[[]]]", '"\\"id\\": 7"'])
+def test_what_lies_within_a_field_is_the_authors_own(value):
+    frame = '{"adhoc": true, "policy_rule_uri": "p:1-x", "id": 7, "a\\"b": 1, "inputs": {"x": %s}}'
+    assert decode(frame % value).id == 7

@@ -7,6 +7,7 @@ nothing that matters there, and keeps every word of explanation off the fast pat
 import difflib
 import functools
 import heapq
+import json
 import re
 import types
 from itertools import islice
@@ -68,6 +69,35 @@ def check_bounds(text: str) -> None:
     if bounds.has_slow_numbers(encoded, bounds.SLOW_NUMBERS_MAX):
         what = "numbers that have 190 digits, or an exponent beyond 199"
         raise _too_large(text, bounds.SLOW_NUMBERS_MAX, what)
+
+
+def check_names(text: str) -> None:
+    """Refuse a message in which a field stands twice: readers differ on which of them counts.
+
+    Args:
+        text: A JSON object, read already. Its own fields are looked at, not those within them.
+
+    Raises:
+        BadMessage: One does.
+
+    """
+    raw = _fields(text)
+    quotes = 2 * len(raw) + sum(bytes(each).count(b'"') for each in raw.values())
+    if text.count('"') == quotes:  # A name that stands there twice has two more.
+        return
+    seen: set[str] = set()
+    for name in _names(text):
+        if name in seen:
+            expected = "each field once"
+            reason = f"{_short(name)}: the message has it twice; expected {expected}."
+            raise BadMessage(Code.BAD_MESSAGE, reason, name, expected, message_id(text))
+        seen.add(name)
+
+
+def _names(text: str) -> list[str]:
+    """Return the names of an object's own fields, as often as they stand there."""
+    whole = json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str)
+    return [name for name, _ in whole]
 
 
 def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, ...]) -> BadMessage:

@@ -20,6 +20,7 @@ from moorage.model import Code
 from moorage.protocol import fields as f
 from moorage.protocol.diagnosis import (
     check_bounds,
+    check_names,
     diagnose,
     ignored,
     message_id,
@@ -355,6 +356,7 @@ def _read(text: str, kind: type[M]) -> M:
         _carry(message)
     except (ValueError, OverflowError, RecursionError) as error:
         raise diagnose(text, kind, error, ()) from None
+    check_names(text)
     if isinstance(message, Status | Why) and bool(message.lease) == bool(message.request):
         raise missing_fields(["lease or request"], "the id of one of the two", message.id)
     return message
