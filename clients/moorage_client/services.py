@@ -342,6 +342,15 @@ class Services:
         change = {**document, "$unset": gone} if gone else document
         return self._understood(dict[str, Any], self._call("PUT", path, change))
 
+    def add_nodes(self, document: Document) -> Any:
+        """Put the nodes of a document into the cluster `document["id"]`; return that as stored.
+
+        The cluster keeps its other nodes and its fields, also those that others add at this time.
+        Where there is none, it becomes the document.
+        """
+        path = f"/clusters/{quote(str(document['id']), safe='')}/nodes"
+        return self._understood(dict[str, Any], self._call("POST", path, document))
+
     def delete_cluster(self, cluster_id: str) -> Any:
         """Take a cluster out of the inventory; return its document. Leases on it stand."""
         path = f"/clusters/{quote(cluster_id, safe='')}"

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from moorage.benchmarks.daemon_process import daemon
 from moorage_client.cli.program import run
+from moorage_client.services import Services
 
 HERE = Path(__file__).parent
 HEADER = "sn,cpu_milli,memory_mib,gpu,model\n"
@@ -115,6 +117,21 @@ def test_a_cluster_that_exists_is_left_alone_unless_told(moorage, server):
         )
         assert "region" not in http.get("/clusters/bay").json()
     assert set(nodes(moorage, "bay")) == {"d"}
+
+
+def test_machines_that_join_at_one_time_are_all_there(server):
+    names = [f"m{number}" for number in range(16)]
+
+    def join(name):
+        node = {"id": name, "vcpus": {"count": 8}, "memory": 1024}
+        with Services(server.http) as services:
+            return services.add_nodes({"id": "farm", "nodes": {"nodeData": [node]}})
+
+    with ThreadPoolExecutor(8) as several, Services(server.http) as services:
+        for name, told in zip(names, several.map(join, names), strict=True):
+            assert name in {node["id"] for node in told["nodes"]["nodeData"]}
+        (found,) = services.clusters({"id": "farm"})
+    assert sorted(node["id"] for node in found["nodes"]["nodeData"]) == sorted(names)
 
 
 def test_a_dry_run_prints_what_can_be_imported_and_changes_nothing(moorage, tmp_path):

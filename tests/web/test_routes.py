@@ -29,6 +29,13 @@ async def test_clusters(client):
     assert (changed.status_code, changed.json()["status"]) == (200, "down")
     replaced = await client.put("/clusters/c1", json=cluster(region="eu"))
     assert (replaced.json()["region"], replaced.json()["status"]) == ("eu", "live")
+    more = {"nodes": {"nodeData": [{"id": "n9", "vcpus": {"count": 3}}]}}
+    added = await client.post("/clusters/c1/nodes", json=more)
+    assert (added.status_code, added.json()["region"]) == (200, "eu")
+    assert added.json()["nodes"]["count"] == 2
+    assert (await client.get("/clusters/c1")).json() == added.json()
+    created = await client.post("/clusters/c2/nodes", json=more)
+    assert (created.status_code, created.json()["id"]) == (201, "c2")
     deleted = await client.delete("/clusters/c1")
     assert (deleted.status_code, deleted.json()["id"]) == (200, "c1")
     assert (await client.get("/clusters/c1")).status_code == 404

@@ -94,7 +94,7 @@ def import_fleet(
         if dry_run:
             print_json({"clusters": [_merged(known, each) for each in found.documents]})
         else:
-            done = _register(services, known, found.documents, replace=replace)
+            done = _register(services, known, found.documents, replace=replace, merge=merge)
             _report(session, done)
 
 
@@ -141,14 +141,15 @@ def _register(
     documents: Sequence[Mapping[str, Any]],
     *,
     replace: bool,
+    merge: bool,
 ) -> list[dict[str, Any]]:
     """Store the documents one by one, and return what became of each."""
     done: list[dict[str, Any]] = []
     try:
         for document in documents:
-            if document["id"] in known:
-                stored = services.replace_cluster(_merged(known, document))
-                done.append(_row(stored, "merged"))
+            if merge:  # At the server: others may add machines to it at this time.
+                action = "merged" if document["id"] in known else "created"
+                done.append(_row(services.add_nodes(document), action))
                 continue
             try:
                 done.append(_row(services.create_cluster(document), "created"))

@@ -3,9 +3,8 @@
 `moorage.protocol.cluster_documents` makes the documents; the server's backends do so, too.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
 
 from moorage.protocol.cluster_documents import (
     MIB,
@@ -13,7 +12,9 @@ from moorage.protocol.cluster_documents import (
     cluster_document,
     device,
     machine_key,
+    merged,
     node_document,
+    nodes_of,
 )
 from moorage_client.errors import MoorageError
 
@@ -30,9 +31,6 @@ __all__ = [
     "node_document",
     "nodes_of",
 ]
-
-_TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
-"""Sums over the nodes; the server adds up those that a document lacks."""
 
 
 class InventoryError(MoorageError, ValueError):
@@ -66,29 +64,6 @@ class Inventory:
     notes: tuple[str, ...] = ()
 
 
-def nodes_of(document: Mapping[str, Any]) -> list[Document]:
-    """Return the machines that a document lists; a malformed list counts as none."""
-    nodes = document.get("nodes")
-    entries = nodes.get("nodeData") if isinstance(nodes, dict) else None
-    return list(entries) if isinstance(entries, list) else []
-
-
-def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
-    """Return the document of a cluster with the nodes of a second one put into it.
-
-    A node that both list is as the second one says; those that only one lists stay. Everything
-    else is as in the first, but for the totals, which the server adds up again over all nodes.
-
-    Args:
-        old: The document that the cluster has.
-        new: The document with the nodes to add or replace; it is not written to, nor is `old`.
-
-    """
-    fresh = {str(node.get("id")): node for node in nodes_of(new)}
-    nodes = [fresh.pop(str(node.get("id")), node) for node in nodes_of(old)]
-    return _without_totals(old, [*nodes, *fresh.values()])
-
-
 def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
     """Return one document for each cluster, its nodes taken from all that name it.
 
@@ -113,10 +88,3 @@ def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
                 raise InventoryError(source, "", expected)
         by_id[cluster_id] = merged(known, document)
     return list(by_id.values())
-
-
-def _without_totals(document: Mapping[str, Any], nodes: Sequence[Document]) -> Document:
-    others = {name: value for name, value in document.items() if name not in _TOTALS}
-    group = document.get("nodes")
-    rest = {**group} if isinstance(group, dict) else {}
-    return {**others, "nodes": {**rest, "count": len(nodes), "nodeData": list(nodes)}}

@@ -18,7 +18,7 @@ from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
-from moorage.protocol.registry import BlockDocuments, DocumentCollection, Metrics, PolicyDocuments
+from moorage.protocol.registry import BlockDocuments, ClusterDocuments, Metrics, PolicyDocuments
 from moorage.query import Filter
 
 __all__ = [
@@ -206,7 +206,7 @@ class Catalog:
 
     """
 
-    clusters: DocumentCollection
+    clusters: ClusterDocuments
     metrics: Metrics
     blocks: Blocks
     policies: Policies

@@ -13,7 +13,7 @@ from moorage.backends.local import machine
 from moorage.backends.local.machine import RegisteredNode
 from moorage.config.settings import Config
 from moorage_client.errors import MoorageError
-from moorage_client.inventory import InventoryError, merged
+from moorage_client.inventory import InventoryError
 from moorage_client.inventory.documents import nodes_of
 from moorage_client.inventory.this_machine import machine_inventory
 from moorage_client.services import Services
@@ -55,11 +55,7 @@ def _register(services: Services, document: dict[str, Any], folder: Path) -> Non
     if before is not None:
         document = {**document, "id": before.cluster_id}
         node["id"] = before.node_id
-    known = services.clusters({"id": document["id"]})
-    if known:
-        services.replace_cluster(merged(known[0], document))
-    else:
-        services.create_cluster(document)
+    services.add_nodes(document)
     machine.note_registered(folder, RegisteredNode(document["id"], node["id"]))
 
 

@@ -15,6 +15,9 @@ Document = dict[str, Any]
 MIB: Final = 1 << 20
 """Bytes."""
 
+_TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
+"""Sums over the nodes; the server adds up those that a document lacks."""
+
 _MACHINE_ID_BYTES: Final = 16
 _APPLICATION: Final = bytes.fromhex("6f1d4f0c8d5b4b0f9f0c2b7a3e5d8c41")
 """Of Moorage, drawn once."""
@@ -141,3 +144,33 @@ def cluster_document(
         "clusterMetadata": {"name": cluster_id, "description": description},
         "config": {"publicHostname": "localhost"},
     }
+
+
+def nodes_of(document: Mapping[str, Any]) -> list[Document]:
+    """Return the machines that a document lists; a malformed list counts as none."""
+    nodes = document.get("nodes")
+    entries = nodes.get("nodeData") if isinstance(nodes, dict) else None
+    return list(entries) if isinstance(entries, list) else []
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
+    """Return the document of a cluster with the nodes of a second one put into it.
+
+    A node that both list is as the second one says; those that only one lists stay. Everything
+    else is as in the first, but for the totals, which the server adds up again over all nodes.
+
+    Args:
+        old: The document that the cluster has.
+        new: The document with the nodes to add or replace; it is not written to, nor is `old`.
+
+    """
+    fresh = {str(node.get("id")): node for node in nodes_of(new)}
+    nodes = [fresh.pop(str(node.get("id")), node) for node in nodes_of(old)]
+    return _without_totals(old, [*nodes, *fresh.values()])
+
+
+def _without_totals(document: Mapping[str, Any], nodes: Sequence[Document]) -> Document:
+    others = {name: value for name, value in document.items() if name not in _TOTALS}
+    group = document.get("nodes")
+    rest = {**group} if isinstance(group, dict) else {}
+    return {**others, "nodes": {**rest, "count": len(nodes), "nodeData": list(nodes)}}

@@ -13,6 +13,7 @@ __all__ = [
     "BlockDocuments",
     "BlockKind",
     "CanaryStart",
+    "ClusterDocuments",
     "Document",
     "DocumentCollection",
     "Metrics",
@@ -61,6 +62,27 @@ class DocumentCollection(Protocol):
 
     async def query(self, query: Document) -> list[Document]:
         """Return the documents that match a Mongo filter, by id."""
+
+
+class ClusterDocuments(DocumentCollection, Protocol):
+    """Documents of clusters, to which machines are added one by one."""
+
+    async def add_nodes(self, cluster_id: str, document: Document) -> tuple[Document, bool]:
+        """Put the nodes of a document into a cluster: those it has stay, or become as they say.
+
+        Read and written at once, so that no machine is lost where several join at one time.
+
+        Args:
+            cluster_id: The cluster; it becomes the document where there is none.
+            document: Of a cluster. Only its nodes count where the cluster exists.
+
+        Returns:
+            The document as stored, and whether it is new.
+
+        Raises:
+            ServiceError: As `create` and `update`, but for `already_exists` and `not_found`.
+
+        """
 
 
 class Metrics(Protocol):

@@ -36,6 +36,7 @@ from moorage.web.schemas import (
     ClusterDocument,
     DocumentChange,
     FilterQuery,
+    JoiningNodes,
     MetricsDocument,
     MetricsPipeline,
     MongoQuery,
@@ -126,6 +127,23 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
         change = await _document(request, bodies)
         services.rights.check_cluster(who_of(request), cluster_id)
         return json_response(await services.clusters.update(cluster_id, change))
+
+    @router.post(
+        "/clusters/{cluster_id}/nodes",
+        summary="Add nodes to a cluster",
+        **operation(ClusterDocument, JoiningNodes, statuses=(200, 201), bare=True),
+    )
+    async def add_nodes(cluster_id: str, request: Request) -> Response:
+        """Put the nodes of a document into a cluster; answers the whole document.
+
+        A node that the cluster has becomes as it is here; all others stay, and so does every other
+        field. So machines may join at one time. 201: there was no such cluster, and it is the
+        document now. Where other tenants have leases, only operators change it.
+        """
+        document = await _document(request, bodies)
+        services.rights.check_cluster(who_of(request), cluster_id)
+        stored, new = await services.clusters.add_nodes(cluster_id, document)
+        return json_response(stored, 201 if new else 200)
 
     @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
     async def delete_cluster(cluster_id: str, request: Request) -> Response:

@@ -94,6 +94,13 @@ class ClusterDocument(WebType):
     nodes: NodesDocument | None = None
 
 
+class JoiningNodes(WebType):
+    """A cluster document of the nodes to add; `id` may be left out, as the path says it."""
+
+    id: str | UnsetType = UNSET
+    nodes: NodesDocument | UnsetType = UNSET
+
+
 class MetricsDocument(WebType):
     """Metrics of a cluster; the server adds `cluster`, the totals, where it is left out."""
 

@@ -14,6 +14,7 @@ from moorage.protocol.logins import Logins
 from moorage.protocol.registry import (
     BlockDocuments,
     CanaryStart,
+    ClusterDocuments,
     Document,
     DocumentCollection,
     Metrics,
@@ -159,7 +160,7 @@ class WebServices:
 
     """
 
-    clusters: DocumentCollection
+    clusters: ClusterDocuments
     rights: ClusterRights
     metrics: Metrics
     blocks: BlockDocuments

@@ -4,8 +4,8 @@ Documents are checked, completed and written in the store's thread. The file hol
 given; what the server fills in is worked out again when they are loaded, so it never goes stale.
 """
 
-from moorage.catalog.documents.clusters import CheckedCluster
-from moorage.catalog.documents.encoding import snapshot
+from moorage.catalog.documents.clusters import CheckedCluster, check_names, read_cluster_document
+from moorage.catalog.documents.encoding import decode, snapshot
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
     DocumentEntry,
@@ -20,13 +20,14 @@ from moorage.catalog.filters import parse_filter
 from moorage.catalog.machines import Machines
 from moorage.catalog.values import Document
 from moorage.model import Code
+from moorage.protocol.cluster_documents import merged
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["EmbeddedClusters"]
 
 
 class EmbeddedClusters:
-    """`protocol.registry.DocumentCollection` over the catalog's file.
+    """`protocol.registry.ClusterDocuments` over the catalog's file.
 
     Args:
         store: The open file.
@@ -70,6 +71,26 @@ class EmbeddedClusters:
             return write(database, "cluster", read.id, encoded, read.document), read
 
         return (await self._store.run(work, self._publish))[0].document
+
+    async def add_nodes(self, cluster_id: str, document: Document) -> tuple[Document, bool]:
+        """See `ClusterDocuments.add_nodes`."""
+        added = read_cluster_document({"id": cluster_id, **document})
+        if added.id != cluster_id:
+            raise ServiceError.wrong_field("id", f"{cluster_id}, or none")
+        check_names(added.cluster)
+
+        def work(database: Database) -> tuple[DocumentEntry, CheckedCluster, bool]:
+            row = database.get("cluster", cluster_id)
+            whole = {"id": cluster_id, **document}
+            encoded, given = snapshot(whole if row is None else merged(decode(row.document), whole))
+            read = self._machines.read(database, given)
+            return write(database, "cluster", read.id, encoded, read.document), read, row is None
+
+        def publish(result: tuple[DocumentEntry, CheckedCluster, bool]) -> None:
+            self._publish(result[:2])
+
+        entry, _, new = await self._store.run(work, publish)
+        return entry.document, new
 
     async def delete(self, cluster_id: str) -> Document:
         """See `DocumentCollection.delete`."""

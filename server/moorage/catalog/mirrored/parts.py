@@ -31,7 +31,7 @@ __all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredS
 
 
 class MirroredClusters:
-    """`protocol.registry.DocumentCollection` of an external registry.
+    """`protocol.registry.ClusterDocuments` of an external registry.
 
     Args:
         memory: Holds what the mirror read.
@@ -44,6 +44,7 @@ class MirroredClusters:
         self._mirror = mirror
         self.create: Refused
         self.create = self.update = self.delete = changed_at(mirror.service, "clusters")
+        self.add_nodes = self.create
 
     async def get(self, cluster_id: str) -> Document:
         """See `DocumentCollection.get`."""

@@ -1,0 +1,74 @@
+"""Machines that join a cluster, at one time too: all of them are in it."""
+
+import asyncio
+
+import pytest
+
+from moorage.catalog.opening import open_catalog
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+
+def machine(name, cpus=8, **more):
+    return {"id": name, "vcpus": {"count": cpus}, "memory": 1024, **more}
+
+
+def farm(*nodes, **more):
+    return {"id": "farm", "nodes": {"nodeData": list(nodes)}, **more}
+
+
+@pytest.fixture
+async def clusters(tmp_path):
+    catalog = await open_catalog(tmp_path / "catalog.db")
+    yield catalog.clusters
+    await catalog.close()
+
+
+async def test_machines_that_join_at_one_time_are_all_there(clusters):
+    names = [f"m{number}" for number in range(16)]
+    done = await asyncio.gather(*(clusters.add_nodes("farm", farm(machine(n))) for n in names))
+    assert sum(new for _, new in done) == 1
+    document = await clusters.get("farm")
+    assert sorted(node["id"] for node in document["nodes"]["nodeData"]) == sorted(names)
+    assert (document["nodes"]["count"], document["vcpus"]["count"]) == (16, 16 * 8)
+
+
+async def test_what_else_a_cluster_says_stays_and_a_node_becomes_what_is_said_of_it(clusters):
+    await clusters.create(farm(machine("a"), machine("b"), region="eu", status="live"))
+    given = {"nodes": {"nodeData": [machine("b", 16)]}, "region": "us", "status": "down"}
+    document, new = await clusters.add_nodes("farm", given)
+    assert not new
+    assert (document["region"], document["status"]) == ("eu", "live")
+    assert document["vcpus"]["count"] == 24
+    await asyncio.gather(
+        clusters.update("farm", {"clusterMetadata": {"name": "the farm"}}),
+        clusters.add_nodes("farm", farm(machine("c"))),
+    )
+    document = await clusters.get("farm")
+    assert document["clusterMetadata"] == {"name": "the farm"}
+    assert [node["id"] for node in document["nodes"]["nodeData"]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        (farm(machine("a"), id="other"), "id"),
+        ({"nodes": {"nodeData": [{"vcpus": 3}]}}, "nodes.nodeData[0].vcpus"),
+        ({"nodes": {"nodeData": {}}}, "nodes.nodeData"),
+        ({"nodes": {"nodeData": [machine("a"), machine("a")]}}, "nodes.nodeData[1].id"),
+        (farm(machine("../x")), "nodes.nodeData[0].id"),
+    ],
+)
+async def test_what_is_no_node_is_refused_by_its_name(clusters, given, field):
+    await clusters.create(farm(machine("there")))
+    with pytest.raises(ServiceError) as refused:
+        await clusters.add_nodes("farm", given)
+    assert (refused.value.code, refused.value.field) == (Code.BAD_MESSAGE, field)
+    assert len((await clusters.get("farm"))["nodes"]["nodeData"]) == 1
+
+
+async def test_a_machine_that_is_another_node_is_refused(clusters):
+    await clusters.create({"id": "old", "nodes": {"nodeData": [machine("a", machineId="x")]}})
+    with pytest.raises(ServiceError) as refused:
+        await clusters.add_nodes("farm", farm(machine("b", machineId="x")))
+    assert refused.value.code == Code.CONFLICT
