@@ -19,6 +19,7 @@ from moorage.commands.serve import serve
 from moorage.config.described import settings_help
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage_client import server_extra
+from moorage_client.home import HomeMissing, check_completion
 
 STDERR = 2
 """The last of the three descriptors that every program has."""
@@ -84,6 +85,11 @@ def main() -> None:
     if server_extra.missing():
         typer.echo(f"moored: the server is not installed here: {server_extra.INSTALL}", err=True)
         raise SystemExit(EXIT_USAGE)
+    try:
+        check_completion(sys.argv[1:])
+    except HomeMissing as missing:
+        typer.echo(f"moored: {missing}", err=True)
+        raise SystemExit(EXIT_USAGE) from None
     app()
 
 

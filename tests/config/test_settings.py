@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,21 @@ def test_defaults_are_those_of_the_public_face() -> None:
     assert (config.http_host, config.http_port) == ("127.0.0.1", 8080)
     assert config.sandbox == "jail"
     assert config.data_dir == Path("/home/ann/.local/state/moored")
+
+
+def test_a_home_is_asked_for_only_where_no_folder_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert Config.load({"data_dir": tmp_path}, {}).data_dir == tmp_path
+    assert Config.load({}, {"MOORAGE_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
+    assert Config.load({}, {"XDG_STATE_HOME": str(tmp_path)}).data_dir == tmp_path / "moored"
+    with pytest.raises(ConfigError, match=r"no home folder; name one with --data"):
+        Config.load({}, {})
 
 
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:

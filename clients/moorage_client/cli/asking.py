@@ -276,8 +276,7 @@ def renew(
     ] = None,
 ) -> None:
     """Make a lease last longer."""
-    tokens = TokenFile(state_path())
-    token = token_of(tokens, lease, lease_token)
+    token = token_of(lease, lease_token)
 
     async def work(client: Any) -> Lease:
         renewed: Lease = await client.renew(lease, token, ttl)
@@ -285,7 +284,7 @@ def renew(
 
     renewed = session.run(work)
     if lease_token is None:
-        tokens.renewed(renewed)
+        TokenFile(state_path()).renewed(renewed)
     if session.json:
         print_json(renewed.document())
     else:
@@ -300,8 +299,7 @@ def release(
     ] = None,
 ) -> None:
     """End a lease; a second release answers the same."""
-    tokens = TokenFile(state_path())
-    token = token_of(tokens, lease, lease_token)
+    token = token_of(lease, lease_token)
 
     async def work(client: Any) -> Lease:
         released: Lease = await client.release(lease, token)
@@ -450,14 +448,17 @@ def _envelope(answer: Answer) -> dict[str, Any]:
     return document | ({"request": answer.request} if answer.request else {})
 
 
-def token_of(tokens: TokenFile, lease: str, given: str | None) -> str:
+def token_of(lease: str, given: str | None) -> str:
     """Return the token of a lease, from the option or from the file.
 
     Raises:
         TokenMissing: Neither has it.
 
     """
-    token = given or tokens.token(lease)
+    if given:
+        return given
+    tokens = TokenFile(state_path())
+    token = tokens.token(lease)
     if token is None:
         raise TokenMissing(
             f"the token of lease {lease} is not in {tokens.path}; pass it with --lease-token"

@@ -16,6 +16,7 @@ from moorage_client.errors import (
     Timeout,
     Unauthorized,
 )
+from moorage_client.home import HomeMissing
 
 
 class Exit(IntEnum):
@@ -64,6 +65,8 @@ def exit_of(error: MoorageError) -> Exit:
             return Exit.LEASE_LOST
         case NotFound() | Unauthorized() | TokenMissing():
             return Exit.UNKNOWN
+        case HomeMissing():
+            return Exit.USAGE
         case RuleFailed():
             return Exit.RULE_FAILED
         case RequestRefused(code=Code.INTERNAL):

@@ -28,6 +28,7 @@ from moorage_client.errors import (
     RequestRefused,
     Timeout,
 )
+from moorage_client.home import HomeMissing
 
 _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at", "retry_at"})
 """Fields that are seconds since the epoch, shown as local time."""
@@ -333,5 +334,7 @@ def _code(error: MoorageError) -> str:
             return "lease_lost"
         case TokenMissing():
             return "token_missing"
+        case HomeMissing():
+            return "usage"
         case _:  # Errors are an open tree: one without a place here is a defect.
             return "internal"

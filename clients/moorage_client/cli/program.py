@@ -44,6 +44,7 @@ from moorage_client.cli.session import (
     command,
 )
 from moorage_client.errors import MoorageError, ProtocolViolated
+from moorage_client.home import check_completion
 
 _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {said}" for code, said in MEANINGS.items()) + "."
 
@@ -172,6 +173,7 @@ def run(arguments: Sequence[str]) -> int:
     as_json = "--json" in arguments or _output(arguments) in {"json", "yaml"}
     as_yaml.set(_output(arguments) == "yaml")
     try:
+        check_completion(arguments)
         code = app(list(arguments), prog_name="moorage", standalone_mode=False)
     except typer.TyperException as error:
         # A group that is named alone has printed its help.

@@ -18,7 +18,6 @@ from moorage_client.cli.asking import LeaseArgument, Preemptible, keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import Attempt, ShownExecution, ShownOutput
-from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost, MoorageError, NotFound
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
@@ -131,7 +130,8 @@ async def _hold(
     try:
         async with lease as held:
             name = held.id
-            keep(held.lease, client.url)
+            if not keep(held.lease, client.url):
+                note(f"its token, for `moorage logs` and `exec`: {held.token}")
             note(f"lease {name} on {where(held.placement)}")
             reader = _Reader(client, name, held.token, write)
             code = await reader.follow()
@@ -192,7 +192,7 @@ def execute(
     message = {
         "op": "exec",
         "lease": lease,
-        "token": token_of(TokenFile(state_path()), lease, lease_token),
+        "token": token_of(lease, lease_token),
         "command": command,
         "timeout_seconds": limit,
         "workdir": workdir,
@@ -235,7 +235,7 @@ def logs(
     """
     if follow and attempt is not None:
         raise typer.BadParameter("--attempt is for one start, --follow for those to come too")
-    token = token_of(TokenFile(state_path()), lease, lease_token)
+    token = token_of(lease, lease_token)
 
     output, passed = bytearray(), Passed()
     write = output.extend if session.json else passed.write

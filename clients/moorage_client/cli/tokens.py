@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from moorage_client.answers import Lease
 from moorage_client.cli.exits import TokenMissing
+from moorage_client.home import HomeMissing, home
 
 LEASES_MAX: Final = 10_000
 """Leases in the file; beyond it those that ended first are forgotten."""
@@ -34,12 +35,21 @@ class StateUnusable(TokenMissing):
 
 
 def state_path() -> Path:
-    """Return the file: `MOORAGE_STATE`, else `leases.json` under `XDG_STATE_HOME`/moorage."""
+    """Return the file: `MOORAGE_STATE`, else `leases.json` under `XDG_STATE_HOME`/moorage.
+
+    Raises:
+        StateUnusable: It would lie in the home folder, and this user has none.
+
+    """
     if given := os.environ.get("MOORAGE_STATE"):
         return Path(given)
-    home = os.environ.get("XDG_STATE_HOME")
-    base = Path(home) if home else Path.home() / ".local" / "state"
-    return base / "moorage" / "leases.json"
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state) / "moorage" / "leases.json"
+    try:
+        folder = home("name a file for lease tokens with MOORAGE_STATE")
+    except HomeMissing as missing:
+        raise StateUnusable(str(missing)) from None
+    return folder / ".local" / "state" / "moorage" / "leases.json"
 
 
 class TokenFile:

@@ -486,9 +486,11 @@ class Config(ShareSettings):
             **from_environment(known, environ),
             **from_flags(known, argv_overrides),
         }
-        values: dict[str, Any] = {"data_dir": default_data_dir(environ)}
-        for name, (source, value) in given.items():
-            values[name] = read(known[name], source, value)
+        values: dict[str, Any] = {
+            name: read(known[name], source, value) for name, (source, value) in given.items()
+        }
+        if "data_dir" not in values:
+            values["data_dir"] = default_data_dir(environ)
         config = cls(**values)
         config = dataclasses.replace(config, http_host=config.http_host or config.host)
         chosen = {name: getattr(config, name) for name in known}

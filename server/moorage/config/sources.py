@@ -213,9 +213,17 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
     """Return a folder that does not depend on where the daemon is started.
 
     Leases must not vanish because a user restarts it from another folder.
+
+    Raises:
+        ConfigError: It would lie in the home folder, and this user has none.
+
     """
     state = environ.get("XDG_STATE_HOME", "")
     if not Path(state).is_absolute():  # The XDG specification ignores relative paths.
-        home = environ.get("HOME")
-        state = str((Path(home) if home else Path.home()) / ".local" / "state")
+        try:
+            home = Path(environ.get("HOME") or Path.home())
+        except RuntimeError:  # Neither HOME nor an entry in the system's list of users.
+            wanted = f"this user has no home folder; name one with --data or {PREFIX}DATA_DIR"
+            raise ConfigError("data_dir", "data_dir (default)", wanted) from None
+        state = str(home / ".local" / "state")
     return Path(state) / "moored"  # `moorage` beside it is the clients'.

@@ -1,0 +1,44 @@
+"""The home folder of this user, which containers with a user id of their own do not have.
+
+The command lines ask for it only where a path defaults to it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from moorage_client.errors import MoorageError
+
+__all__ = ["HomeMissing", "check_completion", "home"]
+
+
+class HomeMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
+    """A path defaults to the home folder, and this user has none."""
+
+
+def home(remedy: str) -> Path:
+    """Return the home folder.
+
+    Args:
+        remedy: What to do where there is none.
+
+    Raises:
+        HomeMissing: There is neither `HOME` nor an entry in the system's list of users.
+
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise HomeMissing(
+            f"this user has no home folder: HOME is not set, and /etc/passwd has no entry; {remedy}"
+        ) from None
+
+
+def check_completion(arguments: Sequence[str]) -> None:
+    """Refuse to install the completion of a shell, whose files lie in the home folder, without one.
+
+    Raises:
+        HomeMissing: There is none.
+
+    """
+    if "--install-completion" in arguments:
+        home("set HOME, or take what --show-completion prints")

@@ -1,0 +1,81 @@
+"""Users without a home folder: containers run programs under ids that no list of users has."""
+
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+NOBODY = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
+
+
+@pytest.fixture(scope="module")
+def homeless():
+    """Run a program as a user who has neither HOME nor an entry in /etc/passwd."""
+    if subprocess.run([*NOBODY, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this system gives no user namespaces")
+
+    def run(program, *arguments, **variables):
+        kept = {"PATH": os.environ["PATH"], **variables}
+        command = [*NOBODY, str(BIN / program), *arguments]
+        return subprocess.run(
+            command, env=kept, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    return run
+
+
+@pytest.fixture
+def no_home(monkeypatch):
+    """Take the home folder away within this process."""
+
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+def test_a_lease_whose_token_cannot_be_kept_is_printed_with_it(homeless, harbour):
+    done = homeless("moorage", "ask", "first:1-x", "--ttl=20", MOORAGE_URL=harbour.url)
+    assert done.returncode == 0, done.stderr
+    [lease] = harbour.leases.values()
+    assert lease["id"] in done.stdout
+    assert f"it was not kept: {lease['token']}" in done.stderr
+    assert "MOORAGE_STATE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_daemon_says_what_to_name_instead(homeless):
+    lost = homeless("moored", "serve")
+    assert lost.returncode == 2
+    assert lost.stderr.startswith("moored: data_dir (default): this user has no home folder;")
+    assert "--data" in lost.stderr
+    assert "MOORAGE_DATA_DIR" in lost.stderr
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
+    del shell.environment["XDG_STATE_HOME"]
+    shell.environment.pop("HOME", None)
+    asked = shell("ask", "first:1-x", "--ttl=20")
+    [lease] = harbour.leases.values()
+    assert f"it was not kept: {lease['token']}" in asked.stderr
+    for command in ("renew", "release"):
+        done = shell(command, lease["id"], f"--lease-token={lease['token']}")
+        assert (done.returncode, done.stderr) == (0, "")
+    unnamed = shell("release", lease["id"])
+    assert (unnamed.returncode, "MOORAGE_STATE" in unnamed.stderr) == (5, True)
+    shell.environment["MOORAGE_STATE"] = str(tmp_path / "leases.json")
+    assert "kept" not in shell("ask", "first:1-x", "--ttl=20").stderr
+    assert shell("release", "l-2").returncode == 0
+
+
+@pytest.mark.usefixtures("no_home")
+def test_completion_says_that_it_needs_a_home(shell):
+    shell.environment.pop("HOME", None)
+    done = shell("--install-completion", "bash")
+    assert (done.returncode, "set HOME" in done.stderr, "Traceback" in done.stderr) == (2, True, 0)
