@@ -101,7 +101,7 @@ def seed(running: Running, http: httpx.Client) -> tuple[str, str]:
 
 def give_back(running: Running, lease: dict[str, str]) -> None:
     """Release a lease."""
-    with connect(running.ws) as socket:
+    with connect(running.ws, proxy=None) as socket:
         socket.send(json.dumps({"op": "release", "lease": lease["id"], "token": lease["token"]}))
         socket.recv()
 
@@ -125,7 +125,7 @@ def shown(page: Any, url: str) -> None:
 def pictures(page: Any, running: Running, lease: str, refused: str) -> None:
     """Take all of them."""
     console = f"{running.http}/console"
-    with connect(running.ws) as socket:
+    with connect(running.ws, proxy=None) as socket:
         wanted = {"gpus": 8, "nodes": 60, "models": ["H100"]}
         terms = {"ttl_seconds": 3600, "wait_seconds": 3600}
         message = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, "resources": wanted}
@@ -170,7 +170,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with (
         daemon() as running,
-        httpx.Client(base_url=running.http, timeout=60) as http,
+        httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http,
         sync_playwright() as playwright,
     ):
         lease, refused = seed(running, http)

@@ -7,7 +7,10 @@ What can go wrong is one tree:
 
     MoorageError
     ├── ConnectionFailed       nothing answers at the URL, or the socket broke
-    │   └── ProtocolViolated   something answers, but does not speak Moorage's protocol
+    │   ├── ProtocolViolated   something answers, but does not speak Moorage's protocol
+    │   ├── ProxyFailed        a proxy of the environment is on the way
+    │   └── CertificateRefused what answers does not prove who it is
+    ├── SettingRefused         a token or a file of the environment cannot be used
     ├── Timeout                no reply in time (also a TimeoutError)
     ├── LeaseLost              the lease of this block is over: stop using the GPUs
     ├── WorkflowError          a graph of tasks cannot run (`moorage_client.workflow`)
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from moorage_client.blocking import BlockingClient
     from moorage_client.client import Client
     from moorage_client.errors import (
+        CertificateRefused,
         ConnectionFailed,
         LeaseEnded,
         LeaseLost,
@@ -38,8 +42,10 @@ if TYPE_CHECKING:
         NoCapacity,
         NotFound,
         ProtocolViolated,
+        ProxyFailed,
         RequestRefused,
         RuleFailed,
+        SettingRefused,
         Timeout,
         Unauthorized,
     )
@@ -55,6 +61,7 @@ __all__ = [
     "APIError",
     "Answer",
     "BlockingClient",
+    "CertificateRefused",
     "Client",
     "ClusterClient",
     "ConnectionFailed",
@@ -68,9 +75,11 @@ __all__ = [
     "NoCapacity",
     "NotFound",
     "ProtocolViolated",
+    "ProxyFailed",
     "RequestRefused",
     "RuleFailed",
     "Services",
+    "SettingRefused",
     "Timeout",
     "Unauthorized",
     "Workload",

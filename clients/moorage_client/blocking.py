@@ -40,6 +40,8 @@ class BlockingClient:
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that a reply may take, beyond `wait_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
+        ca_file: PEM file of the authority that signed the server's certificate; default
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
 
     """
 
@@ -50,8 +52,9 @@ class BlockingClient:
         *,
         timeout: float = TIMEOUT_SECONDS,
         reconnect_seconds: float = RECONNECT_SECONDS,
+        ca_file: str | None = None,
     ) -> None:
-        self._client_options = (url, token, timeout, reconnect_seconds)
+        self._client_options = (url, token, timeout, reconnect_seconds, ca_file)
         self._thread: LoopThread | None = None
         self._client: Client | None = None
         self._news: set[News] = set()
@@ -59,13 +62,14 @@ class BlockingClient:
     def __enter__(self) -> Self:
         if self._thread is not None:
             raise RuntimeError("this client is open already, or was closed; make a new one")
-        url, token, timeout, reconnect_seconds = self._client_options
+        url, token, timeout, reconnect_seconds, ca_file = self._client_options
         self._thread = LoopThread("moorage-client")
         self._client = Client(
             url,
             token,
             timeout=timeout,
             reconnect_seconds=reconnect_seconds,
+            ca_file=ca_file,
             renewals_on=self._thread,
         )
         try:

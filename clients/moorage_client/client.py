@@ -5,7 +5,6 @@ Used by programs that run an event loop, by the blocking client and by the comma
 
 import asyncio
 import contextlib
-import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
@@ -24,6 +23,7 @@ from moorage_client.answers import (
     read_object,
 )
 from moorage_client.asking import Document, Request, request_message
+from moorage_client.endpoint import Endpoint
 from moorage_client.errors import (
     LeaseEnded,
     LeaseLost,
@@ -39,7 +39,6 @@ from moorage_client.listing import Listing, pages
 from moorage_client.loops import LoopThread
 from moorage_client.watching import Watch, watch
 
-URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 TIMEOUT_SECONDS: Final = 30.0
 """How long a reply may take, beyond the time that a request is ready to wait in the queue."""
 
@@ -67,11 +66,15 @@ class Client:
     lease carries an idempotency key, so its repetition returns the lease of the first one. A
     cancelled or timed-out ask that is granted later is given back.
 
+    Raises `SettingRefused` where the token cannot be sent.
+
     Args:
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that a reply may take, beyond `wait_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
+        ca_file: PEM file of the authority that signed the server's certificate; default
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
         renewals_on: Thread that renews leases; None starts one with the first `lease()`.
 
     """
@@ -83,14 +86,15 @@ class Client:
         *,
         timeout: float = TIMEOUT_SECONDS,
         reconnect_seconds: float = RECONNECT_SECONDS,
+        ca_file: str | None = None,
         renewals_on: LoopThread | None = None,
     ) -> None:
-        self.url = url or os.environ.get("MOORAGE_URL") or URL_DEFAULT
+        self._endpoint = endpoint = Endpoint.of_socket(url, token, ca_file)
+        self.url = endpoint.url
         self._timeout = timeout
-        self._token = token = token or os.environ.get("MOORAGE_TOKEN") or None
-        self._link = Link(self.url, token, reconnect_seconds)
+        self._link = Link(endpoint, reconnect_seconds)
         self._renewals = Renewals(self._link)
-        self._keeper = Keeper(Renewals(Link(self.url, token, reconnect_seconds)), renewals_on)
+        self._keeper = Keeper(Renewals(Link(endpoint, reconnect_seconds)), renewals_on)
         self._giving_back: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -404,11 +408,11 @@ class Client:
                 next watch is not told.
 
         """
-        return watch(self.url, self._token, topics)
+        return watch(self._endpoint, topics)
 
     async def begin_watch(self, *topics: str) -> Watch:
         """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
-        return await Watch.begin(self.url, self._token, topics)
+        return await Watch.begin(self._endpoint, topics)
 
     async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy and return what it returned. Never repeated."""

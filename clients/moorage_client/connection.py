@@ -9,24 +9,36 @@ import http
 import itertools
 import json
 import os
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
+    InvalidProxy,
     InvalidStatus,
     InvalidURI,
+    ProxyError,
 )
+from websockets.proxy import get_proxy
+from websockets.uri import parse_uri
 
 from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
 from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
 from moorage_client.answers import read_refusal
-from moorage_client.errors import ConnectionFailed, MoorageError, ProtocolViolated, refusal
+from moorage_client.endpoint import Endpoint, tls_reason
+from moorage_client.errors import (
+    CertificateRefused,
+    ConnectionFailed,
+    MoorageError,
+    ProtocolViolated,
+    ProxyFailed,
+    refusal,
+)
 
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 """A longer reply closes the socket: ask for fewer things at once, lists have pages."""
@@ -42,7 +54,6 @@ CLOSE_SECONDS_MAX: Final = 2.0
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Connection:
@@ -77,57 +88,39 @@ class Connection:
         self._reader = asyncio.create_task(self._read(), name="moorage-client-reader")
 
     @classmethod
-    async def open(cls, url: str, token: str | None, open_seconds_max: float) -> "Connection":
+    async def open(cls, endpoint: Endpoint, open_seconds_max: float) -> "Connection":
         """Open a socket.
 
         Args:
-            url: `ws://` or `wss://`.
-            token: Shown as `Authorization: Bearer …`; None shows nothing.
+            endpoint: Of the WebSocket; its token is shown as `Authorization: Bearer …`.
             open_seconds_max: How long connecting and the handshake may take together.
 
         Raises:
             ConnectionFailed: Nothing answers there.
+            CertificateRefused: It is not trusted.
             ProtocolViolated: Something answers, but not a WebSocket server.
             RequestRefused: The server refused the token.
+            SettingRefused: The file of the authorities cannot be used.
 
         """
-        local = urlsplit(url).hostname in _LOOPBACK
+        url, token, proxy = endpoint.shown, endpoint.token, None
         try:
+            if not endpoint.is_here:
+                proxy = get_proxy(parse_uri(endpoint.url))
             socket = await connect(
-                url,
+                endpoint.url,
                 additional_headers={"Authorization": f"Bearer {token}"} if token else None,
+                ssl=endpoint.tls,
                 compression=None,  # Requests are short, and the latency counts.
                 open_timeout=open_seconds_max,
                 close_timeout=CLOSE_SECONDS_MAX,
                 max_size=REPLY_BYTES_MAX,
-                proxy=None if local else True,  # A proxy cannot reach this machine's loopback.
+                proxy=proxy,
             )
-        except InvalidURI as error:
-            raise ConnectionFailed(url, "is not a ws:// or wss:// URL") from error
-        except InvalidStatus as error:
-            status = error.response.status_code
-            body = (error.response.body or b"").decode(errors="replace").strip()[:500]
-            if status in _UNAUTHORIZED_STATUS:
-                reason = body or f"the server at {url} refused the token"
-                raise refusal(Code.UNAUTHORIZED, reason) from error
-            if status in _BUSY_STATUS:
-                raise ConnectionFailed(url, f"answers HTTP {status}: {body}") from error
-            cause = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
-            raise ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{cause}") from error
-        except TimeoutError as error:
-            raise ConnectionFailed(url, f"no answer within {open_seconds_max:g} s") from error
-        except InvalidHandshake as error:
-            if isinstance(error.__cause__, EOFError):
-                raise ConnectionFailed(url, "closed during the handshake") from error
-            raise ProtocolViolated(url, f"does not answer as a WebSocket: {error}") from error
+        except (InvalidURI, InvalidProxy, InvalidHandshake, ImportError) as error:
+            raise _not_opened(endpoint, proxy, error) from error
         except OSError as error:
-            # The event loop words a refused connection in its own way; the system's is clearer.
-            number = error.errno or 0  # Negative where a name was not found.
-            cause = os.strerror(number) if number > 0 else error.strerror or str(error)
-            failed = ConnectionFailed(url, cause)
-            failed.add_note(
-                "Start a server with `moored serve --here`, or name one in MOORAGE_URL."
-            )
+            failed = _not_opened(endpoint, proxy, error, open_seconds_max)
             # The causes are dozens of lines from the event loop, which say no more.
             raise failed from None
         return cls(socket, url)
@@ -294,6 +287,63 @@ class Connection:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._end)
+
+
+def _not_opened(
+    endpoint: Endpoint, proxy: str | None, error: Exception, seconds_max: float = 0.0
+) -> MoorageError:
+    """Return what it means that no socket could be opened.
+
+    Args:
+        endpoint: Where to.
+        proxy: On the way, if any.
+        error: What `connect` raised; an ImportError stands for a package that SOCKS needs.
+        seconds_max: How long it tried, where it may have tried for too long.
+
+    """
+    url = endpoint.shown
+    match error:
+        case InvalidURI():
+            return ConnectionFailed(url, "is not a ws:// or wss:// URL")
+        case ssl.SSLError():
+            return CertificateRefused(url, tls_reason(error) + endpoint.through(proxy))
+        case InvalidProxy(msg=cause):
+            return ProxyFailed(url, cause + endpoint.through(proxy))
+        case ProxyError() | ImportError():
+            return ProxyFailed(url, f"{error}{endpoint.through(proxy)}")
+        case InvalidHandshake():
+            return _refused(url, error)
+        case TimeoutError():
+            cause = f"no answer within {seconds_max:g} s"
+        case _:
+            # The event loop words a refused connection in its own way; the system's is clearer.
+            number = getattr(error, "errno", None) or 0  # Negative where a name was not found.
+            cause = (
+                os.strerror(number)
+                if number > 0
+                else getattr(error, "strerror", None) or str(error)
+            )
+    if proxy:
+        return ProxyFailed(url, f"{cause}{endpoint.through(proxy)}")
+    failed = ConnectionFailed(url, cause)
+    if not isinstance(error, TimeoutError):
+        failed.add_note("Start a server with `moored serve --here`, or name one in MOORAGE_URL.")
+    return failed
+
+
+def _refused(url: str, error: InvalidHandshake) -> MoorageError:
+    if isinstance(error.__cause__, EOFError):
+        return ConnectionFailed(url, "closed during the handshake")
+    if not isinstance(error, InvalidStatus):
+        return ProtocolViolated(url, f"does not answer as a WebSocket: {error}")
+    status = error.response.status_code
+    body = (error.response.body or b"").decode(errors="replace").strip()[:500]
+    if status in _UNAUTHORIZED_STATUS:
+        return refusal(Code.UNAUTHORIZED, body or f"the server at {url} refused the token")
+    if status in _BUSY_STATUS:
+        return ConnectionFailed(url, f"answers HTTP {status}: {body}")
+    cause = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
+    return ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{cause}")
 
 
 def _unwatched(event: Event) -> None:

@@ -36,6 +36,29 @@ class ProtocolViolated(ConnectionFailed):
     """Something answered at the URL, but it does not speak Moorage's protocol."""
 
 
+class ProxyFailed(ConnectionFailed):
+    """The way leads through a proxy of the environment, and ended there or behind it."""
+
+
+class CertificateRefused(ConnectionFailed):
+    """What answers at the URL does not prove who it is, or speaks no TLS."""
+
+
+class SettingRefused(MoorageError):
+    """A setting, given or of the environment, cannot be used. Its value is not repeated.
+
+    Args:
+        setting: Its name: an argument's, or a variable's.
+        expected: What is wrong, and what is expected.
+
+    """
+
+    def __init__(self, setting: str, expected: str) -> None:
+        super().__init__(f"{setting}: {expected}")
+        self.setting = setting
+        self.expected = expected
+
+
 class Timeout(MoorageError, TimeoutError):
     """No reply came in time. What had been asked may still happen; a late lease is given back."""
 

@@ -14,6 +14,7 @@ from moorage.model import Code
 from moorage.protocol.replies import Event, Reply
 from moorage_client.answers import Lease, read_from, read_lease, read_refusal
 from moorage_client.connection import Connection
+from moorage_client.endpoint import Endpoint
 from moorage_client.errors import ConnectionFailed, MoorageError, ProtocolViolated, Timeout
 
 OPEN_SECONDS_MAX: Final = 10.0
@@ -34,15 +35,14 @@ class Link:
     """One server, whichever socket leads there at the moment.
 
     Args:
-        url: Where it is.
-        token: Who we are, or None.
+        endpoint: Where it is, and who we are.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
 
     """
 
-    def __init__(self, url: str, token: str | None, reconnect_seconds: float) -> None:
-        self.url = url
-        self._token = token
+    def __init__(self, endpoint: Endpoint, reconnect_seconds: float) -> None:
+        self.url = endpoint.shown
+        self._endpoint = endpoint
         self._reconnect_seconds = reconnect_seconds
         self._connection: Connection | None = None
         self._lost: Connection | None = None
@@ -193,7 +193,7 @@ class Link:
                 if self._connection is not None:
                     self._lost = self._connection
                 await self.disconnect()
-                connection = await Connection.open(self.url, self._token, OPEN_SECONDS_MAX)
+                connection = await Connection.open(self._endpoint, OPEN_SECONDS_MAX)
                 connection.on_event = self._heard
                 self._connection = connection
                 if self._lost is not None and self._lost.unanswered:

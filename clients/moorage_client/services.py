@@ -8,7 +8,6 @@ server.
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -20,17 +19,14 @@ import requests
 
 from moorage.model import Code
 from moorage_client.answers import UnreadableError, read_as
+from moorage_client.endpoint import HTTP_URL_DEFAULT, Endpoint, read_token, setting
 from moorage_client.errors import (
-    ConnectionFailed,
     ProtocolViolated,
     RequestRefused,
     Timeout,
     refusal,
 )
-
-HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
-"""Where `moored serve` answers HTTP; it stands in for the documents' `http://<server-url>:3000`
-and `:8888`, since one Moorage server embeds both services."""
+from moorage_client.http_session import HttpSession
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
@@ -83,26 +79,22 @@ class APIError(Exception):
         return f"{self.error} (HTTP {self.status_code})"
 
 
-def _credentials() -> dict[str, str]:
-    token = os.environ.get("MOORAGE_TOKEN")
-    return {"Authorization": f"Bearer {token}"} if token else {}
+def _send(method: str, url: str, **given: Any) -> requests.Response:
+    """Send a request of a documented client, with the token of the environment."""
+    with HttpSession(Endpoint(url, read_token(None))) as session:
+        return session.request(method, url, timeout=SECONDS_MAX, stream=True, **given)
 
 
 class ClusterClient:
     """Reads cluster documents at `CLUSTER_SERVICE_URL`; no method raises."""
 
     def __init__(self) -> None:
-        self.base_url = os.getenv("CLUSTER_SERVICE_URL", HTTP_URL_DEFAULT)
+        self.base_url = setting(None, "CLUSTER_SERVICE_URL", default=HTTP_URL_DEFAULT)
 
     def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
         """Return `(True, document)`, or `(False, message)`."""
         try:
-            response = requests.get(
-                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}",
-                headers=_credentials(),
-                timeout=SECONDS_MAX,
-                stream=True,
-            )
+            response = _send("GET", f"{self.base_url}/clusters/{quote(cluster_id, safe='')}")
             content = _content(response)
             response.raise_for_status()
             return True, json.loads(content)
@@ -114,13 +106,7 @@ class ClusterClient:
     def execute_query(self, query: Mapping[str, Any]) -> tuple[bool, Any]:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
-            response = requests.post(
-                f"{self.base_url}/clusters/query",
-                json={"query": query},
-                headers=_credentials(),
-                timeout=SECONDS_MAX,
-                stream=True,
-            )
+            response = _send("POST", f"{self.base_url}/clusters/query", json={"query": query})
             content = _content(response)
             response.raise_for_status()
             return True, json.loads(content)
@@ -138,7 +124,8 @@ class GlobalClusterMetricsClient:
     """
 
     def __init__(self) -> None:
-        self.base_url = os.getenv("GLOBAL_CLUSTER_METRICS_URL", HTTP_URL_DEFAULT).rstrip("/")
+        named = setting(None, "GLOBAL_CLUSTER_METRICS_URL", default=HTTP_URL_DEFAULT)
+        self.base_url = named.rstrip("/")
         logger.info("GlobalClusterMetricsClient initialized with base URL: %s", self.base_url)
 
     def _handle_response(self, response: requests.Response) -> Any:
@@ -159,51 +146,50 @@ class GlobalClusterMetricsClient:
     def get_cluster(self, cluster_id: str) -> Any:
         """Return the metrics document of a cluster."""
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
-        response = requests.get(url, headers=_credentials(), timeout=SECONDS_MAX, stream=True)
-        return self._handle_response(response)
+        return self._handle_response(_send("GET", url))
 
     def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
         """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
 
         A service that takes none is asked as documented, by URL parameters.
         """
-        url, sent = f"{self.base_url}/cluster/query", _credentials()
-        filtering = dict(query_params or {})
-        with requests.post(
-            url, json=filtering, headers=sent, timeout=SECONDS_MAX, stream=True
-        ) as response:
+        url, filtering = f"{self.base_url}/cluster/query", dict(query_params or {})
+        with _send("POST", url, json=filtering) as response:
             if response.status_code not in _NO_POST:
                 return self._handle_response(response)
-        response = requests.get(
-            url, params=filtering, headers=sent, timeout=SECONDS_MAX, stream=True
-        )
-        return self._handle_response(response)
+        return self._handle_response(_send("GET", url, params=filtering))
 
 
 class Services:
     """The policy and cluster registries of a Moorage server.
 
     Every method raises `ConnectionFailed` where nothing answers, `Timeout` where the answer does
-    not come, and `RequestRefused` where the server says no.
+    not come, and `RequestRefused` where the server says no. A token or a file that cannot be used
+    raises `SettingRefused` at once.
 
     Args:
         url: Of the server's HTTP side; default `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that connecting and each wait for more of a reply may take.
+        ca_file: PEM file of the authority that signed the server's certificate; default
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
 
     """
 
     def __init__(
-        self, url: str | None = None, token: str | None = None, *, timeout: float = SECONDS_MAX
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = SECONDS_MAX,
+        ca_file: str | None = None,
     ) -> None:
-        url = url or os.environ.get("MOORAGE_HTTP_URL") or HTTP_URL_DEFAULT
-        self.url = url.rstrip("/")
+        endpoint = Endpoint.of_http(url, token, ca_file)
+        self.url, self._shown = endpoint.url, endpoint.shown
         self._timeout = timeout
-        self._session = requests.Session()
+        self._session = HttpSession(endpoint)
         self.warnings: tuple[str, ...] = ()
         """Of the latest reply: what may not be as its sender thinks."""
-        if token := token or os.environ.get("MOORAGE_TOKEN"):
-            self._session.headers["Authorization"] = f"Bearer {token}"
 
     def __enter__(self) -> Self:
         return self
@@ -370,7 +356,7 @@ class Services:
             return read_as(kind, document)
         except UnreadableError as error:
             finding = f"sent what the protocol does not know: {error}"
-            raise ProtocolViolated(self.url, finding) from error
+            raise ProtocolViolated(self._shown, finding) from error
 
     def _enveloped(
         self, method: str, path: str, body: Document | None = None, *, kind: Any = Any
@@ -378,7 +364,7 @@ class Services:
         """Return the `data` of a reply in the envelope of the policy service."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
-            raise ProtocolViolated(self.url, f"{method} {path} answered no envelope")
+            raise ProtocolViolated(self._shown, f"{method} {path} answered no envelope")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
         self.warnings = tuple(self._understood(list[str], reply.get("warnings") or []))
@@ -396,21 +382,22 @@ class Services:
             ) as response:
                 text = _content(response)
         except requests.Timeout as error:
-            raise Timeout(f"{self.url}: no reply within {self._timeout:g} s") from error
+            late = f"{self._shown}: no reply within {self._timeout:g} s{self._session.through}"
+            raise Timeout(late) from error
         except _TooLongError as error:
-            raise ProtocolViolated(self.url, f"{method} {path} answered {error}") from error
+            raise ProtocolViolated(self._shown, f"{method} {path} answered {error}") from error
         except (requests.RequestException, ValueError) as error:  # The latter of a bad redirection.
-            raise ConnectionFailed(self.url, _cause(error)) from error
+            raise self._session.failure(error) from error
         if response.status_code // 100 == _REDIRECTIONS:
             finding = (
                 f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
             )
-            raise ProtocolViolated(self.url, finding)
+            raise ProtocolViolated(self._shown, finding)
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
-            raise ProtocolViolated(self.url, finding) from error
+            raise ProtocolViolated(self._shown, finding + self._session.through) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)
@@ -454,17 +441,3 @@ def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:
         expected=str(fields.pop("expected", "")),
         details=fields,
     )
-
-
-def _cause(error: BaseException) -> str:
-    """Return what the operating system said, not the layers around it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.strerror:
-            return seen.strerror
-        error = seen
-        inner = next((each for each in seen.args if isinstance(each, BaseException)), None)
-        reason = getattr(inner, "reason", None)
-        seen = seen.__cause__ or (reason if isinstance(reason, BaseException) else inner)
-        seen = seen or None
-    return str(error)

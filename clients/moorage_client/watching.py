@@ -12,6 +12,7 @@ from typing import Final, Self
 from moorage.protocol.replies import Event
 from moorage_client.answers import read_refusal
 from moorage_client.connection import Connection
+from moorage_client.endpoint import Endpoint
 from moorage_client.link import OPEN_SECONDS_MAX
 from moorage_client.loops import LoopThread
 
@@ -37,9 +38,9 @@ class Watch:
         self._ending = asyncio.create_task(connection.ended_by())
 
     @classmethod
-    async def begin(cls, url: str, token: str | None, topics: Sequence[str]) -> Self:
+    async def begin(cls, endpoint: Endpoint, topics: Sequence[str]) -> Self:
         """Have the server tell its news from now on; arguments and errors as `Client.watch`."""
-        watch = cls(await Connection.open(url, token, OPEN_SECONDS_MAX))
+        watch = cls(await Connection.open(endpoint, OPEN_SECONDS_MAX))
         try:
             await watch._ask(topics)
         except BaseException:
@@ -98,9 +99,9 @@ class Watch:
         await self._ending
 
 
-async def watch(url: str, token: str | None, topics: Sequence[str]) -> AsyncGenerator[Event, None]:
+async def watch(endpoint: Endpoint, topics: Sequence[str]) -> AsyncGenerator[Event, None]:
     """Yield news as they come; arguments and errors as `Client.watch`."""
-    news = await Watch.begin(url, token, topics)
+    news = await Watch.begin(endpoint, topics)
     try:
         while (event := await news.next()) is not None:
             yield event

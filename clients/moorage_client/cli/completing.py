@@ -64,7 +64,12 @@ async def _policies(context: typer.Context) -> Names:
     from moorage_client.services import Services  # noqa: PLC0415  # Slow to import.
 
     given = _given(context)
-    with Services(given.get("http_url"), given.get("token"), timeout=SECONDS_MAX) as services:
+    with Services(
+        given.get("http_url"),
+        given.get("token"),
+        timeout=SECONDS_MAX,
+        ca_file=given.get("ca_file"),
+    ) as services:
         aliases = [(each["alias"], "alias") for each in services.aliases()]
         found = services.policies()
     return [*aliases, *((each["policy_rule_uri"], each["description"] or "") for each in found)]
@@ -76,7 +81,9 @@ async def _with_client(
     from moorage_client.client import Client  # noqa: PLC0415  # Slow to import.
 
     given = _given(context)
-    async with Client(given.get("url"), given.get("token"), timeout=SECONDS_MAX) as client:
+    async with Client(
+        given.get("url"), given.get("token"), timeout=SECONDS_MAX, ca_file=given.get("ca_file")
+    ) as client:
         return await names(client)
 
 

@@ -13,6 +13,7 @@ from moorage_client.errors import (
     NotFound,
     RequestRefused,
     RuleFailed,
+    SettingRefused,
     Timeout,
     Unauthorized,
 )
@@ -65,7 +66,7 @@ def exit_of(error: MoorageError) -> Exit:
             return Exit.LEASE_LOST
         case NotFound() | Unauthorized() | TokenMissing():
             return Exit.UNKNOWN
-        case HomeMissing():
+        case HomeMissing() | SettingRefused():
             return Exit.USAGE
         case RuleFailed():
             return Exit.RULE_FAILED

@@ -21,11 +21,14 @@ from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.shapes import Finding
 from moorage_client.errors import (
+    CertificateRefused,
     ConnectionFailed,
     LeaseLost,
     MoorageError,
     ProtocolViolated,
+    ProxyFailed,
     RequestRefused,
+    SettingRefused,
     Timeout,
 )
 from moorage_client.home import HomeMissing
@@ -289,17 +292,8 @@ def explain_failure(error: MoorageError) -> None:
     """Tell a person on stderr what went wrong and what to do."""
     note(f"moorage: {error}")
     match error:
-        case ProtocolViolated(url=url):
-            option = "--http-url" if url.startswith("http") else "--url"
-            note(f"What answers at {url} is no Moorage server of this version; check {option}.")
-        case ConnectionFailed(url=url) if url.startswith("http"):
-            note("Start a server with `moored serve`, or name one with --http-url.")
-            note("(--http-url defaults to MOORAGE_HTTP_URL, else http://127.0.0.1:8080)")
-        case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
-            note("Serve a pool with `moorage pool serve`, or name one with --address.")
         case ConnectionFailed():
-            note("Start a server with `moored serve`, or name one with --url.")
-            note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")
+            _explain_place(error)
         case RequestRefused():
             for name, value in error.details.items():
                 if name == "findings":
@@ -312,6 +306,24 @@ def explain_failure(error: MoorageError) -> None:
                 note(f"More: moorage why {error.request}")
         case _:  # Errors are an open tree: of the others there is no more to say.
             pass
+
+
+def _explain_place(error: ConnectionFailed) -> None:
+    """Tell what to do about a server that cannot be reached."""
+    match error:
+        case ProtocolViolated(url=url):
+            option = "--http-url" if url.startswith("http") else "--url"
+            note(f"What answers at {url} is no Moorage server of this version; check {option}.")
+        case CertificateRefused() | ProxyFailed():  # They say themselves what to do.
+            pass
+        case ConnectionFailed(url=url) if url.startswith("http"):
+            note("Start a server with `moored serve`, or name one with --http-url.")
+            note("(--http-url defaults to MOORAGE_HTTP_URL, else http://127.0.0.1:8080)")
+        case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
+            note("Serve a pool with `moorage pool serve`, or name one with --address.")
+        case ConnectionFailed():
+            note("Start a server with `moored serve`, or name one with --url.")
+            note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")
 
 
 def _explain_findings(findings: Any) -> None:
@@ -334,7 +346,7 @@ def _code(error: MoorageError) -> str:
             return "lease_lost"
         case TokenMissing():
             return "token_missing"
-        case HomeMissing():
+        case HomeMissing() | SettingRefused():
             return "usage"
         case _:  # Errors are an open tree: one without a place here is a defect.
             return "internal"

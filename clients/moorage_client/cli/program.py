@@ -34,6 +34,7 @@ from moorage_client.cli.output import (
     say,
 )
 from moorage_client.cli.session import (
+    CaFile,
     CommandSession,
     HttpUrl,
     Json,
@@ -75,6 +76,7 @@ def _shared(
     json: Json = False,
     timeout: Timeout = None,
     output: OutputOption = None,
+    ca_file: CaFile = None,
     version: Annotated[  # noqa: ARG001  # Its callback ends the program.
         bool,
         typer.Option(
@@ -86,7 +88,7 @@ def _shared(
         ),
     ] = False,
 ) -> None:
-    context.obj = CommandSession(url, http_url, token, json, timeout, output)
+    context.obj = CommandSession(url, http_url, token, json, timeout, output, ca_file)
 
 
 policy = typer.Typer(help="Write policies, register them, and look at them.", no_args_is_help=True)

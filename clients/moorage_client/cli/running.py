@@ -126,7 +126,7 @@ async def _hold(
     code: int | None = None
     name = ""
     reader: _Reader | None = None
-    lease = client.lease(policy, cancel_when_lost=False, **request)
+    lease = client.lease(policy.strip(), cancel_when_lost=False, **request)
     try:
         async with lease as held:
             name = held.id

@@ -6,7 +6,6 @@ the shared options to it, so that they can stand before and after the command's 
 
 import asyncio
 import inspect
-import os
 import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import typer
 
 from moorage_client.cli.exits import ReaderGone
 from moorage_client.cli.output import OutputFormat, as_yaml
+from moorage_client.endpoint import setting
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ class CommandSession:
         json: Print exactly one JSON document on stdout.
         timeout: Seconds until an answer must be here, beyond `--wait`.
         output: How results are printed, where `json` does not say it.
+        ca_file: Of the authority that signed the server's certificate.
 
     """
 
@@ -44,6 +45,7 @@ class CommandSession:
     json: bool = False
     timeout: float | None = None
     output: OutputFormat | None = None
+    ca_file: str | None = None
 
     @property
     def wide(self) -> bool:
@@ -58,7 +60,10 @@ class CommandSession:
 
         async def connected() -> T:
             async with Client(
-                self.url, self.token, timeout=self.timeout or TIMEOUT_SECONDS
+                self.url,
+                self.token,
+                timeout=self.timeout or TIMEOUT_SECONDS,
+                ca_file=self.ca_file,
             ) as client:
                 return await work(client)
 
@@ -74,19 +79,24 @@ class CommandSession:
         from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
 
         _check_scheme("--http-url", self.http_url, "http", "https")
-        socket = self.url or os.environ.get("MOORAGE_URL") or ""
-        named = self.http_url or os.environ.get("MOORAGE_HTTP_URL")
+        socket = setting(self.url, "MOORAGE_URL")
+        named = setting(self.http_url, "MOORAGE_HTTP_URL")
         if socket and not named and not _DEFAULT.match(socket):
             raise typer.BadParameter(
                 f"{socket} is the server's WebSocket, and this command uses its HTTP:"
                 " name that, too, with --http-url or MOORAGE_HTTP_URL"
             )
 
-        return Services(self.http_url, self.token, timeout=self.timeout or SECONDS_MAX)
+        return Services(
+            self.http_url,
+            self.token,
+            timeout=self.timeout or SECONDS_MAX,
+            ca_file=self.ca_file,
+        )
 
 
 def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
-    if url is not None and url.partition("://")[0] not in schemes:
+    if url is not None and url.strip().partition("://")[0] not in schemes:
         raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {url}")
 
 
@@ -127,6 +137,15 @@ Timeout = Annotated[
         metavar="SECONDS",
     ),
 ]
+CaFile = Annotated[
+    str | None,
+    typer.Option(
+        help="PEM file of the authority that signed the server's certificate (MOORAGE_CA_FILE, "
+        "else SSL_CERT_FILE, else those known here)",
+        rich_help_panel=PANEL,
+        metavar="FILE",
+    ),
+]
 OutputOption = Annotated[
     OutputFormat | None,
     typer.Option(
@@ -146,8 +165,9 @@ def _shared(
     json: Json = False,
     timeout: Timeout = None,
     output: OutputOption = None,
+    ca_file: CaFile = None,
 ) -> CommandSession:
-    return CommandSession(url, http_url, token, json, timeout, output)
+    return CommandSession(url, http_url, token, json, timeout, output, ca_file)
 
 
 _SHARED = inspect.signature(_shared).parameters

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from moorage_client.answers import Lease
 from moorage_client.cli.exits import TokenMissing
+from moorage_client.endpoint import setting
 from moorage_client.home import HomeMissing, home
 
 LEASES_MAX: Final = 10_000
@@ -41,7 +42,7 @@ def state_path() -> Path:
         StateUnusable: It would lie in the home folder, and this user has none.
 
     """
-    if given := os.environ.get("MOORAGE_STATE"):
+    if given := setting(None, "MOORAGE_STATE"):
         return Path(given)
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state) / "moorage" / "leases.json"

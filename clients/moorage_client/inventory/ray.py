@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
+from moorage_client.endpoint import Endpoint, checked_token, setting
 from moorage_client.inventory.documents import (
     MIB,
     Document,
@@ -54,6 +55,7 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
 
     Raises:
         InventoryError: Nothing answers there, or something that is no Ray dashboard.
+        SettingRefused: No header can carry the cluster's token.
 
     """
     url = (url or URL_DEFAULT).rstrip("/")
@@ -177,7 +179,7 @@ def _token() -> str:
 
     Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
     """
-    if token := os.environ.get("RAY_AUTH_TOKEN"):
+    if token := setting(None, "RAY_AUTH_TOKEN"):
         return token
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     try:
@@ -189,12 +191,14 @@ def _token() -> str:
 
 def _get(source: str, url: str) -> Mapping[str, Any]:
     """Return the `data` of a reply of the dashboard."""
-    import requests  # noqa: PLC0415  # All who read any inventory would wait for it at their start.
+    # Slow to import: all who read any inventory would wait.
+    import requests  # noqa: PLC0415  # See above.
 
-    token = _token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    from moorage_client.http_session import HttpSession  # noqa: PLC0415  # As above.
+
+    session = HttpSession(Endpoint(url, checked_token(_token(), "RAY_AUTH_TOKEN") or None))
     try:
-        with requests.get(url, headers=headers, timeout=SECONDS_MAX, stream=True) as response:
+        with session, session.get(url, timeout=SECONDS_MAX, stream=True) as response:
             content = bytearray()
             for chunk in response.iter_content(1 << 20):
                 content += chunk
@@ -203,7 +207,8 @@ def _get(source: str, url: str) -> Mapping[str, Any]:
                     raise InventoryError(source, "", expected)
     except requests.RequestException as error:
         hint = "name its dashboard as ray:http://HOST:8265"
-        raise InventoryError(source, "", f"a Ray dashboard at {url}; {hint} ({error})") from error
+        cause = session.failure(error).reason
+        raise InventoryError(source, "", f"a Ray dashboard at {url}; {hint} ({cause})") from error
     try:
         reply = json.loads(content)
     except ValueError:

@@ -95,7 +95,7 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
 
     """
     for name in ENVIRONMENT:
-        if text := environment.get(name):
+        if text := environment.get(name, "").strip():
             try:
                 return parse_address(text)
             except ValueError as error:

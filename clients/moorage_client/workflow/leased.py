@@ -85,6 +85,8 @@ class LeasedPool:
         policy_rule_uri: The policy that decides, `name:version-tag`.
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
+        ca_file: PEM file of the authority that signed the server's certificate; default
+            `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
         ttl_seconds: How long GPUs stay held after this program died.
         wait_seconds: How long a node waits in the server's queue; then it fails with `NoCapacity`.
         priority: Of the leases; higher goes first.
@@ -105,6 +107,7 @@ class LeasedPool:
         priority: int = 0,
         preemptible: bool = False,
         claims_max: int = CLAIMS_MAX,
+        ca_file: str | None = None,
         **request: Unpack[Request],
     ) -> None:
         if unsuitable := request.keys() & {"resources", "dry_run", "explain"}:
@@ -114,7 +117,7 @@ class LeasedPool:
         self.claims_max = claims_max
         self.problems: list[MoorageError] = []
         self._policy = policy_rule_uri
-        self._address = (url, token)
+        self._address = (url, token, ca_file)
         self._terms = (ttl_seconds, wait_seconds, priority, preemptible)
         self._request = request
         self._lock = threading.Lock()
@@ -260,8 +263,8 @@ class LeasedPool:
         return self._client
 
     async def _open(self) -> None:
-        url, token = self._address
-        self._client = Client(url, token, renewals_on=self._thread)
+        url, token, ca_file = self._address
+        self._client = Client(url, token, ca_file=ca_file, renewals_on=self._thread)
         await self._client.__aenter__()
         clusters = await self._client.fleet().all()
         milli = {"gpu": "gpu_milli_total", "cpu": "cpu_milli_total"}

@@ -292,7 +292,10 @@ def _filter_seconds(data: Path, clusters: int) -> dict[str, float]:
     }
     ask = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "filter": both}
     ask["resources"] = {"gpus": 1}
-    with daemon(data) as running, httpx.Client(base_url=running.http, timeout=60) as http:
+    with (
+        daemon(data) as running,
+        httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http,
+    ):
         http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
         return {
             "filter": _filters(http, plain),

@@ -23,7 +23,7 @@ WARM_PAIRS: Final = 200
 
 def explained() -> dict[str, Any]:
     """Measure how long a grant takes without reasons, and with them as a multiple of that."""
-    with daemon() as running, connect(running.ws) as socket:
+    with daemon() as running, connect(running.ws, proxy=None) as socket:
         uri = asyncio.run(prepare(running))
         pairs = [(_grant(socket, uri), _grant(socket, uri, explain=True)) for _ in range(PAIRS)]
     plain, reasoned = (statistics.median(each) for each in zip(*pairs[WARM_PAIRS:], strict=True))

@@ -52,7 +52,10 @@ def fleet() -> Figures:
 
 def _measure(data: Path, clusters: int) -> dict[str, float]:
     figures: dict[str, float] = {}
-    with daemon(data) as running, httpx.Client(base_url=running.http, timeout=60) as http:
+    with (
+        daemon(data) as running,
+        httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http,
+    ):
         http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
         figures |= _ingest(http, clusters)
         figures |= _ask_all(running, http, clusters)

@@ -128,7 +128,7 @@ class KillLoad:
             CommandError: An answer was not what it must be.
 
         """
-        async with connect(url, compression=None) as socket:
+        async with connect(url, compression=None, proxy=None) as socket:
             for wanted in self._clients:
                 for each in wanted:
                     if release and each.stage is LeaseStage.HELD:
@@ -138,7 +138,7 @@ class KillLoad:
 
     async def _client(self, url: str, wanted: list[Wanted]) -> None:
         try:
-            async with connect(url, compression=None) as socket:
+            async with connect(url, compression=None, proxy=None) as socket:
                 for each in wanted:
                     if each.stage in {LeaseStage.ASKED, LeaseStage.RELEASING}:
                         self.repeated += 1
@@ -202,7 +202,7 @@ async def leases(url: str) -> dict[str, str]:
     """Return the state of every lease that has not ended, by id."""
     found: dict[str, str] = {}
     message: dict[str, Any] | None = {"op": "leases", "limit": 1000}
-    async with connect(url, compression=None) as socket:
+    async with connect(url, compression=None, proxy=None) as socket:
         while message is not None:
             page = (await say(socket, message))["data"]
             found |= {each["id"]: each["state"] for each in page["leases"]}
@@ -213,7 +213,7 @@ async def leases(url: str) -> dict[str, str]:
 
 async def fleet(url: str) -> dict[str, Any]:
     """Return what the one cluster has, and what of it is free."""
-    async with connect(url, compression=None) as socket:
+    async with connect(url, compression=None, proxy=None) as socket:
         (cluster,) = (await say(socket, {"op": "fleet"}))["data"]["clusters"]
     found: dict[str, Any] = cluster
     return found

@@ -275,7 +275,10 @@ class _Run:
         gpus = {"count": GPUS, "gpus": [{"modelName": "A100", "memory": 40_960}] * GPUS}
         row = {"id": this_node(), "vcpus": {"count": CPUS}, "memory": 1_048_576, "gpus": gpus}
         cluster = {"id": "here", "nodes": {"count": 1, "nodeData": [row]}}
-        with daemon(self._machine.data) as running, httpx.Client(base_url=running.http) as http:
+        with (
+            daemon(self._machine.data) as running,
+            httpx.Client(base_url=running.http, trust_env=False) as http,
+        ):
             http.post("/clusters", json=cluster).raise_for_status()
             http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
 

@@ -67,7 +67,7 @@ async def drive(
     """
     load = LoadResult(latencies=[0.0] * len(messages), replies=[b""] * len(messages))
     sockets = [
-        await connect(url, compression=None, max_size=None, max_queue=None)
+        await connect(url, compression=None, max_size=None, max_queue=None, proxy=None)
         for _ in range(min(connections, max(len(messages), 1)))
     ]
     try:

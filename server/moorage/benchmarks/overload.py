@@ -281,7 +281,7 @@ async def prepare(running: Running) -> str:
     nodes = [{"id": f"n{n}", "gpus": {"count": GPUS_EACH}} for n in range(NODES)]
     cluster = {"id": "c", "nodes": {"count": NODES, "nodeData": nodes}}
     document = catalog.document(POLICY)
-    async with httpx.AsyncClient(base_url=running.http, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=running.http, timeout=60, trust_env=False) as http:
         (await http.post("/clusters", json=cluster)).raise_for_status()
         (await http.post("/policy", json=document)).raise_for_status()
     return str(document["policy_rule_uri"])

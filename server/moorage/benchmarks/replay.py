@@ -154,7 +154,7 @@ def prepare(
         raise CommandError(
             f"no shipped policy {policy!r}; there are {', '.join(catalog.shipped())}"
         )
-    with httpx.Client(base_url=running.http, timeout=60) as client:
+    with httpx.Client(base_url=running.http, timeout=60, trust_env=False) as client:
         for path, body in (
             ("/clusters", document),
             ("/policy", catalog.document(policy, parameters)),

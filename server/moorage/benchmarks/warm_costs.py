@@ -27,7 +27,7 @@ NEWS_SECONDS_MAX: Final = 60.0
 PROCESS: Final = {"command": ["sleep", "100000"]}
 SERVICE: Final = {
     "category": "service",
-    "command": [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "{port}"],
+    "command": [sys.executable, "-P", "-m", "http.server", "--bind", "127.0.0.1", "{port}"],
     "port": 0,
     "readiness": {"path": "/"},
 }
@@ -44,11 +44,11 @@ def warm_leases() -> Figures:
     """
     figures: Figures = {}
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder, daemon(Path(folder)) as running:
-        with httpx.Client(base_url=running.http, timeout=60) as http:
+        with httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http:
             http.post("/clusters", json=_this_machine()).raise_for_status()
             http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
         for name, spec in (("process", PROCESS), ("service", SERVICE)):
-            with connect(running.ws, compression=None) as socket:
+            with connect(running.ws, compression=None, proxy=None) as socket:
                 _call(socket, {"op": "watch", "topics": ["leases"]})
                 cold = [_lease(socket, spec, warm=False) for _ in range(STARTS)]
                 _lease(socket, spec, warm=False, keep_seconds=600)

@@ -54,7 +54,7 @@ def demo(started: float, data: Path | None = None, options: tuple[str, ...] = ()
     """
     with daemon(data, options=options) as running:
         uri = _prepare(running.http)
-        with connect(running.ws, compression=None) as socket:
+        with connect(running.ws, compression=None, proxy=None) as socket:
             exchanges = [
                 _ask(socket, "One GPU with 80 GB, as a lease", _request(uri, _BIG, lease=True))
             ]
@@ -94,7 +94,7 @@ def _ask(socket: ClientConnection, title: str, request: dict[str, Any]) -> Excha
 
 
 def _prepare(url: str) -> str:
-    with httpx.Client(base_url=url, timeout=REPLY_SECONDS_MAX) as client:
+    with httpx.Client(base_url=url, timeout=REPLY_SECONDS_MAX, trust_env=False) as client:
         for name in FLEET:
             client.post("/clusters", json=_cluster(name)).raise_for_status()
         answer = client.post("/policy", json=catalog.document(POLICY)).raise_for_status()

@@ -1,0 +1,99 @@
+"""HTTP to one server: what every HTTP client of this package sends its requests with.
+
+`requests` itself would send what is for this machine to a proxy, and a password of `~/.netrc` in
+place of the token that it was given.
+"""
+
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.utils import get_environ_proxies, select_proxy
+
+from moorage_client.endpoint import Endpoint, tls_reason
+from moorage_client.errors import CertificateRefused, ConnectionFailed, ProxyFailed
+
+__all__ = ["HttpSession"]
+
+
+class _Trusting(HTTPAdapter):
+    """Trusts whom a context trusts, and nobody else."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        super().__init__()
+
+    def init_poolmanager(self, *arguments: Any, **named: Any) -> None:
+        """Have connections use the context."""
+        super().init_poolmanager(*arguments, **named, ssl_context=self._context)
+
+    def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
+        """Have connections behind a proxy use the context."""
+        return super().proxy_manager_for(proxy, **named, ssl_context=self._context)
+
+    def cert_verify(self, *arguments: Any) -> None:
+        """Add no other authorities."""
+
+
+class HttpSession(requests.Session):
+    """Requests to one server, as any session of `requests` takes them.
+
+    Args:
+        endpoint: Of the HTTP side; its token is shown as `Authorization: Bearer …`.
+
+    Raises:
+        SettingRefused: The file of the authorities cannot be used.
+
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self.trust_env = False
+        if endpoint.token:
+            self.auth = self._show_token
+        if not endpoint.is_here:
+            self.proxies = dict(get_environ_proxies(endpoint.url))
+        if endpoint.tls is not None:
+            self.mount("https://", _Trusting(endpoint.tls))
+
+    @property
+    def through(self) -> str:
+        """What to add to a failure: the proxy that is on the way, if any."""
+        return self._endpoint.through(select_proxy(self._endpoint.url, self.proxies))
+
+    def failure(self, error: Exception) -> ConnectionFailed:
+        """Return what it means that a request raised an error of `requests`."""
+        url = self._endpoint.shown
+        tls = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
+        if tls is not None:
+            return CertificateRefused(url, tls_reason(tls) + self.through)
+        if through := self.through:
+            return ProxyFailed(url, _cause(error) + through)
+        return ConnectionFailed(url, _cause(error))
+
+    def _show_token(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._endpoint.token}"
+        return request
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and one by one the errors within it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        inner = next((each for each in seen.args if isinstance(each, BaseException)), None)
+        reason = getattr(inner, "reason", None)
+        seen = seen.__cause__ or (reason if isinstance(reason, BaseException) else inner)
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the operating system said, not the layers around it."""
+    last = error
+    for each in _causes(error):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+        last = each
+    return str(last)

@@ -1,0 +1,328 @@
+"""The way to a server: proxies, certificates and tokens, alike for WebSocket and HTTP."""
+
+import asyncio
+import datetime as dt
+import http.server
+import ipaddress
+import json
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from websockets.asyncio.server import serve
+
+from moorage_client import BlockingClient, Client, ClusterClient, Services
+from moorage_client.endpoint import Endpoint
+from moorage_client.errors import CertificateRefused, ProxyFailed, SettingRefused, Timeout
+from moorage_client.inventory.ray import dashboard_inventory
+from moorage_client.loops import LoopThread
+
+DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+LEFT_OUT = ("NO_PROXY", "no_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE")
+SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # Of a server that lives for one test.
+
+
+class Door(BaseHTTPRequestHandler):
+    """Answers every request with no policies, and notes who asked."""
+
+    server: "Site"
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.shown.append(self.headers.get("Authorization"))
+        text = json.dumps({"success": True, "data": []}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = answer  # noqa: N815  # The names http.server looks for.
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """An HTTP server, with TLS where there is a context."""
+
+    daemon_threads = True
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Door)
+        self.shown: list[str | None] = []
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+        self.serving = threading.Thread(target=self.serve_forever, args=(0.02,))
+        self.serving.start()
+
+    def server_close(self) -> None:
+        self.shutdown()
+        self.serving.join()
+        super().server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that distrust it."""
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    """Leave out what this machine says of proxies and authorities."""
+    for name in (*PROXIES, *LEFT_OUT, "MOORAGE_TOKEN", "MOORAGE_URL", "MOORAGE_HTTP_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def site():
+    with Site() as site:
+        yield site
+
+
+@pytest.fixture(params=[DEAD_PROXY, "socks5://127.0.0.1:9"])
+def proxied(request, monkeypatch):
+    for name in PROXIES:
+        monkeypatch.setenv(name, request.param)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        *((name, True) for name in ("localhost", "LOCALHOST.", "a.localhost", "ip6-localhost")),
+        *((name, True) for name in ("127.0.0.1", "127.8.8.8", "[::1]", "[::]")),
+        ("[::ffff:127.0.0.1]", True),
+        *((name, False) for name in ("10.0.0.1", "localhost.example", "[2001:db8::1]", "host")),
+    ],
+)
+def test_a_proxy_is_not_on_the_way_to_this_machine(host, here):
+    assert Endpoint(f"ws://{host}:1", None).is_here is here
+
+
+@pytest.mark.usefixtures("proxied")
+def test_this_machine_is_reached_without_a_proxy(site, shell, harbour, monkeypatch):
+    port = site.server_port
+    with Services(f"http://localhost:{port}") as services:
+        assert services.policies() == []
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", f"http://127.0.0.1:{port}")
+    assert ClusterClient().read_cluster("c0")[0]
+    with BlockingClient(harbour.url) as client:
+        assert client.leases() == []
+    shell.environment["MOORAGE_HTTP_URL"] = f"http://127.0.0.1:{port}"
+    assert shell("policy", "list").returncode == 0
+    with pytest.raises(ValueError, match="Ray's answer to GET"):  # It was asked.
+        dashboard_inventory("ray", f"http://127.0.0.1:{port}", "")
+
+
+def test_a_proxy_that_fails_is_named(shell, proxied):
+    shell.environment |= {
+        "MOORAGE_HTTP_URL": "http://moorage.example:8080",
+        "MOORAGE_URL": "ws://moorage.example:8765",
+    }
+    for command in (["policy", "list"], ["leases"]):
+        done = shell(*command)
+        assert done.returncode == 4
+        assert "through the proxy" in done.stderr
+        assert proxied.rpartition("@")[2].removeprefix("socks5://") in done.stderr
+        assert "NO_PROXY=moorage.example" in done.stderr
+        assert "Start a server" not in done.stderr
+        assert "hidden" not in done.stderr
+    with Services("http://moorage.example") as services, pytest.raises((ProxyFailed, Timeout)):
+        services.policies()
+
+
+def test_a_password_of_netrc_does_not_replace_a_token(site, tmp_path, monkeypatch):
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine 127.0.0.1 login a password b\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MOORAGE_TOKEN", SECRET)
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", f"http://127.0.0.1:{site.server_port}")
+    for url in (f"http://127.0.0.1:{site.server_port}", f"http://u:p@127.0.0.1:{site.server_port}"):
+        with Services(url) as services:
+            services.policies()
+    ClusterClient().read_cluster("c0")
+    assert set(site.shown) == {f"Bearer {SECRET}"}
+
+
+@pytest.mark.parametrize("around", ["{}\n", " {}\r\n", "\t{}"])
+def test_white_space_around_settings_is_left_out(around, site, shell, harbour):
+    shell.environment |= {
+        "MOORAGE_TOKEN": around.format(SECRET),
+        "MOORAGE_URL": around.format(harbour.url),
+        "MOORAGE_HTTP_URL": around.format(f"http://127.0.0.1:{site.server_port}/"),
+    }
+    for command in (["policy", "list"], ["leases"]):
+        done = shell(*command)
+        assert done.returncode == 0, done.stderr
+    assert {site.shown[-1], harbour.headers[-1]} == {f"Bearer {SECRET}"}
+
+
+@pytest.mark.parametrize("wrong", [f"{SECRET}\nmore", f"{SECRET}\r\nX: y", f"{SECRET}\0", "ключ"])
+@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+def test_a_token_that_cannot_be_sent_is_refused_unseen(wrong, command, shell, monkeypatch):
+    shell.environment["MOORAGE_HTTP_URL"] = "http://127.0.0.1:9"
+    given = shell(*command, "--token", wrong)
+    assert (given.returncode, given.stderr.startswith("moorage: token: expected")) == (2, True)
+    assert wrong[:6] not in given.stderr
+    with pytest.raises(SettingRefused) as caught:
+        Services(token=wrong)
+    assert wrong[:6] not in str(caught.value)
+    if "\0" not in wrong:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", wrong)
+        with pytest.raises(SettingRefused, match="RAY_AUTH_TOKEN") as caught:
+            dashboard_inventory("ray", "http://127.0.0.1:9", "")
+        monkeypatch.setenv("MOORAGE_TOKEN", wrong)
+        with pytest.raises(SettingRefused, match="MOORAGE_TOKEN"):
+            Client()
+
+
+def certificate(subject, issuer=None, days=1):
+    """Return a key and a certificate that the issuer signed; None signs itself, as authorities."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
+    signer_key, signer = issuer or (key, None)
+    now = dt.datetime.now(dt.UTC)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
+    usage = x509.KeyUsage(True, *[False] * 4, issuer is None, *[False] * 3)  # noqa: FBT003  # As cryptography has it.
+    built = (
+        x509.CertificateBuilder(signer.subject if signer else name, name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=2))
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(signed_by, critical=False)
+        .add_extension(usage, critical=True)
+        .sign(signer_key, hashes.SHA256())
+    )
+    return key, built
+
+
+def context_of(folder, key, built):
+    file = folder / "server.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    file.write_bytes(private + built.public_bytes(serialization.Encoding.PEM))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+    return context
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    """Make an authority; return its file, its key and its certificate."""
+    file = tmp_path_factory.mktemp("authority") / "ca.pem"
+    key, built = certificate("an authority")
+    file.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    return file, key, built
+
+
+async def answer(socket):
+    async for text in socket:
+        data = {"leases": [], "next": None}
+        await socket.send(json.dumps({"id": json.loads(text)["id"], "success": True, "data": data}))
+
+
+@pytest.fixture(scope="module")
+def secure(authority, tmp_path_factory):
+    """Serve WebSocket and HTTP with a certificate that the authority signed."""
+    _, key, built = authority
+    context = context_of(tmp_path_factory.mktemp("server"), *certificate("server", (key, built)))
+    thread = LoopThread("secure")
+
+    async def begin():
+        return await serve(answer, "127.0.0.1", 0, ssl=context)
+
+    async def end(server):
+        server.close()
+        await server.wait_closed()
+
+    server = thread.run(begin())
+    port = next(iter(server.sockets)).getsockname()[1]
+    with Site(context) as site:
+        yield {
+            "MOORAGE_URL": f"wss://127.0.0.1:{port}",
+            "MOORAGE_HTTP_URL": f"https://localhost:{site.server_port}",
+        }
+    thread.run(end(server))
+    thread.stop()
+
+
+@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+def test_an_authority_that_is_not_known_is_said(secure, shell, command):
+    shell.environment |= secure
+    done = shell(*command)
+    assert done.returncode == 4
+    assert "signed by an authority that is not known here" in done.stderr
+    assert "--ca-file or MOORAGE_CA_FILE" in done.stderr
+    assert "Start a server" not in done.stderr
+
+
+@pytest.mark.parametrize("named", ["MOORAGE_CA_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_an_authority_of_the_environment_serves_both_sides(secure, authority, shell, named):
+    shell.environment |= secure | {named: f"{authority[0]}\n"}
+    for command in (["policy", "list"], ["leases"]):
+        done = shell(*command)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_authority_that_is_given_goes_before_the_environment(
+    secure, authority, shell, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
+    shell.environment |= secure
+    for command in (["policy", "list"], ["leases"]):
+        before = shell("--ca-file", str(authority[0]), *command)
+        after = shell(*command, "--ca-file", str(authority[0]))
+        assert (before.returncode, after.returncode) == (0, 0), before.stderr + after.stderr
+    with Services(secure["MOORAGE_HTTP_URL"], ca_file=str(authority[0])) as services:
+        assert services.policies() == []
+    with BlockingClient(secure["MOORAGE_URL"], ca_file=str(authority[0])) as client:
+        assert client.leases() == []
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", secure["MOORAGE_HTTP_URL"])
+    monkeypatch.setenv("MOORAGE_CA_FILE", str(authority[0]))
+    assert ClusterClient().read_cluster("c0")[0]
+
+
+@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+def test_a_file_of_authorities_that_cannot_be_used_is_named(secure, shell, tmp_path, command):
+    shell.environment |= secure
+    (tmp_path / "empty.pem").write_text("nothing\n")
+    shell.environment["MOORAGE_CA_FILE"] = str(tmp_path / "missing.pem")
+    missing = shell(*command)
+    assert (missing.returncode, "MOORAGE_CA_FILE: cannot read" in missing.stderr) == (2, True)
+    shell.environment["MOORAGE_CA_FILE"] = str(tmp_path / "empty.pem")
+    empty = shell(*command)
+    assert (empty.returncode, "no certificate in PEM format" in empty.stderr) == (2, True)
+
+
+def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
+    file, key, built = authority
+    context = context_of(tmp_path, *certificate("late", (key, built), days=-1))
+    with Site(context) as site:
+        url = f"https://127.0.0.1:{site.server_port}"
+        with (
+            Services(url, ca_file=str(file)) as services,
+            pytest.raises(CertificateRefused, match="refused: certificate has expired"),
+        ):
+            services.policies()
+    with Site() as site:
+        with (
+            Services(f"https://127.0.0.1:{site.server_port}") as services,
+            pytest.raises(CertificateRefused, match="does the server speak TLS"),
+        ):
+            services.policies()
+        client = Client(f"wss://127.0.0.1:{site.server_port}")
+        with pytest.raises(CertificateRefused, match="does the server speak TLS"):
+            asyncio.run(client.__aenter__())
