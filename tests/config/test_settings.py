@@ -15,6 +15,7 @@ from moorage.config.settings import (
     PREFIX,
     Config,
     ConfigError,
+    service_links,
     settings,
 )
 from moorage.model import Amounts, Quota
@@ -230,6 +231,48 @@ def test_the_file_must_have_the_right_types(tmp_path: Path, line: str) -> None:
     error = refused(file=file)
     assert error.setting == line.partition(" ")[0]
     assert error.source == f"{error.setting} in {file}"
+
+
+LINKS = {
+    "MOORAGE_SERVICE_HOST": "10.96.12.7",
+    "MOORAGE_SERVICE_PORT": "8765",
+    "MOORAGE_SERVICE_PORT_HTTP": "8080",
+    "MOORAGE_PORT": "tcp://10.96.12.7:8765",
+    "MOORAGE_PORT_8765_TCP": "tcp://10.96.12.7:8765",
+    "MOORAGE_PORT_8765_TCP_PROTO": "tcp",
+    "MOORAGE_PORT_8765_TCP_PORT": "8765",
+    "MOORAGE_PORT_8765_TCP_ADDR": "10.96.12.7",
+    "MOORAGE_HTTP_SERVICE_HOST": "10.96.12.8",
+    "MOORAGE_HTTP_PORT": "tcp://10.96.12.8:8080",
+    "MOORAGE_DNS_1_PORT": "udp://[fd00::7]:53",
+    "MOORAGE_DNS_1_PORT_53_UDP_ADDR": "fd00::7",
+}
+"""What Kubernetes tells the pods beside Services called moorage, moorage-http and moorage-dns-1."""
+
+
+def test_what_kubernetes_says_of_services_is_no_setting() -> None:
+    config = Config.load({}, HOME | LINKS)
+    assert (config.port, config.http_port) == (8765, 8080)
+    assert service_links(HOME | LINKS) == set(LINKS)
+    assert Config.load({}, HOME | LINKS | {"MOORAGE_PORT": "1"}).port == 1
+    for wrong in ("MOORAGE_SERVICE_HOTS", "MOORAGE_PORTS", "MOORAGE_PORT_TCP", "MOORAGE_HOST_X"):
+        assert "no such setting" in str(refused(environ=LINKS | {wrong: "10.96.12.7"}))
+    assert refused(environ={"MOORAGE_PORT": "http://10.96.12.7"}).setting == "port"
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    ['"ann:secret"', "'ann:secret,bob:secrets'", "ann:'secret'", '"ann":"secret"', 'a:b2,"c":d2'],
+)
+def test_quotes_around_tokens_are_refused(quoted: str) -> None:
+    error = refused(environ={"MOORAGE_TOKENS": quoted})
+    assert "without quotes around them" in str(error)
+    assert "secret" not in str(error)
+
+
+def test_a_token_may_have_quotes_within() -> None:
+    config = Config.load({}, HOME | {"MOORAGE_TOKENS": "ann:'se\"cret"})
+    assert config.tokens == {"'se\"cret": "ann"}
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:

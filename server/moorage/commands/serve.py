@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from moorage.commands.errors import load_config
-from moorage.config.settings import Config, settings_file
+from moorage.config.settings import Config, service_links, settings_file
 
 
 def serve(
@@ -49,4 +49,5 @@ def serve(
     file = settings_file(os.environ, config)
     read = partial(Config.load, flags, os.environ, file)
     filling = partial(stock, settings) if here else None
-    raise typer.Exit(run(settings, context.obj, read, file, filling))
+    links = service_links(os.environ)
+    raise typer.Exit(run(settings, context.obj, read, file, filling, links))

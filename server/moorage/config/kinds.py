@@ -45,6 +45,8 @@ __all__ = [
 
 URL_CHARS_MAX: Final = 2_048
 """Length of a URL of an external service."""
+_QUOTES: Final = ("'", '"')
+_QUOTED: Final = re.compile(r"""(['"]).*\1""")
 TOKEN_CHARS_MIN: Final = 2
 """Length of a token on loopback, where only programs of this machine can try some."""
 REMOTE_TOKEN_CHARS_MIN: Final = 8
@@ -265,6 +267,8 @@ def _read_tokens(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         items = [item.strip().partition(":") for item in value.split(",") if item.strip()]
         pairs = [(tenant, token) for tenant, _, token in items]
+        if any(tenant[:1] in _QUOTES or _QUOTED.fullmatch(token) for tenant, token in pairs):
+            raise ValueError  # Of a file that no shell has read: they would be of a name or token.
     elif isinstance(value, Mapping):
         pairs = [
             (tenant, token)
@@ -356,7 +360,8 @@ SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
 TOKENS: Final = SettingKind(
     '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
     f"each token for one tenant, of {TOKEN_CHARS_MIN} characters or more "
-    f"({REMOTE_TOKEN_CHARS_MIN} where other machines reach it), without spaces or commas",
+    f"({REMOTE_TOKEN_CHARS_MIN} where other machines reach it), without spaces or commas, and "
+    "without quotes around them",
     _read_tokens,
 )
 QUOTAS: Final = SettingKind(

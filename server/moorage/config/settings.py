@@ -51,6 +51,7 @@ from moorage.config.sources import (
     from_file,
     from_flags,
     read,
+    service_links,
     settings_file,
 )
 from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
@@ -71,6 +72,7 @@ __all__ = [
     "LogLevel",
     "Sandbox",
     "Setting",
+    "service_links",
     "settings",
     "settings_file",
 ]

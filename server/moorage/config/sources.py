@@ -4,6 +4,7 @@ ConfigError    a setting is wrong; names it, where it came from and what was exp
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_URL",
         "MOORAGE_HTTP_URL",
         "MOORAGE_TOKEN",
+        "MOORAGE_CA_FILE",
         "MOORAGE_STATE",
         "MOORAGE_POOL_ADDRESS",
         "MOORAGE_CLUSTER_ID",
@@ -51,6 +53,14 @@ OTHER_NAMES: Final = frozenset(
 )
 """No settings: names of clients and of slices, and what a workload is told, are left alone, since a
 daemon often shares their environment."""
+
+_LINK: Final = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
+"""What Kubernetes and Docker tell all containers beside a Service or container of our name."""
+_LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?PORT")
+"""As above, where the value is a URL; else it is a setting."""
+_LINKED_URL: Final = re.compile(r"(tcp|udp|sctp)://")
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "CLUSTER_SERVICE_URL": "cluster_service_url",
@@ -154,13 +164,29 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
         if environ.get(name)
     }
     names = {each.environment: each.name for each in known.values()}
+    links = service_links(environ)
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or variable in OTHER_NAMES or not value:
             continue  # An empty variable counts as unset, as it does to a shell and to compose.
+        if variable in links:
+            continue
         if variable not in names:
             raise ConfigError(variable, variable, _unknown(variable, names))
         given[names[variable]] = (variable, value)
     return given
+
+
+def service_links(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the variables that a Service or a container called `moorage` makes: no settings.
+
+    Sources: https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+    and https://docs.docker.com/engine/network/links/#environment-variables
+    """
+    return frozenset(
+        name
+        for name, value in environ.items()
+        if _LINK.fullmatch(name) or (_LINKED_PORT.fullmatch(name) and _LINKED_URL.match(value))
+    )
 
 
 def from_file(known: Mapping[str, Setting], file: Path) -> Given:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,7 @@ def serve(
     read: Callable[[], Config],
     file: Path | None,
     stock: Callable[[str], None] | None = None,
+    links: Collection[str] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code.
 
@@ -62,9 +63,15 @@ def serve(
         file: The TOML file with settings.
         stock: Given the address of the HTTP side, fills the catalog before anybody is told that
             this serves. It runs in a thread.
+        links: Variables of the environment that are named like settings, and are none.
 
     """
     configure_log(config, log)
+    if links:
+        finding = "left aside: they are of a Service or a container of that name, and no settings"
+        structlog.get_logger("moored").info(
+            "service_links", variables=sorted(links), finding=finding
+        )
     descriptors.raise_limit()
     StandardStream(sys.stdout.fileno())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

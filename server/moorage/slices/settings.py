@@ -78,6 +78,8 @@ class SliceSettings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
         """Read what is set; all else keeps its default.
 
+        A URL is what Kubernetes says of a Service of that name, and left aside.
+
         Raises:
             ValueError: A value is not what its setting takes; the message names the variable.
 
@@ -87,7 +89,7 @@ class SliceSettings:
             suffix = NAMES[each.name]
             documented = suffix if suffix == "COORD_PORT" else f"EFORMER_{suffix}"
             for name in (f"MOORAGE_{suffix}", documented):
-                if name in environment:
+                if name in environment and not environment[name].startswith(("tcp://", "udp://")):
                     found[each.name] = _read(name, environment[name], each.type)
                     break
         return cls(**found)
