@@ -130,6 +130,42 @@ def test_what_counts_as_asserting_a_time(mutant, line: str, timed: bool) -> None
     assert bool(found(_TIMED, [mutant(line)])) == timed
 
 
+def unsafe_children(files) -> list[str]:
+    """Return the starts of Python that would import a `random.py` beside the user's policies."""
+    return [
+        f"{each.name}:{node.lineno}: {ast.unparse(node)}"
+        for each in files
+        if "sys.executable" in each.text
+        for node in ast.walk(each.tree)
+        if isinstance(node, ast.List | ast.Tuple)
+        and re.search(
+            r"sys\.executable(?! or), (?!'-[PI]'|\*ISOLATED)['*\w]", ast.unparse(node).strip("()[]")
+        )
+    ]
+
+
+def test_no_child_imports_from_the_working_directory(sources) -> None:
+    """It is the user's, and may hold policies that are called like modules of Python's own."""
+    ours = [each for each in sources if each.name.startswith(("server/", "clients/"))]
+    assert unsafe_children(ours) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "unsafe"),
+    [
+        ("[sys.executable, '-m', 'moorage']", True),
+        ("('nice', '-n', '10', sys.executable, '-m', 'moorage')", True),
+        ("[sys.executable, name]", True),
+        ("[sys.executable, '-P', '-m', 'moorage']", False),
+        ("[sys.executable, '-I', '-S', name]", False),
+        ("[sys.executable, *ISOLATED, '-c', text]", False),
+        ("(sys.executable, [sys.executable, '-I', name], {})", False),
+    ],
+)
+def test_what_counts_as_importing_from_the_working_directory(mutant, command, unsafe) -> None:
+    assert bool(unsafe_children([mutant(f"command = {command}")])) == unsafe
+
+
 def test_every_module_says_what_it_is(sources) -> None:
     silent = [each.name for each in sources if not ast.get_docstring(each.tree)]
     assert silent == []

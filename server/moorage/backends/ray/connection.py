@@ -1,6 +1,7 @@
 """The process that speaks to Ray, as the daemon has it: started, asked, watched, started again."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -25,6 +26,9 @@ SILENCE_SECONDS_MAX: Final = 15.0
 PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
 """Before it is started again; the last one repeats."""
 READ_BYTES: Final = 1 << 16
+WORDS_MAX: Final = 500
+"""Characters of the last line of a process that ended by itself."""
+_ENDED: Final = "its process ended"
 
 
 class RayUnreachableError(BackendError):
@@ -184,7 +188,7 @@ class RayConnection:
         environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
         with (self._folder / "driver.log").open("wb") as log:
             process = subprocess.Popen(  # noqa: S603  # Our own program.
-                [sys.executable, "-m", "moorage.backends.ray.driver", *arguments],
+                [sys.executable, "-P", "-m", "moorage.backends.ray.driver", *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -202,7 +206,7 @@ class RayConnection:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        trouble = "its process ended"
+        trouble = _ENDED
         found = False
         rest = b""
         while True:
@@ -213,6 +217,7 @@ class RayConnection:
                 break
             data = os.read(process.stdout.fileno(), READ_BYTES)
             if not data:
+                trouble += self._last_words() if trouble == _ENDED else ""
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
@@ -240,6 +245,13 @@ class RayConnection:
             if not future.done():
                 future.set_result({"kind": "trouble", "error": trouble})
         return found
+
+    def _last_words(self) -> str:
+        """Return the last line that the process wrote, as the end of a sentence."""
+        with contextlib.suppress(OSError):
+            lines = (self._folder / "driver.log").read_text(errors="replace").split("\n")
+            return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")
+        return ""
 
     def _answered(self, message: Mapping[str, Any]) -> None:
         with self._lock:

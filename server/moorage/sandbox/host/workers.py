@@ -215,7 +215,13 @@ class Workers:
         described = {"line": theirs.fileno(), "settings": msgspec.to_builtins(settings)}
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # It forks at once; our own program.
-                [sys.executable, "-m", "moorage.sandbox.workers.bridge", json.dumps(described)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "moorage.sandbox.workers.bridge",
+                    json.dumps(described),
+                ],
                 env={k: each for k, each in os.environ.items() if _ENVIRONMENT.fullmatch(k)},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
