@@ -1,7 +1,8 @@
 """This machine as a cluster of one node: CPUs, memory, and its NVIDIA GPUs.
 
-In a container, sizes are those of the container. GPUs are read through NVML (`pip install
-'moorage[nvml]'`); MIG instances are devices of their own, and NVLink joins devices into groups.
+In a container, sizes are those of the container (`control_groups`). GPUs are read through NVML
+(`pip install 'moorage[nvml]'`); MIG instances are devices of their own, and NVLink joins devices
+into groups.
 """
 
 import os
@@ -10,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.documents import (
     MIB,
     Inventory,
@@ -20,7 +22,6 @@ from moorage_client.inventory.documents import (
 from moorage_client.inventory.nvml import devices_here
 
 _MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 
 
@@ -58,17 +59,15 @@ def cpu_milli() -> int:
     """Return the CPU that this process may use, in thousandths of a core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     milli = (cores or 1) * 1000
-    quota = _first_line(_CGROUP / "cpu.max").split()
-    if len(quota) == 2 and quota[0].isdecimal():  # noqa: PLR2004  # Quota and period.
-        milli = min(milli, int(quota[0]) * 1000 // int(quota[1]))
-    return milli
+    limit = cpu_limit()
+    return milli if limit is None else min(milli, limit.amount)
 
 
 def memory_mib() -> int:
     """Return the memory that this process may use, in MiB."""
     total = _meminfo("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _first_line(_CGROUP / "memory.max")
-    return min(total, int(limit) if limit.isdecimal() else total) // MIB
+    limit = memory_limit()
+    return (total if limit is None else min(total, limit.amount)) // MIB
 
 
 def _meminfo(name: str) -> int:
@@ -85,4 +84,4 @@ def _first_line(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").partition("\n")[0]
     except OSError:
-        return ""  # No such file: no limit, say, or another generation of control groups.
+        return ""

@@ -31,6 +31,8 @@ from moorage.model import ClusterId
 from moorage.policy import Fleet
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
+from moorage_client.inventory.control_groups import cpu_limit, memory_limit
+from moorage_client.inventory.this_machine import cpu_milli, memory_mib
 
 PARTS: Final = {
     "backend: local": "runs commands on this machine",
@@ -53,6 +55,7 @@ def examine(config: Config) -> list[DoctorFinding]:
         _port("http port", config.http_host, config.http_port),
         _containers(),
         _groups(),
+        _sizes(),
         _confinement(config.data_dir),
     ]
     findings += [DoctorFinding(name, "ok", detail) for name, detail in PARTS.items()]
@@ -159,6 +162,22 @@ def _groups() -> DoctorFinding:
         return DoctorFinding("control groups", "ok", f"{found.detail}; {instead}")
     instead += ", and finds what belongs to it by parent and environment"
     return DoctorFinding("control groups", "missing", f"{found.detail}; {instead}")
+
+
+def _sizes() -> DoctorFinding:
+    """Say what `--here` and `fleet import local` take this machine for, and which group says so."""
+    limits = [
+        f"{name} by {limit.file}"
+        for name, limit, here in (
+            ("CPU", cpu_limit(), (os.cpu_count() or 1) * 1000),
+            ("memory", memory_limit(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        )
+        if limit is not None and limit.amount < here
+    ]
+    bounds = f", bounded: {', '.join(limits)}" if limits else ""
+    return DoctorFinding(
+        "this machine", "ok", f"{cpu_milli()} thousandths of a core, {memory_mib()} MiB{bounds}"
+    )
 
 
 def _confinement(folder: Path) -> DoctorFinding:
