@@ -71,6 +71,12 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     assert config.message_bytes_max == 1 << 20
 
 
+def test_the_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "moored.toml"
+    file.write_text("port = 1001\n", encoding="utf-8-sig")
+    assert Config.load({}, HOME, file).port == 1001
+
+
 def test_the_environment_can_name_the_file_and_a_flag_names_another(tmp_path: Path) -> None:
     named = write(tmp_path / "named.toml", "port = 1\n")
     other = write(tmp_path / "other.toml", "port = 2\n")

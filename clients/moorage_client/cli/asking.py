@@ -15,6 +15,7 @@ from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
+from moorage_client.text_files import read_text
 
 _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
@@ -145,9 +146,9 @@ def json_object(text: str | None, option: str) -> Any:
         return None
     try:
         if text == "@-":
-            text = sys.stdin.read()
+            text = sys.stdin.read().removeprefix("\ufeff")
         elif text.startswith("@"):
-            text = Path(text[1:]).read_text(encoding="utf-8")
+            text = read_text(Path(text[1:]))
         value = json.loads(text)
     except OSError as error:
         raise typer.BadParameter(f"{option}: cannot read {text[1:]}: {error.strerror}") from error

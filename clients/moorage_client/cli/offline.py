@@ -19,6 +19,7 @@ from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.testing import FINDINGS_SHOWN, tested
+from moorage_client.text_files import read_text
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
@@ -128,7 +129,7 @@ def _documents(path: Path | None, option: str) -> list[dict[str, Any]]:
 
 def _read(path: Path, option: str) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except OSError as error:
         raise typer.BadParameter(f"{option}: cannot read {path}: {error.strerror}") from error
     except ValueError as error:

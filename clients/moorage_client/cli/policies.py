@@ -20,6 +20,7 @@ from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import PolicyLogs, PolicyRow, ShownPolicyChange
 from moorage_client.cli.testing import test_first
 from moorage_client.errors import RequestRefused
+from moorage_client.text_files import decode_source, read_text
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server reads."""
@@ -199,7 +200,7 @@ def document_of(path: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -243,12 +244,14 @@ def _code(path: Path) -> dict[str, str]:
         if path.name.endswith(ARCHIVE_TYPES):
             suffix = next(kind for kind in ARCHIVE_TYPES if path.name.endswith(kind))
             return _archive(path.read_bytes(), suffix)
-        return {"code": path.read_text(encoding="utf-8"), "code_type": "source"}
+        return {"code": decode_source(path.read_bytes()), "code_type": "source"}
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+    except (SyntaxError, UnicodeDecodeError) as error:
         kinds = ", ".join(ARCHIVE_TYPES)
-        raise typer.BadParameter(f"{path} is neither Python source nor {kinds}") from error
+        raise typer.BadParameter(
+            f"{path} is neither Python source, in UTF-8 or the encoding that it names, nor {kinds}"
+        ) from error
 
 
 def _directory(path: Path) -> dict[str, str]:

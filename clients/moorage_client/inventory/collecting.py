@@ -13,6 +13,7 @@ from moorage_client.inventory.kubernetes_live import KUBERNETES, is_live, live_i
 from moorage_client.inventory.openb import nodes_in, trace_document
 from moorage_client.inventory.ray import dashboard_inventory, is_ray_node, ray_inventory
 from moorage_client.inventory.this_machine import machine_inventory
+from moorage_client.text_files import decode_text
 
 FILE_BYTES_MAX: Final = 256 << 20
 """Size of one file; a larger one is refused rather than read into memory."""
@@ -101,7 +102,7 @@ def _text(source: str) -> str:
     if len(content) > FILE_BYTES_MAX:
         raise InventoryError(name, "", f"at most {FILE_BYTES_MAX} bytes")
     try:
-        return content.decode("utf-8-sig")
+        return decode_text(content)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InventoryError(name, f"line {line}", "text in UTF-8") from error

@@ -205,7 +205,7 @@ def from_file(known: Mapping[str, Setting], file: Path) -> Given:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError("config", str(file), f"expected at most {FILE_BYTES_MAX} bytes")
     try:
-        table = tomllib.loads(content.decode())
+        table = tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # Neither UTF-8 nor TOML.
         raise ConfigError("config", str(file), f"expected a TOML file: {error}") from error
     for name in table:

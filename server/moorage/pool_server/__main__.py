@@ -36,7 +36,9 @@ def _serve(job: dict[str, Any]) -> None:
         raise ValueError(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
     config = job["config"]
     if job["file"]:
-        config["resource_pool"] = read_specification(Path(job["file"]).read_text(encoding="utf-8"))
+        config["resource_pool"] = read_specification(
+            Path(job["file"]).read_text(encoding="utf-8-sig")
+        )
     address = parse_address(job["address"]) if job["address"] else address_here(os.environ)
     asyncio.run(serve(make_resource_pool(config), address, _ready, note, job["ttl"]))
 

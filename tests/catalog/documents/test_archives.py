@@ -103,11 +103,35 @@ def test_an_entry_at_the_top_and_litter(pack):
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
 @pytest.mark.parametrize(
     "name",
-    ["../evil.py", "code/../../evil.py", "/etc/evil.py", "code\\evil.py", "C:/evil.py", "a//b.py"],
+    ["../evil.py", "code/../../evil.py", "/etc/evil.py", "C:/evil.py", "a//b.py"],
 )
 def test_paths_that_lead_elsewhere_are_refused(pack, name):
     reason = refusal(pack([("code/function.py", POLICY), (name, b"x")]))
     assert repr(name) in reason
+
+
+def test_separators_of_windows_are_read_in_a_zip_alone():
+    members = [("code\\", b""), ("code\\function.py", POLICY), ("code\\a\\b.py", b"x")]
+    assert read_archive(zipped(members)) == {"function.py": POLICY, "a/b.py": b"x"}
+    for name in ("code\\..\\..\\evil.py", "\\etc\\evil.py", "C:\\evil.py", "\\\\host\\evil.py"):
+        assert "relative paths" in refusal(zipped([("code/function.py", POLICY), (name, b"x")]))
+    assert "relative paths" in refusal(tar([("function.py", POLICY), ("code\\evil.py", b"x")]))
+    twice = zipped([("code/function.py", POLICY), ("code\\function.py", b"x")])
+    assert "two members 'code/function.py'" in refusal(twice)
+
+
+@pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
+def test_one_folder_may_hold_all(pack):
+    for root in ("policy-main/", "policy-main/code/", "code/code/"):
+        packed = pack([(f"{root}function.py", POLICY), (f"{root}a/b.py", b"x")])
+        assert read_archive(packed) == {"function.py": POLICY, "a/b.py": b"x"}, root
+    beside = [("main/README.md", b"text"), ("main/code/function.py", POLICY)]
+    assert read_archive(pack(beside)) == {"function.py": POLICY}
+    assert "no code/function.py" in refusal(pack([("a/b/function.py", POLICY)]))
+    two = [("main/code/function.py", POLICY), ("README.md", b"text")]
+    assert "no code/function.py" in refusal(pack(two))
+    lost = [("main/code/function.py", POLICY), ("main/requirements.txt", b"numpy")]
+    assert "lies outside of code/" in refusal(pack(lost))
 
 
 def test_a_folder_that_leads_elsewhere_is_refused():
@@ -204,7 +228,7 @@ def test_too_many_files_are_refused(pack):
 
 
 def test_an_archive_without_the_entry_says_what_it_found():
-    reason = refusal(tar([("src/function.py", POLICY)]))
+    reason = refusal(tar([("a/src/function.py", POLICY)]))
     assert "no code/function.py among the files (src/function.py)" in reason
 
 

@@ -3,7 +3,8 @@
 `catalog.documents.policies` calls `read_archive` with the bytes of an upload, which are hostile
 until proven otherwise. Nothing is written to disk, and nothing of the content is parsed, compiled
 or run. Accepted are `.zip`, `.tar.gz` and `.tar.xz`, told apart by their first bytes; the policy
-lies at `code/function.py`, or at `function.py`.
+lies at `code/function.py`, or at `function.py`; all may lie in one folder above, as archives that
+GitHub makes have it.
 """
 
 import io
@@ -116,6 +117,7 @@ def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
 
 def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the files next to the entry, by their path from there."""
+    files = _without_folder(files)
     for root in ("code/", ""):
         if root + ENTRY in files:
             for name in _BESIDE_ENTRY if root else ():
@@ -129,6 +131,15 @@ def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
             }
     shown = ", ".join(sorted(files)[:5]) or "nothing"
     raise bad_code(f"no code/{ENTRY} among the files ({shown})", f"code/{ENTRY} or {ENTRY}")
+
+
+def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Take the one folder away that all files lie in, unless it is that of the policy."""
+    tops = {path.partition("/")[0] for path in files}
+    top = f"{tops.pop()}/" if len(tops) == 1 else ""
+    if not top or (top == "code/" and top + ENTRY in files):
+        return files
+    return {path.removeprefix(top): content for path, content in files.items()}
 
 
 def _kind_of(content: bytes) -> str:
@@ -194,9 +205,11 @@ def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
         if unpacked > _UNPACKED_BYTES_MAX:  # What is left out of the policy is unpacked, too.
             raise _too_large()
         for info in infos:
+            # Some packers of Windows write its separator, against the specification of .zip.
+            name = info.filename.replace("\\", "/")
             kind = stat.S_IFMT(info.external_attr >> 16)
-            if info.is_dir() and kind in {0, stat.S_IFDIR}:
-                _clean(info.filename.removesuffix("/"))
+            if name.endswith("/") and kind in {0, stat.S_IFDIR}:
+                _clean(name.removesuffix("/"))
                 continue
             if kind not in {0, stat.S_IFREG}:
                 raise _no_file(info.filename)
@@ -206,7 +219,7 @@ def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
                     "members stored or deflated, without a password",
                 )
             with archive.open(info) as member:
-                yield info.filename, _at_most(member)
+                yield name, _at_most(member)
 
 
 class _Readable(Protocol):

@@ -15,6 +15,7 @@ In the place of both, `input_data` is what `eval` gets, for policies that rank o
 `parameters` and `settings` lie beside it. `output` may be left out; what it names must be so.
 """
 
+import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -106,7 +107,7 @@ def read_examples(document: Mapping[str, Any], files: Mapping[str, bytes]) -> tu
         found += _listed(metadata["examples"], _DOCUMENT)
     if EXAMPLES_FILE in files:
         try:
-            listed = msgspec.json.decode(files[EXAMPLES_FILE])
+            listed = msgspec.json.decode(files[EXAMPLES_FILE].removeprefix(codecs.BOM_UTF8))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _wrong(EXAMPLES_FILE, "a list of examples as JSON", str(error)) from error
         found += _listed(listed, EXAMPLES_FILE)

@@ -1,0 +1,58 @@
+"""Text out of files, as editors and shells on any system write it.
+
+All commands that read a file of the user's read it through here.
+"""
+
+import codecs
+import io
+import re
+import tokenize
+from pathlib import Path
+from typing import Final
+
+__all__ = ["decode_source", "decode_text", "read_text"]
+
+_UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CODING: Final = re.compile(r"^(\s*#.*?coding[:=]\s*)[-\w.]+", re.ASCII)
+
+
+def decode_text(content: bytes) -> str:
+    """Return text in UTF-8, or in UTF-16 with a byte order mark; the mark is left out.
+
+    Raises:
+        UnicodeDecodeError: It is neither.
+
+    """
+    return content.decode("utf-16" if content.startswith(_UTF_16) else "utf-8-sig")
+
+
+def decode_source(content: bytes) -> str:
+    """Return Python source in the encoding that it names (PEP 263), else as `decode_text`.
+
+    The text says UTF-8 of itself then, which is what it is sent in.
+
+    Raises:
+        UnicodeDecodeError: It is not in that encoding.
+        SyntaxError: There is no such encoding.
+
+    """
+    if content.startswith(_UTF_16):
+        return decode_text(content)
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    text = content.decode(encoding)
+    if encoding.startswith("utf-8"):
+        return text
+    lines = text.split("\n", 2)
+    named = [_CODING.sub(r"\1utf-8", line) for line in lines[:2]]
+    return "\n".join([*named, *lines[2:]])
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        OSError: It cannot be read.
+        UnicodeDecodeError: As `decode_text`.
+
+    """
+    return decode_text(path.read_bytes())

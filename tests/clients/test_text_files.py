@@ -1,0 +1,63 @@
+"""Text as editors of other systems write it: byte order marks, UTF-16, and PEP 263."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from moorage_client.cli.asking import json_object
+from moorage_client.cli.policies import document_of
+from moorage_client.inventory import collect
+
+SOURCE = "class AIOSv1PolicyRule: name = 'Grüße'\n"
+FLEET = {"id": "lab", "nodes": {"nodeData": [{"id": "n1", "vcpus": {"count": 1}, "memory": 1}]}}
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_json_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+    written = tmp_path / "policy.json"
+    written.write_text(json.dumps({"code": SOURCE, "name": "Grüße"}), encoding=encoding)
+    assert document_of(written)["name"] == "Grüße"
+    assert json_object(f"@{written}", "--inputs")["code"] == SOURCE
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "function.py").write_text(SOURCE, encoding="utf-8-sig")
+    assert document_of(tmp_path)["name"] == "Grüße"  # Of the document beside the code.
+    fleet = tmp_path / "fleet.json"
+    fleet.write_text(json.dumps(FLEET), encoding=encoding)
+    assert collect([str(fleet)]).documents[0]["id"] == "lab"
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_source_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "p.py"
+    file.write_text(SOURCE, encoding=encoding)
+    assert document_of(file)["code"] == SOURCE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"# -*- coding: latin-1 -*-\n{SOURCE}",
+        f"#!/usr/bin/env python3\n# vim: set fileencoding=latin-1 :\n{SOURCE}",
+        f"# coding=cp1252\r\n{SOURCE}",
+        "# coding: latin-1",
+    ],
+)
+def test_source_names_its_encoding(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "p.py"
+    file.write_bytes(text.encode("latin-1"))
+    code = document_of(file)["code"]
+    assert code.encode() == text.replace("latin-1", "utf-8").replace("cp1252", "utf-8").encode()
+    held: dict[str, object] = {}
+    exec(compile(code.encode(), "p.py", "exec"), held)  # noqa: S102  # As the server's cells do.
+    assert "AIOSv1PolicyRule" not in held or held["AIOSv1PolicyRule"].name == "Grüße"  # type: ignore[attr-defined]  # Of the text above.
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "p.py"
+    for content in (SOURCE.encode("latin-1"), b"# coding: x\n", b"\x7fELF\0\xff"):
+        file.write_bytes(content)
+        with pytest.raises(typer.BadParameter, match="neither Python source, in UTF-8 or"):
+            document_of(file)
