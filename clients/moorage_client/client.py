@@ -202,7 +202,8 @@ class Client:
         """Hold a lease while a block runs: `async with client.lease(…) as held:`.
 
         The lease is asked for at the start, renewed every third of its TTL while the block runs,
-        also while the block blocks the event loop, and released at the end. When it is lost (it
+        also while the block blocks the event loop (but for a call into C code that holds Python's
+        global lock all the while), and released at the end. When it is lost (it
         was ended, or could not be renewed before it ran out), `held.lost` becomes true, the block
         is cancelled at its next `await`, and `LeaseLost` comes out of the `async with`. An error
         that the block raises itself is left as it is, with a note.
