@@ -82,7 +82,7 @@ def _folders(process: Path, controller: str) -> Iterator[Path]:
 
 def _paths(process: Path) -> dict[str, PurePosixPath]:
     """Return the process's path by controller of v1; by the empty name, that of v2."""
-    found = {}
+    found: dict[str, PurePosixPath] = {}
     for line in _lines(process / "cgroup"):
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         found |= dict.fromkeys(controllers.split(","), PurePosixPath(path or "/"))
