@@ -19,7 +19,7 @@ __all__ = ["HttpSession"]
 
 
 class _Trusting(HTTPAdapter):
-    """Trusts whom a context trusts, and nobody else."""
+    """Verifies certificates by one TLS context alone."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
