@@ -746,7 +746,7 @@ MUTANTS = [
         "LeaseLifecycle.give_grace",
         Replace("X.deadline < _", "X.deadline < self._turn.now"),
         "get their grace|nothing outlives",
-        0,
+        10,
     ),
     Mutant(
         "gives new time with a new place",
