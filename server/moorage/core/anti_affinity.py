@@ -49,7 +49,8 @@ def explained(refusal: Refusal, state: State, ask: Ask) -> Refusal:
     assert ask.terms.anti_affinity is not None
     group = ask.terms.anti_affinity.group
     leases = [lease.id for lease in _others(state, ask)]
-    reason = f"{refusal.reason[:-1]}; {nodes} are too near to leases of your group “{group}”."
+    are = "is" if nodes == 1 else "are"
+    reason = f"{refusal.reason[:-1]}; {nodes} {are} too near to leases of your group “{group}”."
     told = {"group": group, "nodes": nodes, "leases": leases[:LEASES_TOLD_MAX]}
     return replace(refusal, reason=reason, details={**refusal.details, "anti_affinity": told})
 

@@ -493,7 +493,7 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
                 "cluster_id": cluster,
                 "node_id": fleet.node_ids[row][1],
                 **{name: text for name, text in said.items() if text},
-                "models": sorted({fleet.models[code] for code in codes if code >= 0}),
+                "models": sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
                 "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
                 "cpu_milli_total": int(fleet.cpu_total[row]),
                 "cpu_milli_free": cpu if not fleet.closed[row] else 0,

@@ -166,7 +166,7 @@ class Feasibility:
         """Return the models that there are, where none of those that are accepted is there."""
         fleet = self._state.fleet
         codes = np.unique(fleet.gpu_model[rows])
-        models = [fleet.models[code] for code in codes[codes >= 0].tolist()]
+        models = list(filter(None, (fleet.models[code] for code in codes[codes >= 0].tolist())))
         return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
 
     def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> dict[str, Any]:
@@ -301,12 +301,18 @@ def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
 def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int) -> str:
     if not nodes:
         return "no candidate cluster has a node."
-    parts = [f"{count} {_TEXT[Misfit[name.upper()]]}" for name, count in counts.items()]
+    parts = [_part(count, _TEXT[Misfit[name.upper()]]) for name, count in counts.items()]
     gang = f", and {demand.nodes} nodes are needed at once" if demand.nodes > 1 else ""
     if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
         place = demand.topology
         gang = f"; the largest {place} that could hold it has {together} of {demand.nodes} nodes"
-    return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
+    many = refusals.counted(nodes, "node")
+    return f"of {many}, {', '.join(parts) or 'all fit one by one'}{gang}."
+
+
+def _part(count: int, text: str) -> str:
+    """Return what some of the nodes lack: 1 has, 2 have."""
+    return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
 
 
 def _no_node_has(demand: Demand, models: list[str]) -> str:

@@ -23,6 +23,12 @@ PASSING: Final = frozenset(
 )
 """What may be over when the policy is asked again."""
 
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: 1 node, 2 nodes."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 # Of a request, before its policy is asked ----------------------------------------------------
 
 
@@ -95,7 +101,8 @@ def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusa
 
 def reserved_for_others(refusal: Refusal, many: int) -> Refusal:
     """There is no room, and reservations of others are among the reasons."""
-    reason = f"{refusal.reason[:-1]}; {many} are reserved for other tenants."
+    are = "is" if many == 1 else "are"
+    reason = f"{refusal.reason[:-1]}; {many} {are} reserved for other tenants."
     return replace(refusal, reason=reason, details={**refusal.details, "reserved_in_advance": many})
 
 
@@ -119,8 +126,10 @@ def no_such_reservation(name: str) -> Refusal:
 
 def not_free_then(nodes: int, free: int, reserved: int, leased: int) -> Refusal:
     """Too few nodes are free of others' leases and reservations at that time."""
-    others = f"{reserved} have reservations, and on {leased} leases of others last longer"
-    reason = f"{nodes} nodes are needed, and {free} can be reserved for that time: {others}."
+    has, needed = "has" if reserved == 1 else "have", "is" if nodes == 1 else "are"
+    others = f"{reserved} {has} reservations, and on {leased} leases of others last longer"
+    wanted = f"{counted(nodes, 'node')} {needed} needed"
+    reason = f"{wanted}, and {free} can be reserved for that time: {others}."
     details = {"verdict": "not_now", "nodes": nodes, "free": free}
     details |= {"reserved": reserved, "leased": leased}
     return Refusal(Code.NO_CAPACITY, reason, "starts_at", "a later time", details)
@@ -203,7 +212,7 @@ def kept_for_head() -> Refusal:
 
 def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
     """What was proposed was taken by others, again and again."""
-    reason = f"Others were faster {times} times in a row; try again."
+    reason = f"Others were faster {counted(times, 'time')} in a row; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
 

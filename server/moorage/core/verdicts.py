@@ -75,7 +75,8 @@ class NodeKinds:
 
         sample, here = self._sample, np.unique(self._kinds[allowed])
         codes = np.unique(sample.gpu_model[here])
-        models = [sample.models[code] for code in codes[codes >= 0].tolist()]
+        # Of a GPU whose model is not known the name is empty: no one can ask for it.
+        models = list(filter(None, (sample.models[code] for code in codes[codes >= 0].tolist())))
         largest = {
             "nodes": int(np.count_nonzero(allowed)),
             "models": models[:NAMES_MAX],

@@ -5,8 +5,10 @@ What a policy said counts for nothing here: `verification` judges it with the sa
 that the policy, the queue and the explanations use.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -17,6 +19,11 @@ from moorage.core.facts import Refusal
 from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Share
 from moorage.policy import Fleet, ProposedShare, gang_groups
 
+NAMES_SHOWN_MAX: Final = 5
+"""Names offered where a proposal has a wrong one."""
+NAMES_COMPARED_MAX: Final = 200
+"""Names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
+NAME_CHARS_MAX: Final = 100
 _NOTHING: Final = Demand()
 
 
@@ -55,7 +62,8 @@ def verify(
 
     """
     if ask.demand is not None and len(wishes) != ask.demand.nodes:
-        wanted, got = _counted(ask.demand.nodes, "node"), _counted(len(wishes), "node")
+        wanted = refusals.counted(ask.demand.nodes, "node")
+        got = refusals.counted(len(wishes), "node")
         return _unsound("", wanted, f"the policy proposed {got}")
     shares: list[Share] = []
     for number, proposed in enumerate(wishes):
@@ -85,11 +93,11 @@ def _one(
     taken: Placement,
 ) -> Share | Unsound | Stale:
     if ask.candidates is not None and proposed.cluster_id not in ask.candidates:
-        return _unsound(
-            f"{path}cluster_id", "one of the candidates", f"“{proposed.cluster_id}” is none"
-        )
+        found = _unknown(proposed.cluster_id, ask.candidates)
+        return _unsound(f"{path}cluster_id", "one of the candidates", found)
     if proposed.cluster_id not in clusters:
-        return _unsound(f"{path}cluster_id", "a live cluster", f"“{proposed.cluster_id}” is none")
+        found = _unknown(proposed.cluster_id, clusters)
+        return _unsound(f"{path}cluster_id", "a live cluster", found)
     if ask.terms is None and ask.demand is None:
         return _advised(proposed, fleet, clusters[proposed.cluster_id], path)
     if proposed.node_id is None:
@@ -98,9 +106,7 @@ def _one(
         return Stale(refusals.nothing_fits_in(proposed.cluster_id))
     row = fleet.row(proposed.cluster_id, proposed.node_id)
     if row is None:
-        return _unsound(
-            f"{path}node_id", f"a node of {proposed.cluster_id}", f"“{proposed.node_id}” is none"
-        )
+        return _no_node(proposed.node_id, clusters[proposed.cluster_id], path)
     if (proposed.cluster_id, proposed.node_id) in map(_pair, taken):
         return _unsound(f"{path}node_id", "different nodes", f"“{proposed.node_id}” is named twice")
     return _on_node(ask, proposed, fleet, row, path)
@@ -111,13 +117,10 @@ def _advised(proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str)
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)
         if row is None:
-            return _unsound(
-                f"{path}node_id", f"a node of {cluster.id}", f"“{proposed.node_id}” is none"
-            )
+            return _no_node(proposed.node_id, cluster, path)
         if unknown := [gpu for gpu in proposed.gpus or () if gpu not in fleet.gpu_ids[row]]:
-            return _unsound(
-                f"{path}gpus", f"GPUs of {proposed.node_id}", f"{unknown} are not there"
-            )
+            found = _unknown(unknown[0], fleet.gpu_ids[row])
+            return _unsound(f"{path}gpus", f"GPUs of {proposed.node_id}", found)
     return Share(proposed.cluster_id, proposed.node_id or NodeId(""), proposed.gpus or ())
 
 
@@ -140,12 +143,11 @@ def _on_node(
             return _stale(fleet, row, need, path)
     else:
         if unknown := [gpu for gpu in proposed.gpus if gpu not in ids]:
-            return _unsound(
-                f"{path}gpus", f"GPUs of {proposed.node_id}", f"{unknown} are not there"
-            )
+            found = _unknown(unknown[0], ids)
+            return _unsound(f"{path}gpus", f"GPUs of {proposed.node_id}", found)
         columns = [ids.index(gpu) for gpu in proposed.gpus]
         if ask.demand is not None and len(columns) != ask.demand.gpus:
-            wanted = _counted(ask.demand.gpus, "GPU")
+            wanted = refusals.counted(ask.demand.gpus, "GPU")
             return _unsound(f"{path}gpus", wanted, f"{len(columns)} proposed")
         if not _all_set(fleet.eligible_gpus(need)[row], columns):
             return _unsound(
@@ -216,8 +218,21 @@ def _group(fleet: Fleet, share: Share, groups: npt.NDArray[np.int64]) -> int:
     return -1 if row is None else int(groups[row])
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _no_node(name: str, cluster: Cluster, path: str) -> Unsound:
+    found = _unknown(name, (node.id for node in cluster.nodes))
+    return _unsound(f"{path}node_id", f"a node of {cluster.id}", found)
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    """Say that a name is none, and which there are: those most like it first."""
+    name = name[:NAME_CHARS_MAX]
+    some = list(islice(known, NAMES_COMPARED_MAX))
+    near = get_close_matches(name, some, NAMES_SHOWN_MAX)
+    shown = list(dict.fromkeys([*near, *some]))[:NAMES_SHOWN_MAX]
+    more = ", …" if len(some) > len(shown) else ""
+    are = "is" if len(shown) == 1 else "are"
+    there = f"there {are} {', '.join(shown)}{more}" if shown else "there are none"
+    return f"“{name}” is none; {there}"
 
 
 def _unsound(field: str, expected: str, found: str) -> Unsound:

@@ -48,9 +48,9 @@ def test_without_a_demand_the_emptiest_node_wins_with_its_free_gpus():
 def test_only_what_is_asked_for_counts():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "0", "1", cpu_milli=2000)
-    why = "none of its 1 nodes has anything free"
+    why = "its only node has not anything free"
     assert dry_run(fleet, "a", None) == {"score": 0.0, "node_info": {}, "error": why}
-    full = "none of its 1 nodes has room for the block's `resources` now"
+    full = "its only node has not room for the block's `resources` now"
     nowhere = {"score": 0.0, "node_info": {}, "error": full}
     assert dry_run(fleet, "a", Demand(gpus=1)) == nowhere
     info = {"node_id": "a0", "gpus": []}
