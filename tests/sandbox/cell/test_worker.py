@@ -142,3 +142,25 @@ async def test_one_that_is_given_up_leaves_the_others_alone(bench):
     with pytest.raises(asyncio.CancelledError):
         await given_up
     assert await evaluate(bench, bench.policy("return 1", "other")) == 1
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "return math.pi",
+            "NameError: name 'math' is not defined. Did you forget to import 'math'?",
+        ),
+        ("return settings", "name 'settings' is not defined. Did you mean: 'self.settings'?"),
+        ("return self.setings", "no attribute 'setings'. Did you mean: 'settings'?"),
+        ("import json\nreturn json.dumpz", "no attribute 'dumpz'. Did you mean: 'dump'?"),
+        ("from json import dumpz", "cannot import name 'dumpz' from 'json'. Did you mean: 'dump'?"),
+        ("raise NameError", "the policy raised NameError"),
+    ],
+)
+async def test_what_python_suggests_for_a_misspelt_name_is_passed_on(shared, body, said):
+    refusal = await refused(shared, shared.policy(body, "misspelt"))
+    assert refusal.code is Code.POLICY_ERROR
+    assert "/python" not in refusal.reason, "where libraries lie is private"
+    assert said in refusal.reason

@@ -5,7 +5,6 @@ Sources live in memory; a policy imports what `preload` lists through `sys.modul
 through `imports`. What only a caller can supply does not keep a policy from being registered.
 """
 
-import builtins
 import contextlib
 import importlib
 import inspect
@@ -16,7 +15,6 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Final
 
@@ -50,9 +48,9 @@ _SUSPENDING: Final = (
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
-_NAME_LOOKED_UP_MAX: Final = 100
-_NEARLY: Final = 0.7
-"""Likeness from which on a name is taken for a misspelt one."""
+_SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
+_PRIVATE_PLACE: Final = re.compile(r" \((?:/[^)]*|unknown location)\)?$")
+"""Where a library lies on this machine, in the message of an ImportError."""
 _NO_VALUE: Final = object()
 _NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
@@ -344,8 +342,6 @@ class Policy:
             message = f"{type(error).__name__}: {error.msg}"[:MESSAGE_CHARACTERS_MAX]
         else:
             message, where, line = describe(error)
-            if isinstance(error, ImportError):  # Where libraries lie here is private.
-                message = re.sub(r" \((?:/[^)]*|unknown location)\)?$", "", message)
             message = f"{name_of(error)}: {message}" if message else name_of(error)
             file, column = where or file, 0
             text = _line_of(file, line)
@@ -382,7 +378,10 @@ def name_of(value: object) -> str:
 def describe(error: BaseException) -> tuple[str, str, int]:
     """Return an exception's message, and file and line within the policy where it was raised."""
     try:
-        message = (str.__str__(str(error)) + _nearest(error))[:MESSAGE_CHARACTERS_MAX]
+        message = str.__str__(str(error))
+        if isinstance(error, ImportError):
+            message = _PRIVATE_PLACE.sub("", message)
+        message = (message + _suggestion(error, str(error)))[:MESSAGE_CHARACTERS_MAX]
         message = message.encode("utf-8", "replace").decode()
     except BaseException:  # noqa: BLE001  # __str__ of the policy may raise anything.
         message = "(its message could not be read)"
@@ -416,17 +415,14 @@ def calls_of(error: BaseException) -> tuple[str, ...]:
         return ()
 
 
-def _nearest(error: BaseException) -> str:
-    """Return what Python's own traceback would suggest for a misspelt name; "" for nothing."""
-    if not isinstance(error, AttributeError | NameError) or isinstance(error, UnboundLocalError):
+def _suggestion(error: BaseException, message: str) -> str:
+    """Return what Python's own traceback suggests beside the message; "" for nothing."""
+    if not message or not isinstance(error, AttributeError | ImportError | NameError):
         return ""
-    name = error.name
-    if not isinstance(name, str) or len(name) > _NAME_LOOKED_UP_MAX or "Did you mean" in str(error):
-        return ""
-    if isinstance(error, AttributeError):
-        known = dir(error.obj)
-    else:
-        frame = [each for each, _ in traceback.walk_tb(error.__traceback__)][-1]
-        known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = get_close_matches(name, [each for each in known if type(each) is str], 1, _NEARLY)
-    return f". Did you mean: {near[0]!r}?" if near else ""
+    shown = "".join(
+        traceback.TracebackException(
+            type(error), error, error.__traceback__, limit=-1, lookup_lines=False
+        ).format_exception_only()
+    )
+    found = _SUGGESTION.match(shown.partition(message)[2])
+    return f". {found[1]}" if found else ""
