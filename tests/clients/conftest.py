@@ -62,6 +62,10 @@ class Harbour:
         self.heard: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
         self.mute: set[str] = set()
+        self.refusals = dict(REFUSALS)
+        self.registered: list[str] = []
+        self.backends = ["local"]
+        self.states: list[dict[str, Any]] = []
         self.garbage: str | bytes | None = None
         self.drop_after_grant = False
         self.gate = Gate()
@@ -155,8 +159,15 @@ class Harbour:
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         policy = message["policy_rule_uri"]
-        if policy in REFUSALS:
-            return no(**REFUSALS[policy])
+        if policy in self.refusals:
+            return no(**self.refusals[policy])
+        if self.registered and policy not in self.registered:
+            known = {"nearest": [], "registered": self.registered}
+            return no("unknown_policy", "It is not here.", field="policy_rule_uri", **known)
+        backend = message.get("provision", {}).get("backend", "")
+        if backend and backend not in self.backends:
+            there = {"field": "provision.backend", "backends": self.backends}
+            return no("unsupported", "It is not here.", **there)
         if policy == "slow:1-x":
             await self.gate.opened()
         place = {"cluster_id": "c0", "node_id": "n1", "gpus": ["0", "1"]}
@@ -220,8 +231,25 @@ class Harbour:
         lease = self.leases.get(message["request"])
         if lease is None:
             return no("unknown_lease", "There is no such lease.")
+        if self.states:
+            lease |= self.states.pop(0)
         seen = {name: value for name, value in lease.items() if name != "token"}
         return {"success": True, "data": lease["placement"], "lease": seen}
+
+    def _logs(self, message: dict[str, Any]) -> dict[str, Any]:
+        output = {"base64": "", "offset": 0, "attempt": 1, "over": True, "exit_code": 0}
+        return {"success": True, "data": output}
+
+    def _decisions(self, message: dict[str, Any]) -> dict[str, Any]:
+        wanted = message.get("filters", {}).get("state")
+        rows = [
+            {"request": f"r-{number}", "at": 100.0 - number, "state": state, "reason": f"{state}!"}
+            for number, state in enumerate(("granted", "ended", "refused", "ended"))
+        ]
+        rows = [row for row in rows if wanted in (None, row["state"])]
+        start = int(message.get("after", 0))
+        following = str(start + 1) if len(rows) > start + 1 else None
+        return {"success": True, "data": {"decisions": rows[start : start + 1], "next": following}}
 
     def _why(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"success": True, "data": {"request": message["request"], "reason": "\x1b[31mred"}}

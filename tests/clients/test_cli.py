@@ -139,7 +139,7 @@ def test_each_no_has_its_exit_code(shell, policy, code, exit_code):
 
 
 def test_a_refusal_shows_its_details(shell):
-    assert 'similar: ["first:1-x"]' in shell("ask", "unknown:1-x").stderr
+    assert "similar: first:1-x" in shell("ask", "unknown:1-x").stderr
 
 
 def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
@@ -386,3 +386,122 @@ def test_what_was_never_planned_has_no_time(capsys):
     assert "1970" not in shown
     assert "retry_at" not in shown
     assert '{"attempt": 1}' in shown
+
+
+def ran(harbour):
+    """Return what `moorage run` asked for, request by request."""
+    return [each for each in harbour.heard if "policy_rule_uri" in each]
+
+
+def test_run_takes_a_policy_that_there_is(shell, harbour):
+    harbour.registered = ["mine:1-x", "other:1-x"]
+    done = shell("run", "--", "true")
+    assert [each["policy_rule_uri"] for each in ran(harbour)] == ["best_fit:1.0-stable", "mine:1-x"]
+    assert "mine:1-x decides: no best_fit:1.0-stable here (--policy says another)" in done.stderr
+
+
+def test_run_takes_no_other_policy_than_the_one_that_is_named(shell, harbour):
+    harbour.registered = ["mine:1-x"]
+    assert shell("run", "-p", "theirs:1-x", "--", "true").returncode == 5
+    shell.environment["MOORAGE_POLICY"] = "theirs:1-x"
+    assert shell("run", "--", "true").returncode == 5
+    assert {each["policy_rule_uri"] for each in ran(harbour)} == {"theirs:1-x"}
+
+
+def test_run_takes_the_only_backend_and_says_that_it_needs_an_image(shell, harbour):
+    harbour.backends = ["kubernetes"]
+    done = shell("run", "--", "true")
+    assert done.returncode == 2
+    assert "--image: expected the image to run it in: the backend kubernetes" in done.stderr
+    shell("run", "--image", "busybox", "--", "true")
+    assert ran(harbour)[-1]["provision"] == {
+        "backend": "kubernetes",
+        "spec": {
+            "command": ["true"],
+            "environment": {},
+            "category": "container",
+            "image": "busybox",
+        },
+    }
+
+
+def test_run_chooses_among_no_backends(shell, harbour):
+    harbour.backends = ["aws", "ray"]
+    done = shell("run", "--", "true")
+    assert done.returncode == 2
+    assert "--backend: expected one that this server has: aws, ray" in done.stderr
+    assert len(ran(harbour)) == 1
+    shell("run", "--backend", "ray", "--", "true")
+    assert "workdir" not in ran(harbour)[-1]["provision"]["spec"]
+
+
+def starts(phase, **more):
+    workload = {"backend": "local", "phase": phase, "detail": more.pop("detail", "")}
+    return {"state": "starting", "workload": workload, **more}
+
+
+PROVISION = ("ask", "first:1-x", "--lease", "--provision", '{"backend": "local"}')
+
+
+def test_ask_waits_until_what_it_starts_is_ready(shell, harbour):
+    harbour.states = [starts("pulling", detail="3 of 9"), starts("ready", state="active")]
+    done = shell(*PROVISION, "--until", "active")
+    assert (done.returncode, done.stdout) == (0, "l-1  c0/n1 gpus 0,1\n")
+    assert "l-1: pulling 3 of 9" in done.stderr
+    assert "active; ends in" in done.stderr
+
+
+def test_ask_says_so_where_it_never_is_ready(shell, harbour):
+    harbour.states = [starts("failed", state="ended", reason="no such image")]
+    done = shell(*PROVISION, "--until=active", "--json")
+    assert done.returncode == 7
+    assert "no such image" in only_json(done)["message"]
+
+
+def test_nothing_is_waited_for_where_nothing_starts(shell, harbour):
+    assert shell("ask", "first:1-x", "--lease", "--until", "active").returncode == 2
+    assert harbour.heard == []
+
+
+def test_history_is_what_ended_or_was_refused_and_why(shell, harbour):
+    rows = only_json(shell("history", "--json"))
+    assert [row["request"] for row in rows] == ["r-1", "r-2", "r-3"]
+    assert [row["request"] for row in only_json(shell("history", "--limit=1", "--json"))] == ["r-1"]
+    [granted] = only_json(shell("history", "--state", "granted", "--json"))
+    assert granted["state"] == "granted"
+    assert "refused!" in shell("history").stdout
+
+
+def test_tenants_are_told_apart_where_there_are_several(shell, harbour):
+    shell("ask", "first:1-x", "--lease")
+    shell("ask", "first:1-x", "--lease")
+    assert "tenant" not in shell("leases").stdout
+    harbour.leases["l-2"]["tenant"] = "ann"
+    shown = shell("leases").stdout
+    assert "tenant" in shown
+    assert "ann" in shown
+    assert "local" in shown
+
+
+def test_a_refusal_is_told_in_words(shell, harbour):
+    details = {
+        "verdict": "never",
+        "misfits": {"gpu_count": 2},
+        "largest": {"nodes": 2, "models": [""], "gpus": 0},
+        "fits_if": [{"field": "resources.gpus", "asked": 8, "fits": 4}],
+        "backends": [],
+        "data": {"a": []},
+    }
+    harbour.refusals["huge:1-x"] = {**harbour.refusals["huge:1-x"], **details}
+    said = shell("ask", "huge:1-x").stderr
+    assert "misfits: gpu count 2\n" in said
+    assert "largest: nodes 2, gpus 0\n" in said
+    assert "fits if: resources.gpus 4 instead of 8\n" in said
+    assert 'data: {"a": []}\n' in said
+    assert "backends" not in said
+
+
+@pytest.mark.parametrize("value", [[], {}, [""], {"a": [""]}, [[], {}]])
+def test_what_is_empty_is_not_shown(capsys, value):
+    fields({"fits_if": value, "models": value, "state": "refused"})
+    assert capsys.readouterr().out == "state    refused\n"

@@ -88,9 +88,14 @@ def test_an_error_shows_the_authors_own_lines_and_a_suggestion(server, tmp_path)
 def test_push_tests_first_unless_told_not_to(server, tmp_path):
     (tmp_path / "typo.py").write_text(TYPO)
     push = ("policy", "push", "typo.py", "--uri", "typo:1-x")
-    assert "FAILS" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
     assert server.http.get("/policy/typo:1-x").status_code == 404
     assert moorage(server, *push, "--no-test", folder=tmp_path).stdout == "typo:1-x\n"
+    activate = ("policy", "activate", "typo:1-x")
+    assert "was not activated" in moorage(server, *activate, code=6).stderr
+    said = json.loads(moorage(server, *activate, "--json", code=6).stdout)
+    assert (said["success"], said["error"]["code"]) == (False, "bad_policy")
+    assert moorage(server, *activate, "--force").stdout == "typo:stable -> typo:1-x\n"
     refused = server.ask("typo:1-x", resources={"gpus": 1})["error"]
     assert refused["traceback"] == [
         'function.py, line 8, in eval: return self.pick(input_data["fleet"])',
@@ -105,5 +110,31 @@ def test_examples_say_what_a_policy_is_for(server, tmp_path):
     examples = [{"input_data": [{"id": "a"}, {"id": "b"}], "output": ["a", "b"]}]
     (tmp_path / "examples.json").write_text(json.dumps(examples))
     push = ("policy", "push", "ranks.py", "--uri", "ranks:1-x")
-    assert "FAILS" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    assert "NOT SOUND" in moorage(server, *push, code=6, folder=tmp_path).stderr
     moorage(server, *push, "--examples", "examples.json", folder=tmp_path)
+
+
+def test_what_is_unsound_is_registered_by_force_alone(server, tmp_path):
+    """What it proposes is never there: it raises nothing, and places nothing."""
+    text = policy("return {'cluster_id': 'nowhere'}", "wrong:1-x")["code"]
+    (tmp_path / "wrong.py").write_text(text)
+    push = ("policy", "push", "wrong.py", "--uri", "wrong:1-x")
+    assert "--force" in moorage(server, *push, code=6, folder=tmp_path).stderr
+    assert server.http.get("/policy/wrong:1-x").status_code == 404
+    assert moorage(server, *push, "--force", folder=tmp_path).stdout == "wrong:1-x\n"
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_file_has_one_name_in_what_is_said_of_it(server, tmp_path, folder):
+    path = tmp_path / ("mine/code/function.py" if folder else "mine.py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("improt json\n")
+    name = "mine" if folder else "mine.py"
+    shown = str(path.relative_to(tmp_path))
+    push = ("policy", "push", name, "--uri", "mine:7-x", "--no-test")
+    assert (
+        f"code: {shown}, line 1: SyntaxError"
+        in moorage(server, *push, code=3, folder=tmp_path).stderr
+    )
+    tried = moorage(server, "policy", "test", name, code=6, folder=tmp_path)
+    assert f"{shown}, line 1: SyntaxError" in tried.stdout

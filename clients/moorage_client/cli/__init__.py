@@ -5,6 +5,7 @@ shell completion are quick.
 """
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     from moorage_client.cli.program import run  # noqa: PLC0415  # See the module docstring.
 
+    # What goes wrong is said once, in our words, and not in those of a library as well.
+    logging.getLogger("websockets").addHandler(logging.NullHandler())
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # Closed by our parent process; what is written goes nowhere.

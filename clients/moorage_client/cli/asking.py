@@ -1,7 +1,10 @@
 """The commands that change something: ask, renew, release, cancel."""
 
+import asyncio
 import json
 import sys
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -9,17 +12,30 @@ import typer
 
 from moorage.model import LeaseTerms
 from moorage.protocol.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
-from moorage_client.answers import Answer, Lease
+from moorage_client.answers import Answer, Lease, read_lease
 from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
+from moorage_client.errors import LeaseLost
 from moorage_client.text_files import read_text
 
 _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
 _POLICY: Final = "For the policy"
+
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at a workload that starts."""
+_OVER: Final = frozenset({"ending", "ended", "warm"})
+
+
+class Until(StrEnum):
+    """How far a request is when `moorage ask` returns."""
+
+    GRANTED = "granted"
+    ACTIVE = "active"
+
 
 LeaseArgument = Annotated[
     str, typer.Argument(help="Id of the lease", autocompletion=completing.leases)
@@ -225,11 +241,20 @@ def ask(
     provision: Annotated[
         str | None, typer.Option(help="What to start: JSON, @file", rich_help_panel=_LEASE)
     ] = None,
+    until: Annotated[
+        Until,
+        typer.Option(
+            help="Return once it is granted, or once what --provision starts is ready",
+            rich_help_panel=_LEASE,
+        ),
+    ] = Until.GRANTED,
     explain: Annotated[bool, typer.Option("--explain", help="Show the reasons")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
 ) -> None:
     """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
     more = _gives_way(preemptible, runtime_min, notice) | _shorter(ttl_min) | _apart(apart)
+    if until is Until.ACTIVE and provision is None:
+        raise typer.BadParameter("--until active is about what --provision starts; add that")
     terms = _terms(lease, ttl, wait, priority, more, key, project, provision)
     resources = {
         "gpus": gpus,
@@ -257,12 +282,42 @@ def ask(
         "dry_run": dry_run,
     }
 
-    async def work(client: Any) -> tuple[Answer, str]:
-        return await client.ask(policy, lease=terms, **request), client.url
+    stored = True
 
-    answer, url = session.run(work)
-    stored = keep(answer.lease, url)
+    async def work(client: Any) -> Answer:
+        nonlocal stored
+        answer: Answer = await client.ask(policy, lease=terms, **request)
+        stored = keep(answer.lease, client.url)
+        if until is Until.ACTIVE and answer.lease is not None:
+            active = await _active(client, answer.lease, quiet=session.json)
+            answer = replace(answer, lease=active)
+        return answer
+
+    answer = session.run(work)
     _show(session, answer, stored)
+
+
+async def _active(client: Any, lease: Lease, *, quiet: bool) -> Lease:
+    """Wait until what a lease starts is ready; return the lease as it is then.
+
+    Raises:
+        LeaseLost: It ended before.
+
+    """
+    last = ""
+    while True:
+        now = read_lease({**await client.status(lease.id), "token": lease.token})
+        if now.state in _OVER:
+            raise LeaseLost(lease.id, now.reason or f"it is {now.state}")
+        if now.state == Until.ACTIVE:
+            return now
+        workload = now.workload
+        said = "" if workload is None else f"{workload.phase} {workload.detail}".strip()
+        if said != last and not quiet:
+            note(f"{lease.id}: {said or now.state}")
+        last = said
+        pause = LOOK_SECONDS  # Details of a start are told to no one who watches.
+        await asyncio.sleep(pause)
 
 
 def renew(

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import typer
 
+from moorage_client.cli.output import counted
+
 SECONDS_MAX: Final = 1.5
 """How long a user who pressed Tab waits at most."""
 SHOWN_MAX: Final = 200
@@ -50,7 +52,7 @@ def clusters(context: typer.Context, incomplete: str) -> Names:
 
     async def names(client: Any) -> Names:
         rows = await client.fleet().all()
-        return [(row["cluster_id"], f"{row['nodes']} nodes") for row in rows]
+        return [(row["cluster_id"], counted(row["nodes"], "node")) for row in rows]
 
     return _completed(incomplete, lambda: _with_client(context, names))
 

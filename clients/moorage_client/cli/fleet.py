@@ -11,7 +11,7 @@ import typer
 from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
-from moorage_client.cli.output import note, print_json, say, table
+from moorage_client.cli.output import counted, note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import ClusterStored
 from moorage_client.errors import MoorageError, RequestRefused, refusal
@@ -274,5 +274,6 @@ def _out_of_service(session: CommandSession, told: Mapping[str, Any]) -> None:
         return
     place = "/".join(filter(None, (told["cluster_id"], told["node_id"])))
     leases = told["leases"]
-    left = f"{len(leases)} lease(s) there: {', '.join(leases)}" if leases else "no lease is there"
+    there = f"{counted(len(leases), 'lease')} there: {', '.join(leases)}"
+    left = there if leases else "no lease is there"
     say(f"{place} is {told['unavailable']}; {left}")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import IO, Any, Final
 
 from moorage.model import Code
-from moorage_client.cli.output import note
+from moorage_client.cli.output import counted, note
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, RequestRefused, Timeout, refusal
 from moorage_client.inventory import Document
@@ -101,4 +101,4 @@ def _report(session: CommandSession, document: Document) -> None:
             f", {row['nodes_unavailable']} of them unavailable" if row["nodes_unavailable"] else ""
         )
         why = f"; out of date: {row['unavailable']}" if row["unavailable"] else ""
-        note(f"{row['cluster_id']}: {row['nodes']} nodes{few}{why}")
+        note(f"{row['cluster_id']}: {counted(row['nodes'], 'node')}{few}{why}")

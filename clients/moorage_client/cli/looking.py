@@ -4,18 +4,27 @@ import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from decimal import Decimal
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import typer
 
 from moorage.protocol.replies import WorkloadObject
-from moorage_client.answers import Lease, read_as, read_lease
+from moorage_client.answers import Lease, read_as, read_lease, read_object
 from moorage_client.cli import completing
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.output import ends_in, fields, local_time, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import ClusterRow, NodeRow, NodeVerdictRow, ShownWaiter
+from moorage_client.cli.shapes import (
+    ClusterRow,
+    NodeRow,
+    NodeVerdictRow,
+    ShownDecision,
+    ShownWaiter,
+)
+from moorage_client.listing import pages
 
+HISTORY_MAX: Final = 10_000
 SubjectArgument = Annotated[
     str, typer.Argument(help="Id of a lease or request", autocompletion=completing.subjects)
 ]
@@ -38,6 +47,7 @@ def leases(
     def cells(lease: Lease) -> list[Any]:
         shown: list[Any] = [
             lease.id,
+            lease.tenant,
             lease.state,
             where(lease.placement),
             ends_in(lease.expires_at),
@@ -49,7 +59,7 @@ def leases(
         session,
         work,
         [
-            *("lease", "state", "where", "ends in>", "fencing>", "policy"),
+            *("lease", "tenant?", "state", "where", "ends in>", "fencing>", "policy"),
             *(("granted", "workload") if session.wide else ()),
         ],
         lambda rows: [cells(read_lease(row)) for row in rows],
@@ -89,6 +99,58 @@ def why(
         say(f"  and more; the first {len(rows)} are listed")
 
 
+class Became(StrEnum):
+    """What became of a request."""
+
+    GRANTED = "granted"
+    QUEUED = "queued"
+    REQUEUED = "requeued"
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+def history(
+    session: CommandSession,
+    state: Annotated[
+        Became | None, typer.Option(help="Only these (else what ended or was refused)")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=HISTORY_MAX, help="Rows at most")] = 20,
+) -> None:
+    """Show which leases ended and which requests were refused of late, and why; newest first."""
+    wanted = {Became.ENDED, Became.REFUSED} if state is None else {state}
+    filters = {} if state is None else {"filters": {"state": state.value}}
+
+    async def work(client: Any) -> list[dict[str, Any]]:
+        listed = pages(client.url, client.call, ("decisions", "decisions"), read_object, filters)
+        found: list[dict[str, Any]] = []
+        async for row in listed:
+            if row.get("state") in wanted:
+                found.append(row)
+                if len(found) == limit:
+                    break
+        return found
+
+    shown(
+        session,
+        work,
+        ("when", "lease or request", "tenant?", "what", "policy", "resources", "why"),
+        lambda rows: [
+            [
+                local_time(row.at),
+                row.request,
+                row.tenant,
+                row.state,
+                row.policy_rule_uri,
+                _wants(row.resources),
+                row.reason,
+            ]
+            for row in read_as(list[ShownDecision], rows)
+        ],
+        empty="Nothing yet. What holds: moorage leases; what waits: moorage queue",
+        watch=False,
+    )
+
+
 def queue(session: CommandSession, watch: WatchFlag = False) -> None:
     """List your waiting requests, in the order in which they are served."""
 
@@ -101,6 +163,7 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
         shown: list[Any] = [
             waiter.position,
             waiter.request,
+            waiter.tenant,
             waiter.policy_rule_uri,
             waiter.priority,
         ]
@@ -115,6 +178,7 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
             *(
                 "position>",
                 "request",
+                "tenant?",
                 "policy",
                 "priority>",
                 "turn in>",
@@ -207,7 +271,7 @@ def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
 
 def _cluster_notes(rows: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{row.cluster_id}: {row.nodes_unavailable} of {row.nodes} nodes take nothing new;"
+        f"{row.cluster_id}: {_of(row.nodes_unavailable, row.nodes)} nothing new;"
         f" why: moorage fleet {row.cluster_id}"
         for row in read_as(list[ClusterRow], rows)
         if row.nodes_unavailable
@@ -273,6 +337,10 @@ def _thousandths(free: int | None, total: int | None) -> str:
 def _free(gpus: Mapping[str, int]) -> str:
     """Return the devices of a node, with the thousandths free of each that is not all free."""
     return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in gpus.items())  # noqa: PLR2004  # A whole GPU.
+
+
+def _of(some: int, nodes: int | str) -> str:
+    return f"{some} of {nodes} {'node' if nodes == 1 else 'nodes'} take{'s' * (some == 1)}"
 
 
 def _wants(resources: Mapping[str, Any] | None) -> str:

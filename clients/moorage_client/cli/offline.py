@@ -14,7 +14,7 @@ import typer
 
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
-from moorage_client.cli.output import note, print_json, say, table
+from moorage_client.cli.output import counted, note, print_json, say, table
 from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
@@ -141,14 +141,15 @@ def _show(report: dict[str, Any]) -> None:
         say(finding)
     more = len(report["findings"]) - FINDINGS_SHOWN
     if more > 0:
-        say(f"… and {more} more findings (--json has all)")
+        say(f"… and {more} more {'finding' if more == 1 else 'findings'} (--json has all)")
     for remark in report["notes"]:
         note(f"note: {remark}")
     if report["requests"]:
         outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
         p50, longest = 1e3 * report["p50_seconds"], 1e3 * report["max_seconds"]
         seeds = ", ".join(map(str, report["hash_seeds"]))
-        say(f"{len(report['requests'])} requests: {outcomes}; under hash seeds {seeds}")
+        asked = counted(len(report["requests"]), "request")
+        say(f"{asked}: {outcomes}; under hash seeds {seeds}")
         if longest:  # Of rankings and blocks no time is taken.
             say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
     if report["printed"]:
@@ -264,7 +265,7 @@ def _policy(session: CommandSession, name: str) -> dict[str, Any]:
 def _show_backtest(outcome: dict[str, Any]) -> None:
     table(
         (
-            "rule",
+            "policy",
             "asked>",
             "granted>",
             "alloc. %>",
@@ -291,7 +292,7 @@ def _show_backtest(outcome: dict[str, Any]) -> None:
         empty="No policies.",
     )
     table(
-        ("rule", "size", "asked>", "granted>", "mean s>"),
+        ("policy", "size", "asked>", "granted>", "mean s>"),
         (
             (
                 run["rule"],

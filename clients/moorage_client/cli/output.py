@@ -39,6 +39,10 @@ _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"
 _LEVELS: Final = 8
 """How deep times are looked for in what a server says, which may nest without end."""
 
+FITS_IF: Final = "fits_if"
+_CHANGE: Final = frozenset({"field", "asked", "fits"})
+"""Fields of a change that would make a request fit."""
+
 _FAR_SECONDS: Final = 1e12
 """Times after this, some thirty thousand years from now, do not come."""
 
@@ -157,7 +161,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     """Print a table, or the sentence `empty` where there are no rows.
 
     Args:
-        columns: Headings; one that ends in `>` is set to the right.
+        columns: Headings; one that ends in `>` is set to the right, and one that ends in `?` is
+            shown only where its cells differ.
         rows: Cells by row.
         empty: What to say instead of an empty table.
 
@@ -176,7 +181,13 @@ def made_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Any:
     from rich.text import Text  # noqa: PLC0415  # As above.
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
+    cells = [[plain(str(cell)) for cell in row] for row in rows]
+    wanted = [
+        number
+        for number, column in enumerate(columns)
+        if not column.endswith("?") or len({row[number] for row in cells}) > 1
+    ]
+    for column in (columns[number].rstrip("?") for number in wanted):
         right = column.endswith(">")
         shown.add_column(
             column.rstrip(">"),
@@ -184,9 +195,8 @@ def made_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Any:
             overflow="fold",
             no_wrap=column in {"lease", "request"},  # Ids are there to be copied.
         )
-    for row in rows:
-        cells = (plain(str(cell)) for cell in row)
-        shown.add_row(*(Text(cell, _STATES.get(cell, "")) for cell in cells))
+    for row in cells:
+        shown.add_row(*(Text(row[n], _STATES.get(row[n], "")) for n in wanted))
     return shown
 
 
@@ -219,8 +229,50 @@ def fields(document: Mapping[str, Any]) -> None:
 def _value(name: str, value: Any) -> str:
     if name in _TIMES and value == 0:
         return ""  # It has not happened, and is not planned.
-    shown = _with_local_times(name, value, _LEVELS)
+    if name == FITS_IF:
+        return in_words(value)
+    shown = without_empty(_with_local_times(name, value, _LEVELS))
+    if shown is None:
+        return ""
     return shown if isinstance(shown, str) else _json(shown, ensure_ascii=False)
+
+
+def without_empty(value: Any, levels: int = _LEVELS) -> Any:
+    """Return a value without the texts, lists and objects in it that are empty; None if it is."""
+    if levels and isinstance(value, dict):
+        parts = {name: without_empty(each, levels - 1) for name, each in value.items()}
+        return {name: part for name, part in parts.items() if part is not None} or None
+    if levels and isinstance(value, list):
+        items = (without_empty(each, levels - 1) for each in value)
+        return [item for item in items if item is not None] or None
+    return None if value == "" else value
+
+
+def in_words(value: Any, levels: int = _LEVELS) -> str:
+    """Return a detail of a refusal for a person: names with spaces, lists with commas."""
+    value = without_empty(value)
+    if value is None:
+        return ""
+    if levels and isinstance(value, dict):
+        if value.keys() <= _CHANGE and "fits" in value:  # One of `fits_if`.
+            instead = in_words(value.get("asked"), levels - 1)
+            said = f"{value.get('field', '')} {in_words(value['fits'], levels - 1)}"
+            return f"{said} instead of {instead}" if instead else said
+        parts = (f"{spaced(name)} {in_words(each, levels - 1)}" for name, each in value.items())
+        return ", ".join(parts)
+    if levels and isinstance(value, list):
+        return ", ".join(in_words(each, levels - 1) for each in value)
+    return value if isinstance(value, str) else _json(value, ensure_ascii=False)
+
+
+def spaced(name: str) -> str:
+    """Return the name of a field as a person writes it."""
+    return name.replace("_", " ")
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things: 1 node, 2 nodes."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _with_local_times(name: str, value: Any, levels: int) -> Any:
@@ -295,11 +347,7 @@ def explain_failure(error: MoorageError) -> None:
         case ConnectionFailed():
             _explain_place(error)
         case RequestRefused():
-            for name, value in error.details.items():
-                if name == "findings":
-                    _explain_findings(value)
-                else:
-                    note(f"  {name}: {_json(value, ensure_ascii=False)}")
+            _explain_details(error.details)
             if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, or MOORAGE_TOKEN.")
             if error.request:
@@ -324,6 +372,19 @@ def _explain_place(error: ConnectionFailed) -> None:
         case ConnectionFailed():
             note("Start a server with `moored serve`, or name one with --url.")
             note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")
+
+
+def _explain_details(details: Mapping[str, Any]) -> None:
+    for name, value in details.items():
+        if name == "findings":
+            _explain_findings(value)
+        elif text := _detail(name, value):
+            note(f"  {spaced(name)}: {text}")
+
+
+def _detail(name: str, value: Any) -> str:
+    """Return a detail of a refusal; what a policy returned is its own, and stays JSON."""
+    return _json(value, ensure_ascii=False) if name == "data" else in_words(value)
 
 
 def _explain_findings(findings: Any) -> None:

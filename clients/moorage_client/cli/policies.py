@@ -18,7 +18,7 @@ from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import PolicyLogs, PolicyRow, ShownPolicyChange
-from moorage_client.cli.testing import test_first
+from moorage_client.cli.testing import own_names, test_first, with_own_names
 from moorage_client.errors import RequestRefused
 from moorage_client.text_files import decode_source, read_text
 
@@ -60,8 +60,11 @@ def push(
     test: Annotated[
         bool, typer.Option("--test/--no-test", help="Try it here first; not one that ships")
     ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Register it even if it is not sound")
+    ] = False,
 ) -> None:
-    """Try a policy as `policy test` does, register it, and print its URI."""
+    """Try a policy as `policy test` does, register it if it is sound, and print its URI."""
     document = document_of(path)
     name, version, tag = _identity(path, document, uri, name, version, tag)
     document |= {
@@ -80,10 +83,10 @@ def push(
         metadata = document.get("metadata") or {}
         document["metadata"] = {**metadata, "examples": _json(examples)}
     if test and path.exists() and isinstance(document.get("code"), str):
-        test_first(path, document, quiet=session.json)
-    with session.services() as services:
+        test_first(path, document, "registered", quiet=session.json, force=force)
+    with session.services() as services, own_names(path):
         registered = services.publish_policy(document)
-        warnings = services.warnings
+        warnings = [with_own_names(path, each) for each in services.warnings]
     for warning in () if session.json else warnings:
         note(f"warning: {warning}")
     if session.json:

@@ -1,6 +1,7 @@
 """The commands that put versions of a policy to work: activate, canary, shadow and their kin."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -10,6 +11,8 @@ from moorage_client.cli import completing, shapes
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import CommandSession
+from moorage_client.cli.testing import test_first
+from moorage_client.errors import NotFound
 
 SAMPLES_SHOWN: Final = 10
 """Latest differences that a person is shown; --json has all that the server kept."""
@@ -40,16 +43,32 @@ def activate(
         str, typer.Option(help="The alias that shall mean it: a word, or name:word")
     ] = "stable",
     force: Annotated[
-        bool, typer.Option("--force", help="Also a version that fails as the alias's shadow")
+        bool,
+        typer.Option(
+            "--force", help="Also a version that is not sound, or fails as the alias's shadow"
+        ),
     ] = False,
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Try it here first")] = True,
 ) -> None:
     """Let an alias mean a version from now on. Requests under way are not disturbed.
 
-    A version that fails as the alias's shadow is refused.
+    It is tried first, as `policy test` does, where the server is installed here. One that is not
+    sound is refused, and so is one that fails as the alias's shadow.
     """
     name = alias if ":" in alias else f"{uri.partition(':')[0]}:{alias}"
     with session.services() as services:
+        document = _document(services, uri) if test and not force else {}
+        if isinstance(document.get("code"), str):
+            test_first(Path(uri), document, "activated", quiet=session.json, force=False)
         _changed(session, services.activate_policy(name, uri, force=force))
+
+
+def _document(services: Any, uri: str) -> dict[str, Any]:
+    """Return the document of a version; empty where there is none, which the server explains."""
+    try:
+        return read_as(dict[str, Any], services.policy(uri))
+    except NotFound:
+        return {}
 
 
 def roll_back(session: CommandSession, alias: AliasArgument) -> None:

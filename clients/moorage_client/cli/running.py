@@ -6,21 +6,24 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
+from moorage.model import Code
 from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import LeaseArgument, Preemptible, keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import Attempt, ShownExecution, ShownOutput
-from moorage_client.errors import LeaseLost, MoorageError, NotFound
+from moorage_client.cli.shapes import Attempt, Known, ShownExecution, ShownOutput
+from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
+DEFAULT_BACKEND: Final = "local"
+CONTAINERS_ONLY: Final = frozenset({"kubernetes"})
 FOLLOW_SECONDS: Final = 10.0
 """How long one question for more output waits at the server."""
 END_SECONDS_MAX: Final = 30.0
@@ -52,8 +55,14 @@ def run(
     cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=0, help="Memory in MiB")] = None,
     policy: Annotated[
-        str, typer.Option("--policy", "-p", envvar="MOORAGE_POLICY", help="The policy that decides")
-    ] = DEFAULT_POLICY,
+        str,
+        typer.Option(
+            "--policy",
+            "-p",
+            envvar="MOORAGE_POLICY",
+            help=f"The policy that decides (else {DEFAULT_POLICY}, or one that there is)",
+        ),
+    ] = "",
     cluster: Annotated[list[str] | None, typer.Option(help="Cluster to choose from")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait in the queue")] = 0.0,
     priority: Annotated[int, typer.Option(help="Higher goes first")] = 0,
@@ -65,7 +74,9 @@ def run(
     workdir: Annotated[
         Path | None, typer.Option(help="Where it runs (else here; not for containers)")
     ] = None,
-    backend: Annotated[str, typer.Option(help="What starts it")] = "local",
+    backend: Annotated[
+        str, typer.Option(help="What starts it (else local, or the only one that there is)")
+    ] = "",
     requeue: Annotated[
         int,
         typer.Option(
@@ -83,10 +94,7 @@ def run(
             "--workdir is for processes; a container runs where its image says"
         )
     spec: dict[str, Any] = {"command": command, "environment": _variables(env or [])}
-    if image is not None:
-        spec |= {"category": "container", "image": image}
-    elif backend == "local":
-        spec["workdir"] = str((workdir or Path.cwd()).absolute())
+    folder = str((workdir or Path.cwd()).absolute())
     resources = {
         "gpus": gpus,
         "gpu_milli": gpu_milli,
@@ -94,23 +102,87 @@ def run(
         "cpu_milli": cpu_milli,
         "memory_mib": memory_mib,
     }
-    provision: dict[str, Any] = {"backend": backend, "spec": spec}
-    if requeue:
-        provision |= {"on_failure": "requeue", "attempts_max": requeue + 1}
-    request = {
-        "resources": {name: value for name, value in resources.items() if value is not None},
-        "clusters": cluster or None,
-        "provision": provision,
-    }
-
     terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
     terms["preemptible"] = preemptible
+    request = terms | {
+        "resources": {name: value for name, value in resources.items() if value is not None},
+        "clusters": cluster or None,
+    }
     output = bytearray()
     write = output.extend if session.json else write_bytes
-    name, code = session.run(lambda client: _hold(client, write, policy, terms | request))
+
+    async def held(client: Any, choice: _Choice) -> tuple[str, int]:
+        provision: dict[str, Any] = {
+            "backend": choice.backend,
+            "spec": spec | _place(choice.backend, image, folder),
+        }
+        if requeue:
+            provision |= {"on_failure": "requeue", "attempts_max": requeue + 1}
+        return await _hold(client, write, choice.policy, {**request, "provision": provision})
+
+    async def work(client: Any) -> tuple[str, int]:
+        choice = _Choice(policy or DEFAULT_POLICY, backend or DEFAULT_BACKEND)
+        while True:
+            try:
+                return await held(client, choice)
+            except RequestRefused as refused:  # Of the request: nothing is held yet.
+                chosen = _another(choice, refused, policy, backend)
+                if chosen is None or chosen == choice:
+                    raise
+                choice = chosen
+
+    name, code = session.run(work)
     if session.json:
         print_json({"lease": name, "exit_code": code, "output": output.decode(errors="replace")})
     raise typer.Exit(_exit_code(code))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What was not said on the command line: the policy and the backend."""
+
+    policy: str
+    backend: str
+
+
+def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
+    """Return what there is at this server instead of what it refused by default, if anything.
+
+    Args:
+        choice: What was tried.
+        refused: What the server said.
+        policy: As given; empty: by default.
+        backend: The same.
+
+    """
+    known = read_as(Known, refused.details)
+    there = [*known.nearest, *known.registered]
+    if refused.code == Code.UNKNOWN_POLICY and not policy and there:
+        if choice.policy in there:
+            return None
+        note(f"moorage: {there[0]} decides: no {choice.policy} here (--policy says another)")
+        return replace(choice, policy=there[0])
+    if refused.field == "provision.backend" and not backend and known.backends:
+        if len(known.backends) > 1:
+            listed = ", ".join(known.backends)
+            raise typer.BadParameter(f"--backend: expected one that this server has: {listed}")
+        return replace(choice, backend=known.backends[0])
+    return None
+
+
+def _place(backend: str, image: str | None, folder: str) -> dict[str, Any]:
+    """Return where a command runs: in a container, or in a folder of this machine.
+
+    Raises:
+        typer.BadParameter: The backend runs nothing but containers, and no image is named.
+
+    """
+    if image is not None:
+        return {"category": "container", "image": image}
+    if backend in CONTAINERS_ONLY:
+        expected = f"the image to run it in: the backend {backend} starts containers only"
+        raise typer.BadParameter(f"--image: expected {expected}")
+    return {"workdir": folder} if backend == DEFAULT_BACKEND else {}
 
 
 async def _hold(

@@ -25,11 +25,24 @@ class ShownWaiter(Struct):
     position: int = 0
     expected_at: float | None = None
     request: str = ""
+    tenant: str = ""
     policy_rule_uri: str = ""
     priority: int = 0
     deadline: float = 0.0
     since: float = 0.0
     resources: dict[str, Name | list[Name]] | None = None
+
+
+class ShownDecision(Struct):
+    """A row of `moorage history`."""
+
+    at: float = 0.0
+    request: str = ""
+    tenant: str = ""
+    state: str = ""
+    policy_rule_uri: str = ""
+    resources: dict[str, Name | list[Any]] | None = None
+    reason: str = ""
 
 
 class NodeVerdictRow(Struct):
@@ -81,6 +94,14 @@ class ShownExecution(Struct):
 
     exit_code: ExitCode
     output: str = ""
+
+
+class Known(Struct):
+    """What a server has, where it refuses the name of something that it has not."""
+
+    nearest: list[str] = []
+    registered: list[str] = []
+    backends: list[str] = []
 
 
 class PolicyRow(Struct):

@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,22 +11,14 @@ import typer
 
 from moorage.model import Code
 from moorage_client import server_extra
+from moorage_client.answers import read_as
 from moorage_client.cli.exits import Exit
-from moorage_client.cli.output import note
+from moorage_client.cli.output import failure, note, print_json
 from moorage_client.cli.server_program import run
+from moorage_client.errors import RequestRefused, refusal
 
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
-BROKEN: Final = frozenset(
-    {
-        Code.POLICY_BAD_OUTPUT,
-        Code.POLICY_CRASHED,
-        Code.POLICY_ERROR,
-        Code.POLICY_MEMORY,
-        Code.POLICY_TIMEOUT,
-    }
-)
-"""Outcomes of a policy that fails by itself, whatever it is asked about."""
 _PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d)")
 """A file of a policy where a finding names one."""
 
@@ -40,9 +33,7 @@ def tested(path: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     """
     report = run("test", {**job, "progress": sys.stderr.isatty()})
     for name in ("findings", "notes"):
-        report[name] = [
-            _PLACE.sub(lambda found: _own(path, found[1]), each) for each in report[name]
-        ]
+        report[name] = [with_own_names(path, each) for each in report[name]]
     for line in (report["profile"] or {"lines": []})["lines"]:
         if path.is_file():
             line["file"] = Path(_own(path, line["file"])).name  # Columns are narrow.
@@ -59,19 +50,20 @@ def _own(path: Path, file: str) -> str:
     return file
 
 
-def test_first(path: Path, document: Mapping[str, Any], *, quiet: bool) -> None:
-    """Try a policy before it is registered, where the server is installed here.
-
-    What it proposes for requests that are not its own may be unsound here and sound there: that is
-    told, and the server refuses such proposals one by one. What it raises is a reason to stop.
+def test_first(
+    path: Path, document: Mapping[str, Any], done: str, *, quiet: bool, force: bool
+) -> None:
+    """Try a policy before a server uses it, where the server is installed here.
 
     Args:
-        path: Where the author has it.
+        path: Where the author has it; of one on a server, its URI.
         document: Its PolicyRule document.
-        quiet: Say only what stops it.
+        done: What is done with it then, such as `registered`.
+        quiet: Say only what stops it, as one JSON document.
+        force: Also one that is not sound.
 
     Raises:
-        typer.Exit: It fails.
+        typer.Exit: It is not sound.
 
     """
     tell = (lambda _: None) if quiet else note
@@ -86,14 +78,56 @@ def test_first(path: Path, document: Mapping[str, Any], *, quiet: bool) -> None:
     # What cannot be loaded the server refuses, with every line that is wrong.
     if report["passed"] or not report["requests"]:
         return
-    broken = any(each["outcome"] in BROKEN for each in report["requests"])
-    for finding in report["findings"][:FINDINGS_SHOWN]:
-        (note if broken else tell)(finding)
-    if not broken:
-        tell(f"It is registered all the same. More: moorage policy test {path}")
+    findings = report["findings"]
+    for finding in findings[:FINDINGS_SHOWN]:
+        tell(finding)
+    more = f"More: moorage policy test {path}" if path.exists() else ""
+    if force:
+        tell(f"It is {done} all the same. {more}".rstrip())
         return
-    note(
-        f"{report['uri']} FAILS and was not registered. Mend it, give it examples of what it is"
-        f" for, or push it with --no-test. More: moorage policy test {path}"
-    )
+    reason = (
+        f"{report['uri']} is NOT SOUND and was not {done}. Mend it, give it examples of what it is"
+        f" for, or say --force. {more}"
+    ).rstrip()
+    if quiet:
+        refused = failure(Code.BAD_POLICY, reason)
+        refused["error"]["findings"] = [{"message": each} for each in findings]
+        print_json(refused)
+    else:
+        note(reason)
     raise typer.Exit(Exit.RULE_FAILED)
+
+
+@contextmanager
+def own_names(path: Path) -> Iterator[None]:
+    """Have a server's refusal of a policy name its files as the author does.
+
+    Args:
+        path: Where the author has it.
+
+    Raises:
+        RequestRefused: As it was raised in the block.
+
+    """
+    try:
+        yield
+    except RequestRefused as refused:
+        details = dict(refused.details)
+        if "findings" in details:
+            details["findings"] = [
+                each | {"file": _own(path, each["file"])} if each.get("file") else each
+                for each in read_as(list[dict[str, Any]], details["findings"])
+            ]
+        raise refusal(
+            refused.code,
+            with_own_names(path, refused.reason),
+            field=refused.field,
+            expected=refused.expected,
+            details=details,
+            request=refused.request,
+        ) from refused
+
+
+def with_own_names(path: Path, text: str) -> str:
+    """Return a sentence about a policy with its files named as the author does."""
+    return _PLACE.sub(lambda found: _own(path, found[1]), text)

@@ -12,6 +12,8 @@ from moorage.protocol.messages import AllocationRequest
 
 NEAREST: Final = 3
 """Registered names offered where an unknown one was given."""
+REGISTERED_SHOWN_MAX: Final = 20
+"""Registered names listed beside those."""
 
 
 def is_described(message: AllocationRequest) -> bool:
@@ -37,7 +39,8 @@ def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
     hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
     reason = f"No policy “{uri}” is registered.{hint}"
     expected = "the URI of a registered policy"
-    return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, {"nearest": near})
+    details = {"nearest": near, "registered": sorted(known)[:REGISTERED_SHOWN_MAX]}
+    return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, details)
 
 
 def too_long(field: str, longest: float, advice: str = "") -> Refusal:

@@ -169,9 +169,11 @@ class WorkloadControl:
         """
         backend = self._backends.get(provision.backend)
         if backend is None:
-            names = ", ".join(sorted(self._backends))
+            there = sorted(self._backends)
+            names = ", ".join(there)
             reason = f"provision.backend: this server has {names}; its setting `backends` says so."
-            return Refusal(Code.UNSUPPORTED, reason, "provision.backend", f"one of {names}")
+            expected, details = f"one of {names}", {"backends": there}
+            return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, details)
         if nodes > 1 and not backend.support.gangs:
             reason = (
                 f"resources.nodes: the backend {backend.name} starts on one node, not on a gang."
