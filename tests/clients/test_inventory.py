@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from moorage.lab import trace
 from moorage_client.inventory import InventoryError, TableError, collect, merged, read
 from moorage_client.inventory.documents import machine_key
+from moorage_client.inventory.kubernetes_live import cluster_id_of
 
 HERE = Path(__file__).parent
 NODES = HERE / "kubernetes_nodes.json"
@@ -60,10 +63,42 @@ def test_a_table_as_a_spreadsheet_writes_it(put):
     assert document["clusterMetadata"]["name"] == "lab"
 
 
-def test_a_table_without_a_name_for_its_cluster(put):
-    source = put("nodes.csv", HEADER + "a,1,1,0,\n")
-    with pytest.raises(InventoryError, match=r"nodes\.csv: .*give --cluster-id NAME"):
-        collect([source])
+def test_a_file_that_names_no_cluster_is_one_of_its_own_name(put):
+    table = put("site.csv", HEADER + "a,1,1,0,\n")
+    node = {"kind": "Node", "metadata": {"name": "b"}, "status": {"capacity": {"cpu": "1"}}}
+    kubectl = put("prod.json", json.dumps({"kind": "List", "items": [node]}))
+    documents = collect([table, kubectl]).documents
+    assert [each["id"] for each in documents] == ["site", "prod"]
+    assert documents[0]["clusterMetadata"]["name"] == "site"
+
+
+def test_stdin_has_no_name_for_its_cluster(monkeypatch):
+    stdin = io.TextIOWrapper(io.BytesIO((HEADER + "a,1,1,0,\n").encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(InventoryError, match=r"-: .*give --cluster-id NAME"):
+        collect(["-"])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"config": "current-context: kind-lab\n"}, "kind-lab"),
+        ({"config": "kind: Config\n", "more": "current-context: prod\n"}, "prod"),
+        ({"config": "current-context: ''\n"}, ""),
+        ({"config": "[1, 2"}, ""),
+        ({"config": "- a\n"}, ""),
+    ],
+)
+def test_a_live_cluster_is_called_as_its_context(put, monkeypatch, files, expected):
+    paths = [put(name, text) for name, text in files.items()]
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(["/nowhere/config", *paths]))
+    assert cluster_id_of("kubernetes", "mine") == "mine"
+    assert cluster_id_of("kubernetes:other", "") == "other"
+    if expected:
+        assert cluster_id_of("kubernetes", "") == expected
+    else:
+        with pytest.raises(InventoryError, match="--cluster-id"):
+            cluster_id_of("kubernetes", "")
 
 
 def test_a_bad_line_of_a_table_is_named(put):

@@ -62,6 +62,8 @@ def test_a_cluster_is_imported_as_it_is(fresh_plane: Plane, start: Start) -> Non
     fresh_plane.until(
         lambda: fresh_plane.get("Pod", "p")["spec"].get("nodeName"), "the pod is bound"
     )
+    code, said = ended(start("kubernetes", "--dry-run", "--json"))
+    assert (code, said["clusters"][0]["id"]) == (0, "test"), "its context's name"
     code, said = ended(start("kubernetes", "--cluster-id", "once", "--dry-run", "--json"))
     (document,) = said["clusters"]
     nodes = {each["id"]: each for each in document["nodes"]["nodeData"]}
@@ -76,7 +78,6 @@ def test_a_cluster_is_imported_as_it_is(fresh_plane: Plane, start: Start) -> Non
 
 def test_what_cannot_be_imported_is_named(fresh_plane: Plane, start: Start) -> None:
     for arguments, words in (
-        (("kubernetes",), "--cluster-id"),
         (("kubernetes:nowhere",), "nowhere"),
         (("local", "--watch"), "--watch"),
         (("kubernetes", "--cluster-id", "x", "--watch", "--merge"), "--merge"),

@@ -33,7 +33,8 @@ def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
 
     Args:
         sources: Each as the package's docstring has it.
-        cluster_id: Id for the cluster of all of them; empty: each source names its own.
+        cluster_id: Id for the cluster of all of them; empty: each source names its own, and a
+            file that names none is one of the file's name.
 
     Returns:
         Documents with an id each, in the order of the sources, and all notes.
@@ -64,7 +65,8 @@ def read(source: str, cluster_id: str = "") -> Inventory:
 
     Args:
         source: As the package's docstring has it.
-        cluster_id: Id for a cluster whose source knows none; empty: it stays empty.
+        cluster_id: Id for a cluster whose source knows none; empty: that of its file's name, or
+            empty where it is no file.
 
     Raises:
         InventoryError: It cannot be read.
@@ -79,6 +81,8 @@ def read(source: str, cluster_id: str = "") -> Inventory:
         return dashboard_inventory(source, url, cluster_id)
     text = _text(source)
     path = Path("stdin" if source == STDIN else source)
+    if source != STDIN:
+        cluster_id = cluster_id or path.stem
     if text.lstrip()[:1] in {"{", "["}:
         return _json(str(path), text, cluster_id)
     table = nodes_in(path, io.StringIO(text, newline=""))

@@ -5,11 +5,13 @@ imports neither that package nor the library of the extra `kubernetes`.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, Any, Final
 
 from moorage_client.inventory.documents import Inventory, InventoryError
@@ -46,16 +48,33 @@ def live_inventory(source: str, cluster_id: str) -> Inventory:
 
 
 def cluster_id_of(source: str, cluster_id: str) -> str:
-    """Return the id of the cluster of a source.
+    """Return the id of the cluster of a source: by default the name of its context.
 
     Raises:
-        InventoryError: It has none yet.
+        InventoryError: It has none yet: no kubeconfig names a current context.
 
     """
-    found = cluster_id or source.partition(":")[2]
+    found = cluster_id or source.partition(":")[2] or current_context()
     if not found:
         raise InventoryError(source, "", "a name for its cluster: give --cluster-id NAME")
     return found
+
+
+def current_context() -> str:
+    """Return the current context of the kubeconfig, as kubectl finds it; "" where none is."""
+    import yaml  # noqa: PLC0415  # Slow to import.
+
+    named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    for file in filter(None, named.split(os.pathsep)):
+        try:
+            with Path(file).open(encoding="utf-8-sig") as text:
+                config = yaml.safe_load(text)
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # Who asks the cluster says what is wrong with it.
+        context = config.get("current-context") if isinstance(config, dict) else None
+        if context and isinstance(context, str):
+            return context
+    return ""
 
 
 @contextmanager
