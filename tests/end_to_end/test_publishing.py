@@ -263,7 +263,7 @@ def run(server: Server, *arguments: str, code: int = 0) -> str:
 
 def test_the_command_line_publishes_and_manages(swap):
     server = swap
-    assert run(server, "policy", "activate", TWO) == f"swap:stable -> {TWO}\n"
+    assert run(server, "policy", "activate", "--no-test", TWO) == f"swap:stable -> {TWO}\n"
     assert run(server, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
     assert run(server, "policy", "canary", "swap", TWO, "--percent", "50")
     assert f"{TWO} 50 % by request" in run(server, "policy", "aliases")
@@ -274,13 +274,19 @@ def test_the_command_line_publishes_and_manages(swap):
     run(server, "policy", "canary", "swap", "--stop")
     run(server, "policy", "canary", "swap", code=2)
     assert "rolled_back" in run(server, "policy", "aliases", "swap")
-    assert run(server, "policy", "activate", TWO, "--alias", "beta") == f"swap:beta -> {TWO}\n"
+    assert (
+        run(server, "policy", "activate", "--no-test", TWO, "--alias", "beta")
+        == f"swap:beta -> {TWO}\n"
+    )
     gone = run(server, "policy", "aliases", "swap:beta", "--delete")
     assert gone == f"swap:beta is deleted; it meant {TWO}\n"
     for share in ("0", "nan", "101"):
         run(server, "policy", "canary", "swap", TWO, "--percent", share, code=2)
     run(server, "policy", "aliases", "swap:beta", code=5)
     run(server, "policy", "activate", "swap:9-none", code=5)
+    run(server, "policy", "shadow", "swap", "first_fit:1.0-stable")
+    assert "first_fit:1.0-stable" in run(server, "policy", "aliases", "swap"), "of another name"
+    run(server, "policy", "shadow", "swap", "--stop")
     managed = (
         "class AIOSv1PolicyRule:\n"
         "    def __init__(self, rule_id, settings, parameters): self.id = rule_id\n"

@@ -87,7 +87,7 @@ class TestPages:
         assert (await client.get("/", headers=upgrade)).status_code == 403
 
 
-async def test_a_websocket_is_told_the_right_port(site):
+async def test_a_websocket_is_told_the_right_port_and_nothing_is_logged(site, caplog):
     server = WebServer(site.house)
     port = await server.start("127.0.0.1", 0)
     server.name_websocket_port(8765)
@@ -96,6 +96,7 @@ async def test_a_websocket_is_told_the_right_port(site):
     answer = caught.value.response
     assert (answer.status_code, answer.headers["Connection"]) == (426, "close")
     assert b"connect the WebSocket to port 8765" in answer.body
+    assert "WebSocket" not in caplog.text, "what uvicorn lacks is no news for an operator"
     await server.close()
 
 

@@ -118,6 +118,9 @@ class HttpConnection(H11Protocol):
         super().on_response_complete()
         self._changed()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: the answer says where a WebSocket is spoken, and it is the client's."""
+
     def pause_writing(self) -> None:
         """Wait for the client to read, but not for ever."""
         super().pause_writing()
