@@ -1,7 +1,11 @@
 // Lease a GPU from Node, use it, give it back: node node_client.mjs [URL]
 // Node 22 or newer; on Node 20 add --experimental-websocket.
 
-const socket = new WebSocket(process.argv[2] ?? process.env.MOORAGE_URL ?? "ws://127.0.0.1:8765");
+const token = process.env.MOORAGE_TOKEN; // Where the server has tokens.
+const socket = new WebSocket(
+  process.argv[2] ?? process.env.MOORAGE_URL ?? "ws://127.0.0.1:8765",
+  token ? { headers: { Authorization: `Bearer ${token}` } } : {},
+);
 const waiting = new Map();
 
 socket.onmessage = ({ data }) => {

@@ -19,6 +19,17 @@ export class Refused extends Error {
 /** The socket is closed. What was asked may have been done: ask again with an idempotency key. */
 export class ConnectionLost extends Error {}
 
+/** A token, or a ticket of `POST /websocket-ticket`: good for one socket, within ten seconds. */
+export type Credential = { token: string } | { ticket: string };
+
+/** What `new WebSocket(url, protocols)` takes: a page sets no headers, but names subprotocols. */
+export function protocolsOf(credential: Credential): string[] {
+  if ("ticket" in credential) return ["moorage", `moorage.ticket.${credential.ticket}`];
+  const bytes = String.fromCharCode(...new TextEncoder().encode(credential.token));
+  const shown = btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return ["moorage", `moorage.bearer.${shown}`];
+}
+
 type Names = keyof Operations;
 type Said<N extends Names> = Omit<Operations[N]["message"], "op" | "adhoc" | "id">;
 type Waiting = { resolve: (reply: never) => void; reject: (error: Error) => void };
@@ -39,9 +50,9 @@ export class MoorageClient {
     });
   }
 
-  /** Open a socket, for example to ws://127.0.0.1:8765. */
-  static connect(url: string): Promise<MoorageClient> {
-    const socket = new WebSocket(url);
+  /** Open a socket, for example to ws://127.0.0.1:8765, with what lets this page or program in. */
+  static connect(url: string, credential?: Credential): Promise<MoorageClient> {
+    const socket = credential ? new WebSocket(url, protocolsOf(credential)) : new WebSocket(url);
     const client = new MoorageClient(socket);
     return new Promise((resolve, reject) => {
       socket.addEventListener("open", () => resolve(client), { once: true });

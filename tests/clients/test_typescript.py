@@ -15,7 +15,13 @@ SOURCE = Path(__file__).parents[2] / "clients" / "typescript"
 PROGRAM = """
 import { MoorageClient, Refused } from "./dist/client.js";
 
-const client = await MoorageClient.connect(process.env.URL);
+const asked = { method: "POST", headers: { Authorization: "Bearer s3cret~?" } };
+const { ticket } = (await (await fetch(`${process.env.HTTP}/websocket-ticket`, asked)).json()).data;
+const once = await MoorageClient.connect(process.env.URL, { ticket });
+once.close();
+const again = MoorageClient.connect(process.env.URL, { ticket });
+const out = await again.then(() => "in", () => "out");
+const client = await MoorageClient.connect(process.env.URL, { token: "s3cret~?" });
 const news = [];
 client.onNews = (each) => news.push(each.event);
 await client.ask("watch", { topics: ["leases"] });
@@ -26,6 +32,7 @@ const code = await more.then(() => "served", (no) => (no instanceof Refused ? no
 const [listed, fleet] = await Promise.all([client.ask("leases", {}), client.ask("fleet", {})]);
 await client.ask("release", { lease: lease.id, token: lease.token });
 const free = fleet.data.clusters[0].gpu_milli_free;
+console.log(out);
 console.log(JSON.stringify([lease.placement[0].node_id, code, listed.data.leases.length, free]));
 client.close();
 console.log(news.includes("granted"));
@@ -43,20 +50,22 @@ def test_the_typescript_client_talks_with_a_daemon(tmp_path: Path) -> None:
     (tmp_path / "try.mjs").write_text(PROGRAM)
     gpu = {"modelName": "A100", "memory": 40_960}
     node = {"id": "n0", "vcpus": {"count": 8}, "memory": 1024, "gpus": {"count": 1, "gpus": [gpu]}}
-    with daemon() as running:
+    with daemon(environment={"MOORAGE_TOKENS": "ann:s3cret~?"}) as running:
         url = running.http
+        known = {"Authorization": "Bearer s3cret~?"}
         cluster = {"id": "lab", "nodes": {"nodeData": [node]}}
-        httpx.post(f"{url}/clusters", json=cluster).raise_for_status()
-        httpx.post(f"{url}/policy", json=catalog.document("first_fit"), timeout=30)
+        httpx.post(f"{url}/clusters", json=cluster, headers=known).raise_for_status()
+        document = catalog.document("first_fit")
+        httpx.post(f"{url}/policy", json=document, headers=known, timeout=60).raise_for_status()
         command = ["node", "--experimental-websocket", "try.mjs"]
         ran = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "URL": running.ws},
+            env={**os.environ, "URL": running.ws, "HTTP": running.http},
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ['["n0","never_fits",1,0]', "true"]
+    assert ran.stdout.splitlines() == ["out", '["n0","never_fits",1,0]', "true"]

@@ -134,7 +134,7 @@ def test_a_file_has_one_name_in_what_is_said_of_it(server, tmp_path, folder):
     push = ("policy", "push", name, "--uri", "mine:7-x", "--no-test")
     assert (
         f"code: {shown}, line 1: SyntaxError"
-        in moorage(server, *push, code=3, folder=tmp_path).stderr
+        in moorage(server, *push, code=6, folder=tmp_path).stderr
     )
     tried = moorage(server, "policy", "test", name, code=6, folder=tmp_path)
     assert f"{shown}, line 1: SyntaxError" in tried.stdout

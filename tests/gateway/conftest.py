@@ -19,6 +19,7 @@ from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.model import SessionId, Tenant
 from moorage.protocol import AllocationRequest, Resume, success
 from moorage.protocol.codes import SESSION_HEADER
+from moorage.protocol.logins import Tickets
 
 PATIENCE_SECONDS = 60.0
 """Bound of every wait; nothing is expected to come near it."""
@@ -310,11 +311,14 @@ async def open_port() -> AsyncIterator[Open]:
     ports: list[Port] = []
 
     async def open_one(
-        authenticate: Authenticate = let_in, pages_port: int = 0, **settings: Any
+        authenticate: Authenticate = let_in,
+        pages_port: int = 0,
+        tickets: Tickets | None = None,
+        **settings: Any,
     ) -> Port:
         harbour = Harbour()
         quick = {"close_seconds_max": 0.5, "drain_seconds_max": 0.5, **settings}
-        gateway = Gateway(GatewaySettings(**quick), authenticate)
+        gateway = Gateway(GatewaySettings(**quick), authenticate, None, tickets)
         harbour.gateway = gateway
         ports.append(
             Port(gateway, harbour, await gateway.start(harbour, "127.0.0.1", 0, pages_port))

@@ -1,8 +1,12 @@
 """Who is let in, and what the port answers over plain HTTP."""
 
+import base64
+
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.model import Tenant
 from moorage.protocol.origins import Origins
 
 
@@ -118,3 +122,65 @@ async def test_the_host_of_the_target_counts(port):
     assert answer.startswith(b"HTTP/1.1 403 ")
     answer = await port.http(ask.format("localhost").encode())
     assert answer.startswith(b"HTTP/1.1 426 ")
+
+
+def bearer(token):
+    """Return the subprotocols with which a page shows a token."""
+    shown = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    return ["moorage", f"moorage.bearer.{shown}"]
+
+
+def known(token):
+    """Let nobody in without a token."""
+    return Tenant("a") if token in {"token-a", "ü?>"} else None
+
+
+@pytest.mark.parametrize("token", ["token-a", "ü?>"])
+async def test_a_page_shows_its_token_as_a_subprotocol(open_port, token):
+    port = await open_port(known)
+    client = await port.client(subprotocols=bearer(token))
+    assert client.socket.subprotocol == "moorage", "the secret is not sent back"
+    await client.ask(1)
+    assert await client.data() == {"n": 1}
+    assert [*port.harbour.sessions.values()] == [Tenant("a")]
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        bearer("wrong"),
+        ["moorage", "moorage.bearer."],
+        ["moorage", "moorage.bearer.*"],
+        ["moorage", "moorage.ticket."],
+        ["moorage", "moorage.ticket.guessed"],
+        [*bearer("token-a"), *bearer("token-a")[1:]],
+        ["moorage"],
+    ],
+)
+async def test_a_page_without_a_valid_one_stays_out(open_port, offered):
+    port = await open_port(known, tickets=SocketTickets(known))
+    assert (await refused(port, subprotocols=offered)).status_code == 401
+    assert port.harbour.ever == []
+
+
+async def test_a_ticket_opens_one_socket(open_port):
+    tickets = SocketTickets(known)
+    port = await open_port(known, tickets=tickets)
+    offered = ["moorage", f"moorage.ticket.{tickets.issue('token-a')[0]}"]
+    client = await port.client(subprotocols=offered)
+    await client.ask(1)
+    assert await client.data() == {"n": 1}
+    assert (await refused(port, subprotocols=offered)).status_code == 401
+
+
+async def test_a_wrong_ticket_is_refused_where_no_token_is_needed(open_port):
+    port = await open_port(tickets=SocketTickets(lambda _: Tenant("local")))
+    offered = ["moorage", "moorage.ticket.guessed"]
+    assert (await refused(port, subprotocols=offered)).status_code == 401
+
+
+async def test_other_subprotocols_are_left_alone(port):
+    client = await port.client(subprotocols=["graphql-ws"])
+    assert client.socket.subprotocol is None
+    await client.ask(1)
+    assert await client.data() == {"n": 1}

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from moorage.catalog.opening import open_catalog
+from moorage.daemon.requests.socket_tickets import SocketTickets
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.connections import CONNECTIONS_MAX
@@ -27,6 +28,7 @@ class House:
         self.tokens = tokens
         self.ready = True
         self.console = None
+        self.tickets = SocketTickets(self.authenticate)
         self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks
         self.executors, self.policies = catalog.executors, catalog.policies
         self.publications = self.aliases = self.block_actions = self.rights = self

@@ -128,6 +128,14 @@ class TestWithTokens:
         )
         assert answer.json()["data"] == ["team-a", 2]
 
+    async def test_who_is_known_gets_a_ticket_for_a_page(self, site, client):
+        assert (await client.post("/websocket-ticket")).status_code == 401
+        headers = {"authorization": "Bearer secret"}
+        data = (await client.post("/websocket-ticket", headers=headers)).json()["data"]
+        assert data["protocols"] == ["moorage", f"moorage.ticket.{data['ticket']}"]
+        ticket = site.house.tickets.redeem(data["ticket"])
+        assert (ticket.token, ticket.expires_at) == ("secret", data["expires_at"])
+
 
 async def test_unknown_paths_and_methods(client):
     for answer, status, code in (

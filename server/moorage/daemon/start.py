@@ -57,6 +57,7 @@ from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.requests.rights import Rights
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.shape_news import ShapeNews
+from moorage.daemon.requests.socket_tickets import SocketTickets
 from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
@@ -95,6 +96,7 @@ class Core:
     tasks: Tasks
     tokens: Tokens
     logins: ConsoleLogins | None
+    tickets: SocketTickets
     gateway: Gateway
     map_news: MapNews
     shape_news: ShapeNews
@@ -233,7 +235,8 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
     tokens = Tokens(config.tokens, config.operators)
     logins = ConsoleLogins(tokens.tenant, config.console_login_seconds) if config.console else None
-    gateway = Gateway(settings, tokens.tenant, logins)
+    tickets = SocketTickets(tokens.tenant)
+    gateway = Gateway(settings, tokens.tenant, logins, tickets)
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
@@ -246,7 +249,9 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         ),
     )
     watchers = Watchers(gateway.push, state.lease, state.leases, map_news, shape_news, progress)
-    return Core(Inbox(), tasks, tokens, logins, gateway, map_news, shape_news, watchers, measures)
+    return Core(
+        Inbox(), tasks, tokens, logins, tickets, gateway, map_news, shape_news, watchers, measures
+    )
 
 
 async def _open_runners(
@@ -427,6 +432,7 @@ def _web(
         authenticate=core.tokens.tenant,
         readiness=health.readiness,
         metrics_text=core.measures.text,
+        tickets=core.tickets,
         console=_console(config, stores, core, requests.lookups.fleets),
     )
     limits = descriptors.connection_limits()

@@ -6,18 +6,24 @@ asks for `/healthz` without a token, and everything else is an opening handshake
 
 import http
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
 
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import SESSION_HEADER
-from moorage.protocol.credentials import console_cookies, token_of
-from moorage.protocol.logins import Logins
+from moorage.protocol.credentials import (
+    SUBPROTOCOL,
+    console_cookies,
+    offered_credential,
+    token_of,
+)
+from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.peers import Peers, most_of_one
 
 
@@ -31,6 +37,7 @@ class Doorman:
         counts: Where refusals are counted.
         sessions: The connections that have one.
         logins: Who has logged in to the console; None: none can.
+        tickets: Redeems those of pages; None: there are none.
 
     """
 
@@ -41,6 +48,7 @@ class Doorman:
         counts: Counts,
         sessions: Peers[GatewayConnection],
         logins: Logins | None = None,
+        tickets: Tickets | None = None,
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -49,6 +57,7 @@ class Doorman:
         self._counts = counts
         self._sessions = sessions
         self._logins = logins
+        self._tickets = tickets
 
     def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
@@ -72,8 +81,11 @@ class Doorman:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
         bearer, readable = token_of(request.headers.get_all("Authorization"))
+        offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
+        if bearer is None and offered is not None:
+            bearer, readable = self._shown(*offered)
         tenant = self._authenticate(bearer) if readable else None
-        if tenant is None and bearer is None:
+        if tenant is None and bearer is None and offered is None:
             tenant = self._logged_in(connection, request)
         if tenant is None:
             self._counts.refused_unauthorized += 1
@@ -91,6 +103,13 @@ class Doorman:
             return answer
         connection.tenant, connection.bearer = tenant, bearer
         return None
+
+    def _shown(self, kind: str, secret: str) -> tuple[str | None, bool]:
+        """Return the token that a page's subprotocol shows, and whether it lets anybody in."""
+        if kind == "bearer":
+            return secret, True
+        ticket = None if self._tickets is None else self._tickets.redeem(secret)
+        return (None, False) if ticket is None else (ticket.token, True)
 
     def _logged_in(self, connection: GatewayConnection, request: Request) -> Tenant | None:
         """Return whose page asks, by the cookie of the console.
@@ -114,6 +133,12 @@ class Doorman:
         if self._sessions.count(address) >= most_of_one(most):
             return f"All {most_of_one(most)} sessions that one address may have"
         return None
+
+    def subprotocol(
+        self, _: ServerConnection, offered: Sequence[Subprotocol]
+    ) -> Subprotocol | None:
+        """Choose the subprotocol that names no secret, where it is offered."""
+        return next((each for each in offered if each == SUBPROTOCOL), None)
 
     def response(
         self, connection: ServerConnection, _: Request, response: Response

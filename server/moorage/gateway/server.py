@@ -23,7 +23,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import Close, Code
 from moorage.protocol.fair_semaphore import FairSemaphore
-from moorage.protocol.logins import Logins
+from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.messages import Resume
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.protocol.replies import failure
@@ -80,6 +80,7 @@ class Gateway:
         authenticate: Given the bearer token of a handshake, or None where there was none,
             returns whose it is, or None to refuse with 401.
         logins: Who has logged in to the console; None: none can.
+        tickets: Let pages in; None: there are none.
 
     Attributes:
         port: The port that was bound; 0 before `start`.
@@ -91,6 +92,7 @@ class Gateway:
         settings: GatewaySettings,
         authenticate: Callable[[str | None], Tenant | None],
         logins: Logins | None = None,
+        tickets: Tickets | None = None,
     ) -> None:
         self.port = 0
         self._settings = settings
@@ -108,7 +110,7 @@ class Gateway:
         """Those of them that lost their connection, and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
-        self._doorman = Doorman(settings, authenticate, self._counts, self._open, logins)
+        self._doorman = Doorman(settings, authenticate, self._counts, self._open, logins, tickets)
         self._server: Server | None = None
         self._draining = False
 
@@ -137,6 +139,7 @@ class Gateway:
             port,
             backlog=settings.handshakes_max,
             compression="deflate" if settings.deflate else None,
+            select_subprotocol=self._doorman.subprotocol,
             process_request=self._doorman.request,
             process_response=self._doorman.response,
             server_header=None,

@@ -2,8 +2,12 @@
 
 A program sends its token in an `Authorization` header. Existing ones have credentials in their URLs
 (`http://user:TOKEN@host`), which arrive as Basic: there, the password is the token, and the user
-may be anybody. A page of the console cannot set that header on a WebSocket: it has exchanged the
-token for a cookie.
+may be anybody.
+
+A page of a browser cannot set that header on a WebSocket. One of the console has exchanged the
+token for a cookie. Any other names two subprotocols, `moorage` and one that lets it in:
+`moorage.ticket.TICKET`, of `POST /websocket-ticket`, or `moorage.bearer.TOKEN`, the token in
+base64url without padding. The server chooses `moorage`, so that no secret is sent back.
 """
 
 import base64
@@ -11,7 +15,19 @@ import binascii
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["CONSOLE_COOKIE", "console_cookies", "token_of"]
+__all__ = [
+    "CONSOLE_COOKIE",
+    "SUBPROTOCOL",
+    "TICKET_PREFIX",
+    "console_cookies",
+    "offered_credential",
+    "token_of",
+]
+
+SUBPROTOCOL: Final = "moorage"
+"""What the server chooses of the subprotocols that a client offers."""
+BEARER_PREFIX: Final = "moorage.bearer."
+TICKET_PREFIX: Final = "moorage.ticket."
 
 CONSOLE_COOKIE: Final = "moorage-console-"
 """Cookies of the console start with it; their port follows, since browsers keep cookies by host."""
@@ -46,6 +62,33 @@ def console_cookies(headers: Sequence[str]) -> list[str]:
     pairs = (pair.strip().partition("=") for header in headers for pair in header.split(";"))
     found = [value for name, _, value in pairs if name.startswith(CONSOLE_COOKIE) and value]
     return found[:COOKIES_MAX]
+
+
+def offered_credential(headers: Sequence[str]) -> tuple[str, str] | None:
+    """Return what the subprotocols of a handshake let in with: `bearer` or `ticket`, and which.
+
+    Args:
+        headers: The values of all `Sec-WebSocket-Protocol` headers.
+
+    Returns:
+        None where they name neither. Of a token that is not base64url, or where there are two,
+        what is returned lets no one in.
+
+    """
+    offered = [each.strip() for header in headers for each in header.split(",")]
+    found = [each for each in offered if each.startswith((BEARER_PREFIX, TICKET_PREFIX))]
+    if not found:
+        return None
+    if len(found) > 1:
+        return "ticket", ""
+    if found[0].startswith(TICKET_PREFIX):
+        return "ticket", found[0].removeprefix(TICKET_PREFIX)
+    given = found[0].removeprefix(BEARER_PREFIX)
+    try:
+        token = base64.b64decode(given + "=" * (-len(given) % 4), b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        return "ticket", ""
+    return ("bearer", token) if token else ("ticket", "")
 
 
 def _password(given: str) -> str:

@@ -1,4 +1,7 @@
-"""A login to the console, as both ports are told of it; the daemon keeps them."""
+"""Logins to the console and tickets for the WebSocket, as both ports are told of them.
+
+The daemon keeps them.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -6,7 +9,7 @@ from typing import Protocol
 
 from moorage.model import Tenant
 
-__all__ = ["Login", "Logins"]
+__all__ = ["Login", "Logins", "Ticket", "Tickets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +41,27 @@ class Logins(Protocol):
 
     def leave(self, cookies: Iterable[str]) -> None:
         """End the logins that these cookies stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a ticket stands for.
+
+    Args:
+        token: Whose bearer got it; None where the server asks for no token.
+        expires_at: When it is void, in seconds since the epoch.
+
+    """
+
+    token: str | None = field(repr=False)
+    expires_at: float
+
+
+class Tickets(Protocol):
+    """Tickets for the WebSocket, each good for one handshake."""
+
+    def issue(self, token: str | None) -> tuple[str, Ticket]:
+        """Return a ticket for who has a token, and what it stands for."""
+
+    def redeem(self, secret: str) -> Ticket | None:
+        """Return what a ticket stands for, once and in time; else None."""

@@ -26,6 +26,7 @@ from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation
 from moorage.web.services import WebServices
 from moorage.web.specifications import specification_routes
+from moorage.web.tickets import ticket_routes
 
 __all__ = ["create_app"]
 
@@ -69,6 +70,7 @@ def create_app(services: WebServices) -> FastAPI:
         app.include_router(playground_routes(services.console, bodies), dependencies=protected)
         app.include_router(console_routes(services.console, bodies))
     app.include_router(_about_routes(app, services), dependencies=protected)
+    app.include_router(ticket_routes(services.tickets, services.console), dependencies=protected)
     app.include_router(specification_routes(app), dependencies=protected)
     app.include_router(service_routes(services, bodies), dependencies=protected)
     return app

@@ -38,6 +38,7 @@ READS: Final = frozenset(
         "/executor/query",
         "/executor/{executor}/execute_policy",
         "/policy/query",
+        "/websocket-ticket",
     }
 )
 """Paths that are posted to and change no document."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from moorage.model import Tenant
-from moorage.protocol.logins import Logins
+from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.registry import (
     BlockDocuments,
     CanaryStart,
@@ -156,6 +156,7 @@ class WebServices:
             None to answer 401.
         readiness: Returns whether requests can be served, and what says so, by component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
+        tickets: Let pages of browsers open a WebSocket.
         console: None: the web console is not served.
 
     """
@@ -179,4 +180,5 @@ class WebServices:
     authenticate: Callable[[str | None], Tenant | None]
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]
+    tickets: Tickets
     console: Console | None

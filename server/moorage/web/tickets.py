@@ -1,0 +1,52 @@
+"""Tickets for the WebSocket, for pages: see `protocol.credentials`. `web.app` mounts it."""
+
+from fastapi import APIRouter
+from msgspec import field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.protocol.credentials import SUBPROTOCOL, TICKET_PREFIX, token_of
+from moorage.protocol.logins import Tickets
+from moorage.web.bodies import succeeded
+from moorage.web.console import login_of
+from moorage.web.schemas import WebType, operation
+from moorage.web.services import Console
+
+__all__ = ["ticket_routes"]
+
+
+class SocketTicket(WebType):
+    """A ticket, which opens one WebSocket until `expires_at`.
+
+    `protocols`: what the page passes as the second argument of `new WebSocket(url, protocols)`.
+    """
+
+    ticket: str
+    protocols: list[str]
+    expires_at: float = field(name="expires_at")
+
+
+def ticket_routes(tickets: Tickets, console: Console | None) -> APIRouter:
+    """Return the endpoint, for those who are known.
+
+    Args:
+        tickets: Issues them.
+        console: Knows who is logged in to it; None: no one.
+
+    """
+    router = APIRouter(tags=["about"])
+
+    @router.post(
+        "/websocket-ticket", summary="Let a page open a WebSocket", **operation(SocketTicket)
+    )
+    async def issue(request: Request) -> Response:
+        """Answer a ticket for a browser's page: it opens one WebSocket within ten seconds."""
+        token, _ = token_of(request.headers.getlist("authorization"))
+        if token is None and (login := login_of(console, request)) is not None:
+            token = login.token
+        secret, ticket = tickets.issue(token)
+        protocols = [SUBPROTOCOL, TICKET_PREFIX + secret]
+        document = {"ticket": secret, "protocols": protocols, "expires_at": ticket.expires_at}
+        return succeeded(document)
+
+    return router
