@@ -11,9 +11,8 @@ import json
 import os
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
     ConnectionClosed,
     InvalidHandshake,
@@ -39,6 +38,9 @@ from moorage_client.errors import (
     ProxyFailed,
     refusal,
 )
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
 
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 """A longer reply closes the socket: ask for fewer things at once, lists have pages."""
@@ -71,7 +73,7 @@ class Connection:
 
     """
 
-    def __init__(self, socket: ClientConnection, url: str) -> None:
+    def __init__(self, socket: "ClientConnection", url: str) -> None:
         self._socket = socket
         self._url = url
         response = socket.response
@@ -103,6 +105,8 @@ class Connection:
             SettingRefused: The file of the authorities cannot be used.
 
         """
+        from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
+
         url, token, proxy = endpoint.shown, endpoint.token, None
         try:
             if not endpoint.is_here:

@@ -8,6 +8,7 @@ __all__ = ["INSTALL", "MODULES", "missing"]
 MODULES: Final = (
     "fastapi",
     "httpx",
+    "numpy",
     "packaging",
     "prometheus_client",
     "pydantic",

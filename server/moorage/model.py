@@ -176,6 +176,13 @@ Placement = tuple[Share, ...]
 """Where a lease is held: one share per node, more than one for a gang."""
 
 
+OVERTAKEN_MAX: Final = 1_000
+"""Requests that come after a waiter and go before it, of its priority or of lower. After so many
+it goes before all others of its priority, whatever its tenant holds."""
+REQUEUE_PAUSE_SECONDS: Final = 1.0
+"""Before the second start of a workload, where the lease does not say otherwise."""
+REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
+"""Each pause is twice as long as the one before, and none is longer than this."""
 RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 """What quotas and shares are of."""
 

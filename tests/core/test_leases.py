@@ -19,11 +19,11 @@ from moorage.core.events import (
 )
 from moorage.core.facts import Refusal, Requeued
 from moorage.core.invariants import check
-from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX, likeness
+from moorage.core.leases import likeness
 from moorage.core.refusals import PASSING
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.turn import Turn
-from moorage.model import Code, Demand, Provision, RequestId, Tenant
+from moorage.model import REQUEUE_PAUSE_SECONDS_MAX, Code, Demand, Provision, RequestId, Tenant
 from moorage.sandbox.host.circuit_breaker import OPEN_SECONDS_MAX
 
 ONE = Demand(gpus=1)

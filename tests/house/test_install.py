@@ -21,6 +21,8 @@ pytestmark = pytest.mark.heavy
 DIRECT_MAX = 7
 SERVER_ONLY = {"fastapi", "uvicorn", "uvloop", "prometheus-client"}
 SECONDS_MAX = 60
+MIB_MAX = 60
+"""Of what `pip install moorage` brings, beside Moorage itself and pip."""
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -102,7 +104,10 @@ def test_few_direct_dependencies(project: Any) -> None:
 
 
 def test_the_extra_is_what_is_looked_for(project: Any) -> None:
-    extra = {name_of(each) for each in project["optional-dependencies"]["server"]}
+    extras = project["optional-dependencies"]
+    assert "moorage[policy]" in extras["server"]
+    needs = {*extras["server"], *extras["policy"]} - {"moorage[policy]"}
+    extra = {name_of(each) for each in needs}
     assert extra == {name.replace("_", "-") for name in MODULES}
 
 
@@ -111,13 +116,36 @@ def test_the_extra_is_what_is_looked_for(project: Any) -> None:
     [
         "import moorage_client; [getattr(moorage_client, n) for n in moorage_client.__all__]",
         "import moorage_client.workflow, moorage_client.inventory, moorage_client.pool",
-        "import moorage.slots, moorage.query, moorage.policy",
+        "import moorage.slots, moorage.query",
+        "from moorage_client import Client, Services, BlockingClient",
         "from moorage_policies.catalog import document; document('first_fit')",
     ],
 )
 def test_the_libraries_need_no_server(client: Run, code: str) -> None:
     ran = client(code)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_it_is_small(project: Any) -> None:
+    names = [*needed([name_of(each) for each in project["dependencies"]])]
+    files = [each for name in names for each in distribution(name).files or ()]
+    paths = [Path(each.locate()) for each in files]
+    assert "numpy" not in names
+    assert sum(path.stat().st_size for path in paths if path.exists()) < MIB_MAX << 20
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import moorage.policy",
+        "from moorage.policy import Fleet",
+        "from moorage.query import DocumentIndex",
+    ],
+)
+def test_what_reads_a_fleet_names_its_extra(client: Run, code: str) -> None:
+    ran = client(code)
+    assert ran.returncode == 1
+    assert ran.stderr.endswith("needs numpy: pip install 'moorage[policy]'\n")
 
 
 @pytest.mark.parametrize(

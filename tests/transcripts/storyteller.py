@@ -87,9 +87,9 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.core.invariants import check
-from moorage.core.leases import REQUEUE_PAUSE_SECONDS
 from moorage.core.turn import Turn
 from moorage.model import (
+    REQUEUE_PAUSE_SECONDS,
     Ask,
     Cluster,
     ClusterId,

@@ -55,7 +55,7 @@ from moorage.config.sources import (
     settings_file,
 )
 from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
-from moorage.core.leases import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
+from moorage.model import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.protocol.fields import TTL_SECONDS_MAX
 
 __all__ = [

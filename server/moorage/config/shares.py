@@ -5,7 +5,7 @@ from typing import Annotated
 
 from moorage.config.kinds import NAMES, QUOTAS, QuotaSetting, seconds, whole
 from moorage.config.sources import Setting
-from moorage.core.queue import OVERTAKEN_MAX
+from moorage.model import OVERTAKEN_MAX
 
 __all__ = ["ShareSettings"]
 

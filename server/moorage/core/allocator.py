@@ -48,17 +48,23 @@ from moorage.core.facts import ClockMoved, ClusterRemoved, ClusterSet, Counted, 
 from moorage.core.feasibility import Feasibility
 from moorage.core.grace import Grace
 from moorage.core.invariants import check
-from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
+from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.preemption import Preemption
-from moorage.core.queue import OVERTAKEN_MAX
 from moorage.core.quotas import Quotas
 from moorage.core.requests import Requests
 from moorage.core.reservations import AdvanceReservations
 from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
 from moorage.core.warm_reuse import WarmReuse
-from moorage.model import Cluster, ClusterId, RequestId, Tenant
+from moorage.model import (
+    OVERTAKEN_MAX,
+    REQUEUE_PAUSE_SECONDS,
+    Cluster,
+    ClusterId,
+    RequestId,
+    Tenant,
+)
 
 
 class Allocator:

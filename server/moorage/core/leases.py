@@ -34,13 +34,17 @@ from moorage.core.open_requests import OpenRequests
 from moorage.core.room import begins, drained_by, leaves_by
 from moorage.core.state import RELEASED
 from moorage.core.turn import TurnWriter
-from moorage.model import Ask, Demand, DeviceId, Lease, Outcome, Placement, RequestId, Tenant
-
-REQUEUE_PAUSE_SECONDS: Final = 1.0
-"""Before the second start of a workload, where the lease does not say otherwise."""
-REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
-"""Each pause is twice as long as the one before, and none is longer than this."""
-
+from moorage.model import (
+    REQUEUE_PAUSE_SECONDS_MAX,
+    Ask,
+    Demand,
+    DeviceId,
+    Lease,
+    Outcome,
+    Placement,
+    RequestId,
+    Tenant,
+)
 
 _DEMANDED: Final = tuple(each.name for each in dataclasses.fields(Demand) if each.name != "where")
 

@@ -30,15 +30,21 @@ from moorage.core.waiters import (
     WaiterLine,
     seniority,
 )
-from moorage.model import Ask, Code, Nodes, Placement, PolicyRef, RequestId, Tenant
+from moorage.model import (
+    OVERTAKEN_MAX,
+    Ask,
+    Code,
+    Nodes,
+    Placement,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
 
 CONSULTED_MAX: Final = 8
 """Waiters of one policy that are consulted about at the same time, and of lower priority none."""
 CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
 """Classes that are put in order at a time: a wake seldom needs more."""
-OVERTAKEN_MAX: Final = 1_000
-"""Requests that come after a waiter and go before it, of its priority or of lower. After so many
-it goes before all others of its priority, whatever its tenant holds."""
 
 
 class WaitingQueue:

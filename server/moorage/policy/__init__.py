@@ -11,6 +11,12 @@ labels of nodes; `parse_proposal` reads what the policy returned.
 
 from typing import Any, Protocol
 
+try:
+    import numpy as np  # noqa: F401  # All of this reads a fleet's columns.
+except ModuleNotFoundError as error:
+    reason = "moorage.policy needs numpy: pip install 'moorage[policy]'"
+    raise ModuleNotFoundError(reason, name=error.name) from error
+
 from moorage.policy.changes import close_gpus, decline_because, fitting_scores, place, spread_rows
 from moorage.policy.choice import best_rows, decline, propose, read_demand, tightest_gpus
 from moorage.policy.fleet import NEVER, Fleet, Misfit

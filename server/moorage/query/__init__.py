@@ -3,22 +3,28 @@
 Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
 `parse_mongo` single queries, `parse_pipeline` aggregations; `evaluate` and `predicate` apply
 conditions to a document, `DocumentIndex` to ten thousand; `nearest` ranks by likeness; `expression`
-is its safe part of regular expressions. README.md has the language, by example.
+is its safe part of regular expressions. README.md has the language, by example. `DocumentIndex` and
+`nearest` need numpy, which the extra `moorage[policy]` brings.
 
 Everything that is wrong with a query is one exception:
 
     QueryError   the place, what was expected there, what was found, and a code
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from moorage.query.bodies import COMPANIONS, Filter, MatchType, Search, parse_filter, parse_search
 from moorage.query.conditions import EVERYTHING, Condition, restricted
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import Predicate, evaluate, predicate
 from moorage.query.expressions import expression
-from moorage.query.index import DocumentIndex
 from moorage.query.parse import parse_condition, parse_mongo
 from moorage.query.pipelines import Pipeline, parse_pipeline
-from moorage.query.ranking import DEFAULT_WEIGHTS, nearest
+
+if TYPE_CHECKING:
+    from moorage.query.index import DocumentIndex
+    from moorage.query.ranking import DEFAULT_WEIGHTS, nearest
 
 __all__ = [
     "COMPANIONS",
@@ -43,3 +49,17 @@ __all__ = [
     "predicate",
     "restricted",
 ]
+
+_HOMES = {"DEFAULT_WEIGHTS": "ranking", "DocumentIndex": "index", "nearest": "ranking"}
+"""What needs numpy is imported when it is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        reason = f"moorage.query.{name} needs {error.name}: pip install 'moorage[policy]'"
+        raise ModuleNotFoundError(reason, name=error.name) from error
+    return value
