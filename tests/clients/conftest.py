@@ -63,6 +63,7 @@ class Harbour:
         self.headers: list[str | None] = []
         self.mute: set[str] = set()
         self.refusals = dict(REFUSALS)
+        self.nodes = ["n1"]
         self.registered: list[str] = []
         self.backends = ["local"]
         self.states: list[dict[str, Any]] = []
@@ -272,11 +273,16 @@ class Harbour:
 
     def _fleet(self, message: dict[str, Any]) -> dict[str, Any]:
         if "cluster" in message:
-            node = {"node_id": "n1", "models": ["A100"], "gpus": {"0": 1000, "1": 250}}
-            return {"success": True, "data": {"nodes": [node], "next": None}}
+            node = {"models": ["A100"], "gpus": {"0": 1000, "1": 250}}
+            nodes = [{"node_id": name, **node} for name in self.nodes]
+            return {"success": True, "data": {"nodes": nodes, "next": None}}
         cluster = {"cluster_id": "c0", "nodes": 1, "gpus": 2, "gpu_milli_free": 1250}
         data = {"clusters": [cluster | {"gpu_milli_total": 2000}], "next": None}
         return {"success": True, "data": data}
+
+    def _cordon(self, message: dict[str, Any]) -> dict[str, Any]:
+        done = {"cluster_id": message["cluster"], "node_id": message["node"], "leases": []}
+        return {"success": True, "data": done | {"unavailable": "cordoned"}}
 
     def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"success": True, "data": {"request": message["request"], "state": "cancelled"}}

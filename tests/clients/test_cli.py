@@ -505,3 +505,14 @@ def test_a_refusal_is_told_in_words(shell, harbour):
 def test_what_is_empty_is_not_shown(capsys, value):
     fields({"fits_if": value, "models": value, "state": "refused"})
     assert capsys.readouterr().out == "state    refused\n"
+
+
+def test_a_node_that_is_called_by_a_hash_has_a_short_name(shell, harbour):
+    name = "3fa9" * 14
+    harbour.nodes = [name, "n1"]
+    assert f"{name[:12]} " in shell("fleet", "c0").stdout
+    assert name not in shell("fleet", "c0").stdout
+    assert only_json(shell("fleet", "c0", "--json"))[0]["node_id"] == name
+    for given, node in ((f"c0/{name[:12]}", name), (f"c0/{name}", name), ("c0/n1", "n1")):
+        shell("fleet", "cordon", given)
+        assert (harbour.heard[-1]["op"], harbour.heard[-1]["node"]) == ("cordon", node)

@@ -3,6 +3,7 @@
 `cordon`, `drain`, `uncordon` and `delete` take parts of it out of service, and put them back.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -11,11 +12,13 @@ import typer
 from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
-from moorage_client.cli.output import counted, note, print_json, say, table
+from moorage_client.cli.output import SHORT_CHARS, counted, note, print_json, say, short_name, table
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import ClusterStored
+from moorage_client.cli.shapes import ClusterStored, NodeRow
 from moorage_client.errors import MoorageError, RequestRefused, refusal
 
+_BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
+"""Of a hash, as tables show it."""
 DEFAULT: Final = "show"
 """The command of the group that needs no name."""
 
@@ -207,7 +210,11 @@ def cordon(
     reason: Annotated[str, REASON] = "",
 ) -> None:
     """Place nothing new on a node or cluster. Leases that are there stay."""
-    _out_of_service(session, session.run(lambda client: client.cordon(*_parts(place), reason)))
+
+    async def work(client: Any) -> Any:
+        return await client.cordon(*await _node(client, place), reason)
+
+    _out_of_service(session, session.run(work))
 
 
 def drain(
@@ -228,13 +235,20 @@ def drain(
     What is kept warm ends, and what may be requeued starts elsewhere. Run it again to see what is
     left.
     """
-    told = session.run(lambda client: client.drain(*_parts(place), reason, seconds=within))
-    _out_of_service(session, told)
+
+    async def work(client: Any) -> Any:
+        return await client.drain(*await _node(client, place), reason, seconds=within)
+
+    _out_of_service(session, session.run(work))
 
 
 def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
     """Undo `cordon` or `drain` of this node, or of this cluster."""
-    told = session.run(lambda client: client.uncordon(*_parts(place)))
+
+    async def work(client: Any) -> Any:
+        return await client.uncordon(*await _node(client, place))
+
+    told = session.run(work)
     if session.json:
         print_json(told)
     else:
@@ -263,16 +277,21 @@ def delete(
         say(f"{cluster} is deleted")
 
 
-def _parts(place: str) -> tuple[str, str]:
+async def _node(client: Any, place: str) -> tuple[str, str]:
+    """Return cluster and node of `CLUSTER[/NODE]`; the beginning of a hash is enough for a node."""
     cluster, _, node = place.partition("/")
-    return cluster, node
+    if not _BEGINNING.fullmatch(node):
+        return cluster, node
+    names = [row.node_id for row in read_as(list[NodeRow], await client.fleet(cluster).all())]
+    begin = [name for name in names if name.startswith(node)]
+    return cluster, begin[0] if node not in names and len(begin) == 1 else node
 
 
 def _out_of_service(session: CommandSession, told: Mapping[str, Any]) -> None:
     if session.json:
         print_json(told)
         return
-    place = "/".join(filter(None, (told["cluster_id"], told["node_id"])))
+    place = "/".join(filter(None, (told["cluster_id"], short_name(told["node_id"]))))
     leases = told["leases"]
     there = f"{counted(len(leases), 'lease')} there: {', '.join(leases)}"
     left = there if leases else "no lease is there"

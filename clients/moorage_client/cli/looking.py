@@ -13,7 +13,16 @@ from moorage.protocol.replies import WorkloadObject
 from moorage_client.answers import Lease, read_as, read_lease, read_object
 from moorage_client.cli import completing
 from moorage_client.cli.live import WatchFlag, shown
-from moorage_client.cli.output import ends_in, fields, local_time, print_json, say, to_line, where
+from moorage_client.cli.output import (
+    ends_in,
+    fields,
+    local_time,
+    print_json,
+    say,
+    short_name,
+    to_line,
+    where,
+)
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import (
     ClusterRow,
@@ -234,7 +243,7 @@ def fleet(
 def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
     return [
         [
-            node.node_id,
+            short_name(node.node_id),
             ", ".join(node.models),
             _free(node.gpus),
             node.cpu_milli_free,
@@ -248,10 +257,10 @@ def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
     said: list[str] = []
     for node in read_as(list[NodeRow], rows):
         if node.duplicate_of:
-            same = f"{node.node_id} is the same machine as {node.duplicate_of}"
+            same = f"{short_name(node.node_id)} is the same machine as {node.duplicate_of}"
             said.append(f"{same}: it counts there.")
         if node.unavailable:
-            said.append(f"{node.node_id} takes nothing new: {node.unavailable}")
+            said.append(f"{short_name(node.node_id)} takes nothing new: {node.unavailable}")
     return said
 
 

@@ -8,6 +8,7 @@ import codecs
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,9 @@ _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"
 _LEVELS: Final = 8
 """How deep times are looked for in what a server says, which may nest without end."""
 
+SHORT_CHARS: Final = 12
+"""Of a node that is called by a hash; `fleet cordon` and its kin take the beginning, too."""
+_HASH: Final = re.compile(r"[0-9a-f]{40,64}")
 FITS_IF: Final = "fits_if"
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
@@ -296,8 +300,13 @@ def where(placement: Placement) -> str:
     for share in placement:
         gpus = f" gpus {','.join(share.gpus)}" if share.gpus else ""
         part = f" ({share.gpu_milli} milli)" if share.gpus and share.gpu_milli != 1000 else ""  # noqa: PLR2004  # A whole GPU.
-        parts.append(f"{share.cluster_id}/{share.node_id}{gpus}{part}")
+        parts.append(f"{share.cluster_id}/{short_name(share.node_id)}{gpus}{part}")
     return "; ".join(parts)
+
+
+def short_name(node: str) -> str:
+    """Return the name of a node as tables show it: of a long hash, as Ray has, the beginning."""
+    return node[:SHORT_CHARS] if _HASH.fullmatch(node) else node
 
 
 def ends_in(expires_at: float) -> str:
