@@ -9,7 +9,7 @@ from typing import Protocol
 
 from moorage.model import Tenant
 
-__all__ = ["Login", "Logins", "Ticket", "Tickets"]
+__all__ = ["IssuedTicket", "Login", "Logins", "Tickets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Logins(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class IssuedTicket:
     """What a ticket stands for.
 
     Args:
@@ -60,8 +60,8 @@ class Ticket:
 class Tickets(Protocol):
     """Tickets for the WebSocket, each good for one handshake."""
 
-    def issue(self, token: str | None) -> tuple[str, Ticket]:
+    def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
         """Return a ticket for who has a token, and what it stands for."""
 
-    def redeem(self, secret: str) -> Ticket | None:
+    def redeem(self, secret: str) -> IssuedTicket | None:
         """Return what a ticket stands for, once and in time; else None."""

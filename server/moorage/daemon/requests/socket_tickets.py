@@ -11,7 +11,7 @@ from typing import Final
 
 from moorage.daemon.requests.lease_tokens import digest
 from moorage.model import Tenant
-from moorage.protocol.logins import Ticket
+from moorage.protocol.logins import IssuedTicket
 
 TICKET_SECONDS: Final = 10.0
 """From the answer over HTTP to the handshake of the page that it is passed to."""
@@ -29,9 +29,9 @@ class SocketTickets:
 
     def __init__(self, tenant: Callable[[str | None], Tenant | None]) -> None:
         self._tenant = tenant
-        self._tickets: dict[str, Ticket] = {}
+        self._tickets: dict[str, IssuedTicket] = {}
 
-    def issue(self, token: str | None) -> tuple[str, Ticket]:
+    def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
         """Return a ticket for who has a token, and what it stands for; None: no token is needed."""
         self._forget_expired()
         if len(self._tickets) >= TICKETS_MAX:
@@ -41,10 +41,10 @@ class SocketTickets:
                 next(n for n, each in self._tickets.items() if self._tenant(each.token) == most)
             ]
         secret = secrets.token_urlsafe(32)
-        ticket = self._tickets[digest(secret)] = Ticket(token, time.time() + TICKET_SECONDS)
+        ticket = self._tickets[digest(secret)] = IssuedTicket(token, time.time() + TICKET_SECONDS)
         return secret, ticket
 
-    def redeem(self, secret: str) -> Ticket | None:
+    def redeem(self, secret: str) -> IssuedTicket | None:
         """Return what a ticket stands for, once and in time; else None."""
         self._forget_expired()
         return self._tickets.pop(digest(secret), None)
