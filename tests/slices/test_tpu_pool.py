@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -242,10 +243,18 @@ def test_a_size_that_can_never_be_is_skipped_at_once(made):
     assert time.monotonic() < deadline
     assert len(pool.get_all_pool_members()) == 2
     before = pool.get_all_actors_in_pool()
-    with pytest.raises(InsufficientSlicesError, match=r"one of \[3, 5\], but only 2 slices"):
+    says = r"one of \[3, 5\], but only 2 slices .*; the cluster has room for 2 in all"
+    with pytest.raises(InsufficientSlicesError, match=says):
         pool.scale_multislice([5, 3], timeout=3)
     assert pool.get_all_actors_in_pool() == before
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+
+
+def test_a_pool_that_never_fits_says_so_at_once(made, settings):
+    patient = replace(settings, host_health_seconds_max=600)
+    says = r"\[1\], but only 0 slices available .*; the cluster has room for 0 in all"
+    with pytest.raises(InsufficientSlicesError, match=says):
+        made("v9-512", settings=patient).scale_multislice(1, timeout=600)
 
 
 def test_a_smaller_size_comes_when_its_time_has_come(made):

@@ -63,6 +63,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._leased = hosts
         if hosts is not None:
             hosts.check(self._shape)
+        self._had_slices = False
         self._last_scale_ts: float | None = None
         self._last_scale_check_ts: float | None = None
         self._slots: dict[int, ActorPoolMember[SliceInfo]] = {}
@@ -88,7 +89,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
         The largest size is tried first, each within its share of the time: with `n` sizes left,
         an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
-        last one gets `host_health_seconds_max`, for nodes that are just joining.
+        last one gets `host_health_seconds_max`, for nodes that are just joining, unless there is
+        no room for a single slice and never was.
 
         Args:
             num_slices: The number, or the numbers that will do.
@@ -111,9 +113,13 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
                 if size <= held or (share and reservations.wait(size - held, Deadline(share))):
                     self._settle(size, reservations.take() if size > held else [])
                     return
+            most = self._most()
+            never = most is not None and max(held, most) < min(sizes)
+            within = f"; the cluster has room for {most} in all"
             raise InsufficientSlicesError(
                 f"Requested one of {sorted(sizes)}, but only {held + len(reservations.ready)}"
-                f" slices available for {self.get_actor_pool_name()} within {deadline.seconds:g} s"
+                f" slices available for {self.get_actor_pool_name()}"
+                + (within if never else f" within {deadline.seconds:g} s")
                 + self._why(reservations)
             )
         finally:
@@ -304,18 +310,24 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def _share(self, size: int, seconds: float, *, last: bool) -> float:
         """Return how long to wait for a size; 0: it is skipped."""
-        nodes = list(alive_nodes().values())
-        possible = slices_possible(self._shape, nodes)
+        possible = self._most()
         if possible is None or size <= possible:
             return seconds
-        logger.warning("%s: %s slices, of %s", self.get_actor_pool_name(), possible, size)
-        return min(seconds, self._settings.host_health_seconds_max) if last else 0
+        name = self.get_actor_pool_name()
+        logger.warning("%s: %s slices are wanted; there is room for %s", name, size, possible)
+        may_come = last and (possible or self._had_slices)
+        return min(seconds, self._settings.host_health_seconds_max) if may_come else 0
+
+    def _most(self) -> int | None:
+        """Return the most slices that the cluster can ever hold; None: unknown."""
+        return slices_possible(self._shape, list(alive_nodes().values()))
 
     def _why(self, reservations: Reservations) -> str:
         return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
 
     def _settle(self, size: int, new: list[Reservation]) -> None:
         """Fill the free slots below `size`, first from those above, and give the rest back."""
+        self._had_slices = self._had_slices or size > 0
         above = sorted(slot for slot in self._slots if slot >= size)
         for slot in range(size):
             if slot in self._slots:
