@@ -25,6 +25,7 @@ from moorage.benchmarks.daemon_process import daemon
 from moorage.config.described import settings_markdown
 from moorage.protocol import specification
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING
+from moorage.protocol.faults import status_of
 from moorage_client.cli.exits import MEANINGS
 from moorage_client.cli.program import app as moorage
 
@@ -47,9 +48,12 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def codes() -> str:
-    """Return the error codes, what they mean and whether to ask again."""
-    rows = [(f"`{c}`", about, "yes" if c in WORTH_RETRYING else "") for c, about in CODES.items()]
-    return table(("Code", "Meaning", "The same request may succeed later"), rows)
+    """Return the error codes, what they mean, their HTTP status and whether to ask again."""
+    rows = [
+        (f"`{c}`", about, str(status_of(c)), "yes" if c in WORTH_RETRYING else "")
+        for c, about in CODES.items()
+    ]
+    return table(("Code", "Meaning", "HTTP status", "The same request may succeed later"), rows)
 
 
 def close_codes() -> str:

@@ -275,7 +275,28 @@ def test_the_http_twin_answers_the_same(server):
     missing = server.http.post("/allocate", json={"inputs": {}})
     assert missing.status_code == 400
     assert missing.json()["message"] == "Missing required fields: policy_rule_uri"
-    assert server.http.post("/allocate", json={**body, "policy_rule_uri": "x:1-y"}).is_error
+
+
+def test_the_status_of_the_http_twin_says_what_the_code_does(server):
+    server.publish(policy('return {"error": "no"}', "no:1-x"))
+    server.publish(policy("return 1 / 0", "raises:1-x"))
+    body = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
+    described = server.http.get("/openapi.json").json()["paths"]["/allocate"]["post"]["responses"]
+    for more, status, code in (
+        ({"policy_rule_uri": "x:1-y"}, 404, "unknown_policy"),
+        ({"clusters": ["nowhere"]}, 404, "unknown_clusters"),
+        ({"resources": {"gpus": 500}}, 422, "never_fits"),
+        ({"policy_rule_uri": "no:1-x", "lease": {}}, 409, "policy_declined"),
+        ({"policy_rule_uri": "raises:1-x"}, 500, "policy_error"),
+        ({"inputs": 7}, 400, "bad_message"),
+    ):
+        answer = server.http.post("/allocate", json=body | more)
+        (said,) = server.say({"adhoc": True} | body | more)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        if "lease" not in more:
+            assert answer.json() == said
+        if status != 500:
+            assert code in described[str(status)]["description"]
 
 
 def test_inventory_changes_reach_the_next_ask(server):

@@ -73,7 +73,7 @@ def test_what_existing_documents_have_is_registered_with_a_warning(server):
 def test_each_is_told_what_is_wrong(answers, kind):
     status, said = answers[kind]
     _, text = BROKEN[kind]
-    assert status in {400, 413, 503}, said  # Never 500: that is a defect of the server.
+    assert status in {400, 413, 429, 503}, said  # Never 500: that is a defect of the server.
     assert said["success"] is False
     assert said["message"] == said["error"]["reason"]
     assert text in said["message"]

@@ -246,7 +246,7 @@ async def test_allocate_hands_the_body_and_the_tenant_over(client):
     assert (answer.status_code, answer.json()) == (200, {"success": True, "data": ["local", 24]})
     busy = await client.post("/allocate", content=b"busy")
     assert (busy.status_code, busy.json()) == (
-        503,
+        429,
         {
             "success": False,
             "message": "later",
@@ -283,7 +283,7 @@ async def test_searches(client, path, action):
         ("unknown_policy", 400),
         ("too_large", 400),
         ("policy_timeout", 400),
-        ("busy", 503),
+        ("busy", 429),
         ("unavailable", 503),
     ],
 )

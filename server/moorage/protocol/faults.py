@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from moorage.model import Code
 
-__all__ = ["STATUS_BY_CODE", "ServiceError", "status_of", "twin_status"]
+__all__ = ["STATUS_BY_CODE", "ServiceError", "status_of"]
 
 STATUS_BY_CODE: Final[Mapping[Code, int]] = {
     Code.BAD_JSON: 400,
@@ -30,26 +30,24 @@ STATUS_BY_CODE: Final[Mapping[Code, int]] = {
     Code.ALREADY_EXISTS: 409,
     Code.CONFLICT: 409,
     Code.IDEMPOTENCY_MISMATCH: 409,
+    Code.LEASE_ENDED: 409,
+    Code.QUOTA_EXCEEDED: 409,
+    Code.NO_CAPACITY: 409,
+    Code.WAIT_TIMEOUT: 409,  # Not 408, after which browsers send the request again.
+    Code.POLICY_DECLINED: 409,
+    Code.CANCELLED: 409,
     Code.TOO_LARGE: 413,
-    Code.BUSY: 503,
+    Code.NEVER_FITS: 422,
+    Code.BUSY: 429,
     Code.SHUTTING_DOWN: 503,
     Code.UNAVAILABLE: 503,
 }
-"""HTTP status per code; every other code is a 500."""
+"""HTTP status per code; every other code is a fault, of a policy or of the server: 500."""
 
 
 def status_of(code: Code) -> int:
     """Return the HTTP status that says `code`."""
     return STATUS_BY_CODE.get(code, 500)
-
-
-def twin_status(code: Code) -> int:
-    """Return the status of a failed `POST /allocate` whose body could be read.
-
-    The documented twin knows two: 400 for missing fields, 500 for every other error. Clients
-        compare with these, so they are kept.
-    """
-    return 400 if code is Code.MISSING_FIELDS else 500
 
 
 class ServiceError(Exception):

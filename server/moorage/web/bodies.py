@@ -62,9 +62,9 @@ SLOW_NUMBERS_BYTES: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 """One request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""All bodies being read at one time; a request beyond that is answered 503."""
+"""All bodies being read at one time; a request beyond that is answered 429."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
-"""Those of one tenant, which so leaves room for others, however slowly it sends; likewise 503."""
+"""Those of one tenant, which so leaves room for others, however slowly it sends; likewise 429."""
 VALUES_MIN: Final = 65_536
 """Values that a body may have however short it is."""
 BYTES_PER_VALUE: Final = 12
@@ -97,7 +97,7 @@ class BodyReader:
             most: Its bytes.
 
         Raises:
-            ServiceError: `too_large` (413), `busy` (503), 408 where it does not arrive, or 415
+            ServiceError: `too_large` (413), `busy` (429), 408 where it does not arrive, or 415
                 where it is compressed.
 
         """

@@ -71,7 +71,7 @@ class RequestChecks:
             fault = ServiceError(
                 Code.BUSY, "too many requests are under way here, or from your address; ask later"
             )
-            await _last(fault, scope["path"])(scope, receive, send)
+            await _last(fault, scope["path"], 503)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -47,7 +47,7 @@ LOGIN_BYTES_MAX: Final = 8 * 1024
 FAILED_LOGIN_SECONDS: Final = 0.5
 """When a login that failed is answered."""
 FAILING_LOGINS_MAX: Final = 8
-"""Failed logins of one address that wait for their answer; further logins are answered 503."""
+"""Failed logins of one address that wait for their answer; further logins are answered 429."""
 _UNCHANGING: Final = frozenset({"GET", "HEAD"})
 _INDEX: Final = "index.html"
 _TYPES: Final = {

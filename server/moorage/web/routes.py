@@ -259,7 +259,8 @@ def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
         try:
             documents, warnings = await services.search(action, body, tenant)
         except ServiceError as error:
-            if error.status < SERVER_ERRORS or error.code.startswith("policy_"):
+            fault = error.status >= SERVER_ERRORS and not error.code.startswith("policy_")
+            if error.code is not Code.BUSY and not fault:
                 error.status = 400  # The one status that its clients know (8.2).
             raise
         answer = {"success": True, "data": documents}
@@ -367,10 +368,13 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/allocate",
         summary="Ask for a placement",
-        **operation(AllocationAnswer, AllocationRequest, bare=True),
+        **operation(AllocationAnswer, AllocationRequest, bare=True, refusals=True),
     )
     async def allocate(request: Request) -> Response:
-        """Answer as the WebSocket would: 400 for a malformed body, 500 for every other failure."""
+        """Answer as the WebSocket would; the status says what `error.code` says.
+
+        4xx: the request is refused; 500: the policy or the server failed.
+        """
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
         tenant = who_of(request)
         status, answer = await allocate_for(body, tenant)

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from moorage.model import Code
 from moorage.protocol.answers import QuotaPage, QuotaState
+from moorage.protocol.faults import status_of
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
@@ -28,6 +29,8 @@ Latency = dict[str, float] | None
 Yes = Annotated[bool, Meta(extra_json_schema={"const": True})]
 No = Annotated[bool, Meta(extra_json_schema={"const": False})]
 _REFERENCE: Final = "#/components/schemas/{name}"
+_FRAMEWORKS: Final = "Validation Error"
+"""What FastAPI calls the 422 that it adds to every operation with parameters."""
 
 
 class WebType(Struct, rename="camel"):
@@ -447,7 +450,12 @@ class TaskReport(WebType, rename=None):
 
 
 def operation(
-    answer: Any, body: Any = None, *, statuses: tuple[int, ...] = (200,), bare: bool = False
+    answer: Any,
+    body: Any = None,
+    *,
+    statuses: tuple[int, ...] = (200,),
+    bare: bool = False,
+    refusals: bool = False,
 ) -> dict[str, Any]:
     """Return what FastAPI's decorators are told of an endpoint.
 
@@ -457,6 +465,7 @@ def operation(
             None: it takes nothing.
         statuses: Of its answers, the usual one first.
         bare: The answer stands alone, not as `data` of `{"success": true, "data"}`.
+        refusals: The statuses of its refusals are named one by one, each with its codes.
 
     """
     schema = _schema(answer)
@@ -467,7 +476,7 @@ def operation(
     answered = {"description": "Success", "content": _json(schema)}
     arguments: dict[str, Any] = {
         "status_code": statuses[0],
-        "responses": dict.fromkeys(statuses, answered),
+        "responses": dict.fromkeys(statuses, answered) | (_refusals() if refusals else {}),
     }
     if body is not None:
         kinds = body if isinstance(body, tuple) else (body,)
@@ -482,12 +491,25 @@ def operation(
     return arguments
 
 
+def _refusals() -> dict[int | str, dict[str, Any]]:
+    """Return a description of each status that says one code or more."""
+    codes: dict[int, list[str]] = {}
+    for code in Code:
+        codes.setdefault(status_of(code), []).append(f"`{code}`")
+    content = _json(_schema(Failure))
+    return {
+        status: {"description": ", ".join(codes[status]), "content": content}
+        for status in sorted(codes)
+    }
+
+
 def completed(document: dict[str, Any]) -> dict[str, Any]:
     """Return FastAPI's description, with the types it refers to and the failures as they are."""
     for path, operations in document["paths"].items():
         failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
         for each in operations.values():
-            each["responses"].pop("422", None)  # The framework's own, which is never answered.
+            if each["responses"].get("422", {}).get("description") == _FRAMEWORKS:
+                del each["responses"]["422"]  # It is never answered.
             each["responses"]["default"] = {"description": "Failure", "content": _json(failure)}
     of_the_socket = (AllocationRequest, QuotaPage, QuotaState)
     types = (*WebType.__subclasses__(), *of_the_socket, Activation, CanaryStart)

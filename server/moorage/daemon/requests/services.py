@@ -32,7 +32,7 @@ from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
-from moorage.protocol.faults import ServiceError, status_of, twin_status
+from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.json_bounds import LARGE_BYTES
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
@@ -195,9 +195,8 @@ class AllocationServices:
             else:
                 message, warnings = _allocation(body)
         except BadMessage as error:
-            return 400, _unread(error)
-        code, reply = await self._replied(message, tenant, warnings)
-        return (200 if code is None else twin_status(code)), reply
+            return status_of(error.code), _unread(error)
+        return await self._answered(message, tenant, warnings)
 
     async def operate(self, operation: JsonDocument, tenant: Tenant) -> tuple[int, bytes]:
         """Do what an operation says; return the status and the JSON of the answer."""
@@ -205,23 +204,23 @@ class AllocationServices:
             message = wire.decode(msgspec.json.encode(operation))
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        code, reply = await self._replied(message, tenant)
-        if code is Code.UNAUTHORIZED:  # It is known who asks, and that they may not.
-            return status_of(Code.FORBIDDEN), reply
-        return (200 if code is None else status_of(code)), reply
+        return await self._answered(message, tenant)
 
-    async def _replied(
+    async def _answered(
         self, message: Request, tenant: Tenant, warnings: Sequence[str] = ()
-    ) -> tuple[Code | None, bytes]:
-        """Return the code of a refusal, or None, and the reply."""
+    ) -> tuple[int, bytes]:
+        """Return the status and the JSON of the answer to a message."""
         if self._calls.draining:
-            return STOPPING.code, refuse(STOPPING, message_id=message.id)
+            return status_of(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
         if not self._router.request_nowait(to, tenant, message, warnings):
             await self._router.request(to, tenant, message, warnings)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
-        return (verdict.error.code if verdict.error else None), reply
+        if verdict.error is None:
+            return 200, reply
+        known = verdict.error.code is Code.UNAUTHORIZED  # The caller is, and may not do this.
+        return status_of(Code.FORBIDDEN if known else verdict.error.code), reply
 
 
 def _allocation(body: bytes) -> tuple[Request, list[str]]:
