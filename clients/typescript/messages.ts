@@ -9,7 +9,7 @@ export type Json = null | boolean | number | string | Json[] | { [name: string]:
  * Empty or null `clusters`, `filter`, `search`, `parameters` and `settings` mean the same as
  * leaving them out, and read as None here. Cluster ids that came as numbers read as
  * strings, each id once. Unknown keys are ignored, since existing clients may send them, and
- * `ignored_fields` names them.
+ * `ignored_fields` names them; with `strict` they are refused.
  */
 export interface AllocationRequest {
   /** true */
@@ -46,6 +46,8 @@ export interface AllocationRequest {
   dry_run?: boolean;
   /** Tell how far it is, in messages of their own. Expected: true or false. */
   stream?: boolean;
+  /** Refuse it where a field means nothing; else that is a warning. Expected: true or false. */
+  strict?: boolean;
 }
 
 /** The reply to `AllocationRequest`, where it succeeds. */
@@ -85,6 +87,8 @@ export interface BlockRequest {
   id?: string | number | null;
   /** Whether clusters are only selected, or the block is placed; nothing is held. Expected: "dry_run" or "select_clusters". */
   mode?: "dry_run" | "select_clusters";
+  /** true or false */
+  strict?: boolean;
 }
 
 /** Give up waiting. */

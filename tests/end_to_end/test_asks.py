@@ -24,9 +24,9 @@ def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
 
 
 def test_fields_that_mean_nothing_are_warned_of_with_the_nearest_that_does(server):
-    asked = ask_message(resources={"gpus": 1}, dryrun=True, leese={"ttl_seconds": 60}, zzz=1)
+    asked = ask_message(resources={"gpus": 1}, drain=True, leese={"ttl_seconds": 60}, zzz=1)
     said = [
-        "dryrun: unknown field, it was ignored (did you mean dry_run?).",
+        "drain: unknown field, it was ignored.",
         "leese: unknown field, it was ignored (did you mean lease?).",
         "zzz: unknown field, it was ignored.",
     ]
@@ -127,6 +127,26 @@ def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
     assert reply["warnings"] == ["Unknown clusters were left out: nowhere."]
     error = server.ask(clusters=["nowhere"])["error"]
     assert (error["code"], error["field"]) == ("unknown_clusters", "clusters")
+    near = server.ask(clusters=["Eastt", "west", "wset"], resources={"gpus": 1})["warnings"]
+    assert near == [
+        "Unknown clusters were left out: Eastt (did you mean east?), wset (did you mean west?)."
+    ]
+    error = server.ask(clusters=["eastt"])["error"]
+    assert error["reason"].endswith("and live: eastt (did you mean east?).")
+    (error,) = [reply["error"] for reply in server.say({"op": "cordon", "cluster": "eastt"})]
+    assert "(did you mean east?)" in error["reason"]
+
+
+def test_a_request_that_would_hold_what_its_client_only_tries_holds_nothing(server):
+    asked = ask_message(resources={"gpus": 1}, lease={}, dryrun=True, id=7)
+    strict = ask_message(resources={"gpus": 1}, lease={}, strict=True, wait=5)
+    for reply in (*server.say(asked, strict), server.http.post("/allocate", json=asked).json()):
+        error = reply["error"]
+        assert (error["code"], error["field"]) in {
+            ("bad_message", "dryrun"),
+            ("bad_message", "wait"),
+        }
+    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
 
 
 def test_renew_why_status_and_wrong_tokens(server):
@@ -266,6 +286,7 @@ def test_a_value_that_names_no_cluster_is_passed_on(server):
     assert passed_on == {"success": True, "data": {"error": "GPU memory"}}
     error = hold(server, policy="error:1-x")["error"]
     assert (error["code"], error["data"]) == ("policy_declined", {"error": "GPU memory"})
+    assert error["reason"] == "The policy declined: GPU memory."
 
 
 def test_the_http_twin_answers_the_same(server):

@@ -105,8 +105,13 @@ def test_a_near_miss_is_told_what_it_may_have_meant() -> None:
 
 def test_all_missing_fields_are_named_at_once() -> None:
     error = refused("{}")
-    assert error.reason == "Missing required fields: adhoc, policy_rule_uri, inputs"
+    assert error.reason == (
+        "Missing required fields: adhoc, policy_rule_uri, inputs. An operation names `op` instead,"
+        " such as status or release, and a block `input`."
+    )
     assert error.details["missing"] == ["adhoc", "policy_rule_uri", "inputs"]
+    assert error.details["known"] == list(OPERATIONS)
+    assert refused(text(adhoc=None)).reason == "Missing required fields: adhoc"
     assert refused('{"adhoc": true}').reason == "Missing required fields: policy_rule_uri, inputs"
 
 
@@ -181,6 +186,56 @@ def test_unknown_keys_of_an_existing_client_are_ignored_and_named() -> None:
     assert (len(many), many[-1]) == (21, "80 more unknown fields were ignored.")
     (long,) = ignored_fields(text(**{"y" * 10_000: 0}), message)
     assert len(long) < 120
+
+
+def warned(**more: Any) -> list[str]:
+    return ignored_fields(text(**more), ask(text(**more)))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("wait", "lease.wait_seconds"),
+        ("waitSeconds", "lease.wait_seconds"),
+        ("priority", "lease.priority"),
+        ("ttl", "lease.ttl_seconds"),
+        ("idempotency_key", "lease.idempotency_key"),
+        ("gpus", "resources.gpus"),
+        ("gpu", "resources.gpus"),
+        ("memory", "resources.memory_mib"),
+        ("backend", "provision.backend"),
+        ("leese", "lease"),
+        ("cluster", "clusters"),
+        ("policy", "policy_rule_uri"),
+        ("deadline", "deadline_seconds"),
+    ],
+)
+def test_a_field_in_the_wrong_place_is_told_the_right_one(name: str, meant: str) -> None:
+    assert warned(**{name: 1}) == [
+        f"{name}: unknown field, it was ignored (did you mean {meant}?)."
+    ]
+
+
+def test_a_strict_request_refuses_unknown_fields() -> None:
+    assert warned(strict=True) == []
+    with pytest.raises(BadMessage, match=r"^wait: unknown field; .*mean lease\.wait_seconds") as no:
+        warned(strict=True, wait=5, id="a")
+    assert (no.value.code, no.value.field, no.value.id) == (Code.BAD_MESSAGE, "wait", "a")
+    block = json.dumps({"input": {}, "modus": "dry_run", "strict": True})
+    with pytest.raises(BadMessage, match=r"^modus: unknown field; .*mean mode"):
+        ignored_fields(block, decode(block))
+
+
+NEARLY_DRY = "dryrun dryRun DRY_RUN dry-run dry_runn dyr_run drt_run ry_run dry__run dry_rum"
+
+
+@pytest.mark.parametrize("name", [*NEARLY_DRY.split(), "dry run"])
+def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
+    for value in (True, False, 1):
+        with pytest.raises(BadMessage, match=r"did you mean dry_run\?") as no:
+            warned(**{name: value, "lease": {}})
+        assert (no.value.code, no.value.field) == (Code.BAD_MESSAGE, name)
+    assert warned(dry=True), "a warning is enough for what is further away"
 
 
 @pytest.mark.parametrize(

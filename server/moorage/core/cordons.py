@@ -62,7 +62,7 @@ class Cordons:
         """Return why there is no such place, or None."""
         cluster = self._turn.state.clusters.get(event.cluster)
         if cluster is None:
-            return refusals.no_such_cluster(event.cluster)
+            return refusals.no_such_cluster(event.cluster, self._turn.state.clusters)
         known = (event.cluster, event.node) in self._turn.state.cordons
         if event.node and not known and all(node.id != event.node for node in cluster.nodes):
             return refusals.no_such_node(event.cluster, event.node)

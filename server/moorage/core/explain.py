@@ -473,7 +473,7 @@ def _clusters(state: State) -> Iterable[dict[str, Any]]:
 def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     fleet = state.fleet
     if cluster not in fleet.cluster_ids:
-        return refusals.no_such_cluster(cluster)
+        return refusals.no_such_cluster(cluster, fleet.cluster_ids)
 
     known = state.offered(state.clusters[ClusterId(cluster)]).nodes
     told = {

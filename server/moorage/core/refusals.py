@@ -3,8 +3,11 @@
 The rest of the core calls these, so that one "no" reads the same from wherever it comes.
 """
 
-from collections.abc import Mapping, Sequence
+import difflib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Final
 
 from moorage.core.facts import Refusal
@@ -22,6 +25,24 @@ PASSING: Final = frozenset(
     }
 )
 """What may be over when the policy is asked again."""
+REASON_CHARS_MAX: Final = 500
+"""Characters of a policy's own reason that a refusal repeats; the whole is in its `data`."""
+
+ALIKE_MAX: Final = 16
+"""Names that begin and end most alike: only these are compared letter by letter."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean x?)` where a known name is close."""
+
+    def alike(other: str) -> int:
+        pairs = (zip(name, other, strict=False), zip(name[::-1], other[::-1], strict=False))
+        return sum(len([*takewhile(lambda two: two[0] == two[1], each)]) for each in pairs)
+
+    some = {each.casefold(): each for each in heapq.nlargest(ALIKE_MAX, known, key=alike)}
+    close = difflib.get_close_matches(name.casefold(), some, n=1)
+    return f" (did you mean {some[close[0]]}?)" if close else ""
+
 
 
 def counted(number: int, what: str) -> str:
@@ -57,9 +78,9 @@ def no_cluster() -> Refusal:
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
 
 
-def no_such_cluster(cluster: str) -> Refusal:
+def no_such_cluster(cluster: str, known: Iterable[str]) -> Refusal:
     """The inventory has no such cluster."""
-    reason = f"No live cluster “{cluster}” is registered."
+    reason = f"No live cluster “{cluster}” is registered{nearest(cluster, known)}."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
 
 
@@ -218,11 +239,15 @@ def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
 
 def declined(value: Any) -> Refusal:
     """The policy found no placement."""
-    reason = "The policy proposed no placement."
+    why = "its answer is empty"
     if value is None:
-        reason = "The policy proposed no placement: it returned None."
+        why = "it returned None"
     elif isinstance(value, dict) and value:
-        reason = "The policy proposed no placement: its answer names no “cluster_id”."
+        own = value.get("declined") or value.get("error")
+        why = "its answer names no “cluster_id”"
+        if isinstance(own, str) and own.strip():
+            why = own.strip().rstrip(".")[:REASON_CHARS_MAX]
+    reason = f"The policy declined: {why}."
     return Refusal(Code.POLICY_DECLINED, reason, details={**_NOT_NOW, "data": value})
 
 

@@ -245,6 +245,7 @@ class Session:
             return None
         try:
             message = decode(frame)
+            warnings = ignored_fields(frame, message)
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
@@ -265,7 +266,7 @@ class Session:
             self._ask_to_resume(number, message)
             return None
         to = Address(self.id, number)
-        return self._hand_over(to, message, ignored_fields(frame, message))
+        return self._hand_over(to, message, warnings)
 
     def _ask_to_resume(self, number: int, message: Resume) -> None:
         if number > 1:

@@ -10,6 +10,7 @@ import heapq
 import json
 import re
 import types
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -138,14 +139,34 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
     return _invalid(kind, error, identity, raw)
 
 
-def ignored(frame: str | bytes, known: frozenset[str]) -> list[str]:
-    """Return a warning for each field of a message that is not among those known."""
+def ignored(
+    frame: str | bytes, kind: type[Struct], known: frozenset[str], *, strict: bool
+) -> list[str]:
+    """Return a warning for each field of a message that is not among those known.
+
+    Raises:
+        BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, and
+            to ignore it would grant what its client only wants to try.
+
+    """
     given = _fields(frame).keys()
     if given <= known:
         return []
     unknown = given - known
+    names, paths = sorted(known), [path for path in expectations(kind) if "." in path]
+    trials = [
+        name
+        for name in unknown
+        if "dry_run" in known
+        and _is_nearly_dry_run("".join(filter(str.isalnum, name[:QUOTED_CHARS_MAX].casefold())))
+    ]
+    for name in heapq.nsmallest(1, trials or (unknown if strict else ())):
+        expected = "one of " + ", ".join(names)
+        meant = _meant(name, ["dry_run"] if trials else names, paths)
+        reason = f"{_short(name)}: unknown field; expected {expected}{meant}"
+        raise BadMessage(Code.BAD_MESSAGE, reason, _short(name), expected, message_id(frame))
     warnings = [
-        f"{_short(name)}: unknown field, it was ignored{_meant(name, sorted(known))}."
+        f"{_short(name)}: unknown field, it was ignored{_meant(name, names, paths)}."
         for name in heapq.nsmallest(IGNORED_MAX, unknown)
     ]
     if len(unknown) > IGNORED_MAX:
@@ -153,12 +174,26 @@ def ignored(frame: str | bytes, known: frozenset[str]) -> list[str]:
     return warnings
 
 
-def message_id(frame: str) -> str | int | None:
+def message_id(frame: str | bytes) -> str | int | None:
     """Return the `id` of a message whose other parts may be wrong, or None."""
     try:
         return _identified(frame).id
     except (ValueError, RecursionError):
         return None
+
+
+def no_kind(frame: str, kind: type[Struct], operations: list[str]) -> BadMessage:
+    """Return the error for a message that says neither `adhoc` nor `op` nor `input`."""
+    error = diagnose(frame, kind, ValueError(), ("adhoc",))
+    missing = error.details.get("missing", ())
+    if "policy_rule_uri" not in missing:
+        return error
+    reason = (
+        f"{error.reason}. An operation names `op` instead, such as status or release, and a block"
+        " `input`."
+    )
+    details = {**error.details, "known": operations}
+    return BadMessage(error.code, reason, error.field, error.expected, error.id, details)
 
 
 def missing_fields(names: list[str], expected: str, identity: str | int | None) -> BadMessage:
@@ -343,15 +378,33 @@ def _is_packable(value: Any) -> bool:
     return True
 
 
-def _meant(given: Any, known: list[str]) -> str:
-    """Return ` (did you mean x?)` where a known word is close."""
+def _meant(given: Any, known: list[str], paths: Sequence[str] = ()) -> str:
+    """Return ` (did you mean x?)` where a known word is close, or the last one of a path."""
     if not isinstance(given, str) or len(given) > QUOTED_CHARS_MAX:
         return ""
     given, stem = given.casefold(), given.casefold().rstrip("s")
+    inner: dict[str, str] = {}
+    for path in paths:
+        inner.setdefault(path.rpartition(".")[2], path)
+    if given in inner:
+        return f" (did you mean {inner[given]}?)"
     # `cpus` means `cpu_milli`, though `gpus` is nearer: units are what is left out most.
-    longer = [name for name in known if len(stem) > 1 and name.startswith(stem)]
-    close = longer or difflib.get_close_matches(given, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    words = [*known, *inner]
+    longer = [name for name in words if len(stem) > 1 and name.startswith(stem)]
+    close = longer or difflib.get_close_matches(given, words, n=1)
+    return f" (did you mean {inner.get(close[0], close[0])}?)" if close else ""
+
+
+def _slips(word: str) -> Iterator[str]:
+    """Yield patterns of a word with a letter wrong, missing or too many, or with two swapped."""
+    for at in range(len(word) + 1):
+        before, after = word[:at], word[at:]
+        yield f"{before}.?{after[1:]}"
+        yield f"{before}.{after}"
+        yield f"{before}{after[1::-1]}{after[2:]}"
+
+
+_is_nearly_dry_run: Final = re.compile("|".join(_slips("dryrun"))).fullmatch
 
 
 def _short(text: str) -> str:

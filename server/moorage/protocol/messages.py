@@ -25,6 +25,7 @@ from moorage.protocol.diagnosis import (
     ignored,
     message_id,
     missing_fields,
+    no_kind,
     unknown_op,
 )
 from moorage.protocol.errors import BadMessage
@@ -117,7 +118,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Empty or null `clusters`, `filter`, `search`, `parameters` and `settings` mean the same as
     leaving them out, and read as None here. Cluster ids that came as numbers read as
     strings, each id once. Unknown keys are ignored, since existing clients may send them, and
-    `ignored_fields` names them.
+    `ignored_fields` names them; with `strict` they are refused.
     """
 
     policy_rule_uri: f.Uri
@@ -136,6 +137,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     explain: f.Flag = False
     dry_run: f.Flag = False
     stream: f.Flag = False
+    strict: f.Flag = False
 
     def __post_init__(self) -> None:
         """Give every spelling of "absent" one form."""
@@ -208,6 +210,7 @@ class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     input: f.Document
     id: f.MessageId = None
     mode: f.Mode = "dry_run"
+    strict: f.Flag = False
 
 
 class WhatIf(OpMessage, frozen=True, kw_only=True, tag="whatif"):
@@ -302,7 +305,7 @@ def decode(frame: str | bytes) -> Message:
         return _read(text, kind)
     if head.input not in _ABSENT:
         return _read(text, BlockRequest)
-    raise diagnose(text, AllocationRequest, ValueError(), ("adhoc",))
+    raise no_kind(text, AllocationRequest, list(OPERATIONS))
 
 
 def decode_allocation(body: str | bytes) -> AllocationRequest:
@@ -322,9 +325,14 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
         frame: The text of the message.
         message: What it was read as. Operations have no such fields: they are refused.
 
+    Raises:
+        BadMessage: The message is `strict`, or the field is nearly called `dry_run`.
+
     """
-    known = _lenient.get(type(message))
-    return [] if known is None else ignored(frame, known)
+    if not isinstance(message, AllocationRequest | BlockRequest):
+        return []
+    kind = type(message)
+    return ignored(frame, kind, _lenient[kind], strict=message.strict)
 
 
 def encode(message: Message) -> str:

@@ -107,6 +107,7 @@ _OF_REQUESTS: Final = {
     "search": "A search for the clusters to choose from, where there is no filter.",
     "settings": "In place of the policy's defaults.",
     "stream": "Tell how far it is, in messages of their own.",
+    "strict": "Refuse it where a field means nothing; else that is a warning.",
 }
 """What fields of messages mean; parts of messages say so in their docstrings."""
 _LISTED: Final = "\nAttributes:\n"

@@ -15,10 +15,11 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.facts import Refusal
+from moorage.core.refusals import nearest
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.lease_tokens import LeaseTokens, digest
-from moorage.daemon.requests.reading import size_of, too_long, unknown_policy
+from moorage.daemon.requests.reading import NEAREST, size_of, too_long, unknown_policy
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.reach import within_reach
 from moorage.model import Ask, ClusterId, Code, RequestId, Tenant
@@ -191,13 +192,22 @@ class Asks:
         asleep = [name for name in missing if memory.known(name)]
         for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
             if names:
-                more = f" and {len(names) - WARNED_MAX} more" if len(names) > WARNED_MAX else ""
-                listed = ", ".join(names[:WARNED_MAX])
-                warnings.append(f"{what} were left out: {listed}{more}.")
+                warnings.append(f"{what} were left out: {self._listed(names)}.")
         candidates = tuple(name for name in named if memory.is_live(name))
         if not candidates:
-            reason = f"clusters: none of those named ({len(named)}) is registered and live."
+            which = f"none of those named ({len(named)}) is registered and live"
+            reason = f"clusters: {which}: {self._listed(missing)}."
             expected = "ids of live clusters"
             details = {"unknown": missing[:WARNED_MAX]}
             return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)
         return candidates
+
+    def _listed(self, missing: list[str]) -> str:
+        """Return the names of clusters that are not live, the first few with the nearest."""
+        memory = self._catalog.memory
+        shown = missing[:WARNED_MAX]
+        for number, name in enumerate(shown[:NEAREST]):
+            if not memory.known(ClusterId(name)):
+                shown[number] += nearest(name, memory.live_ids())
+        more = f" and {len(missing) - WARNED_MAX} more" if len(missing) > WARNED_MAX else ""
+        return ", ".join(shown) + more

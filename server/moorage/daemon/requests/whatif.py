@@ -149,7 +149,8 @@ class WhatIfs:
     def _no_place(self, at: str, cluster: str, part: str, node: str) -> Refusal | None:
         known = self._state.clusters.get(ClusterId(cluster))
         if known is None:
-            return replace(refusals.no_such_cluster(cluster), field=f"{at}.cluster")
+            missing = refusals.no_such_cluster(cluster, self._state.clusters)
+            return replace(missing, field=f"{at}.cluster")
         if node and all(each.id != node for each in known.nodes):
             return replace(refusals.no_such_node(cluster, node), field=f"{at}.{part}")
         return None
