@@ -155,7 +155,7 @@ class BlockingClient:
         """Make a lease last longer; see `Client.renew`."""
         return self._run(self._open().renew(lease, token, ttl_seconds, timeout=timeout))
 
-    def release(self, lease: str, token: str) -> Lease:
+    def release(self, lease: str, token: str | None = None) -> Lease:
         """End a lease; see `Client.release`."""
         return self._run(self._open().release(lease, token))
 

@@ -306,8 +306,14 @@ class Client:
             lease, token, ttl_seconds, seconds_max=self._timeout if timeout is None else timeout
         )
 
-    async def release(self, lease: str, token: str) -> Lease:
-        """End a lease; a second release answers the same. Errors as `renew`."""
+    async def release(self, lease: str, token: str | None = None) -> Lease:
+        """End a lease; a second release answers the same. Errors as `renew`.
+
+        Args:
+            lease: Its id.
+            token: That of the lease; not needed for a lease of your own tenant.
+
+        """
         reply = await self._called({"op": "release", "lease": lease, "token": token})
         return read_from(self.url, read_lease, reply.lease or reply.data)
 

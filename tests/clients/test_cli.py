@@ -176,10 +176,11 @@ def test_garbage_and_silence_are_unreachable_too(shell, harbour):
 
 
 def test_tokens_of_leases_and_of_people(shell, harbour):
-    foreign = shell("release", "l-9", "--json")
+    foreign = shell("renew", "l-9", "--json")
     assert foreign.returncode == 5
     assert only_json(foreign)["error"]["code"] == "token_missing"
-    assert "--lease-token" in shell("release", "l-9").stderr
+    assert "--lease-token" in shell("renew", "l-9").stderr
+    assert only_json(shell("release", "l-9", "--json"))["error"]["code"] == "unknown_lease"
     shell("ask", "first:1-x", "--lease")
     wrong = shell("release", "l-1", "--lease-token", "t-2", "--json")
     assert wrong.returncode == 5
@@ -314,7 +315,7 @@ def test_a_token_that_cannot_be_kept_is_shown(shell):
     assert "t-1" in asked.stderr
     assert str(path) in asked.stderr
     assert path.read_text() == "not json"
-    assert shell("release", "l-1").returncode == 5
+    assert shell("renew", "l-1").returncode == 5
     assert shell("release", "l-1", "--lease-token", "t-1").returncode == 0
 
 

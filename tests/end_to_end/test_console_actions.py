@@ -1,7 +1,10 @@
 """What pages may do without the tokens of leases, and what every operation would do."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from served import FIRST_FIT, Server, cluster
@@ -45,22 +48,36 @@ def state(server: Server, held: dict) -> str:
     return say(server, {"op": "status", "lease": held["id"]})[0]["lease"]["state"]
 
 
-def test_a_page_releases_its_tenants_leases_and_no_others(server):
+@pytest.mark.parametrize("page", [True, False])
+def test_a_tenant_releases_its_own_leases_and_no_others(server, page):
     held = lease(server)
     release = {"op": "release", "lease": held["id"]}
-    (program,) = say(server, release)
-    assert program["error"]["code"] == "missing_fields"
-    (other,) = say(server, release, who="bb", page=True)
+    (other,) = say(server, release, who="bb", page=page)
     assert other["error"]["code"] == "wrong_token"
-    (stolen,) = say(server, {**release, "token": "guessed"}, page=True)
+    (stolen,) = say(server, {**release, "token": "guessed"}, page=page)
     assert stolen["error"]["code"] == "wrong_token"
     assert state(server, held) == "granted"
-    dry, done = say(server, {**release, "dry_run": True}, release, page=True)
+    dry, done = say(server, {**release, "dry_run": True}, release, page=page)
     assert (dry["lease"]["id"], dry["lease"]["state"]) == (held["id"], "ended")
     assert dry["data"]["gpus"] == held["placement"][0]["gpus"]
     assert "token" not in dry["lease"]
     assert done["success"]
     assert state(server, held) == "ended"
+
+
+def test_the_command_line_releases_from_a_machine_that_never_saw_the_lease(server, tmp_path):
+    held = lease(server)
+    environment = {"MOORAGE_URL": server.running.ws, "MOORAGE_STATE": str(tmp_path / "none.json")}
+    command = [Path(sys.executable).with_name("moorage"), "release", held["id"], "--json"]
+
+    def release(token: str) -> dict:
+        environment["MOORAGE_TOKEN"] = token
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return json.loads(done.stdout)
+
+    assert release("bb")["error"]["code"] == "wrong_token"
+    assert state(server, held) == "granted"
+    assert release("aa")["state"] == "ended"
 
 
 def test_a_dry_run_changes_nothing(server):

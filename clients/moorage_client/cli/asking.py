@@ -351,11 +351,11 @@ def release(
     session: CommandSession,
     lease: LeaseArgument,
     lease_token: Annotated[
-        str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
+        str | None, typer.Option(help="Token of the lease, where it is of another tenant")
     ] = None,
 ) -> None:
-    """End a lease; a second release answers the same."""
-    token = token_of(lease, lease_token)
+    """End a lease of your tenant; a second release answers the same."""
+    token = lease_token or stored_token(lease)
 
     async def work(client: Any) -> Lease:
         released: Lease = await client.release(lease, token)
@@ -502,6 +502,17 @@ def _envelope(answer: Answer) -> dict[str, Any]:
     if answer.policy_rule_uri:
         document["policy_rule_uri"] = answer.policy_rule_uri
     return document | ({"request": answer.request} if answer.request else {})
+
+
+def stored_token(lease: str) -> str | None:
+    """Return the token of a lease that this machine asked for, or None.
+
+    Your own leases need none: a file of tokens that cannot be read, or no home, is no hindrance.
+    """
+    try:
+        return TokenFile(state_path()).token(lease)
+    except (StateUnusable, RuntimeError):  # `Path.home()` raises the latter.
+        return None
 
 
 def token_of(lease: str, given: str | None) -> str:

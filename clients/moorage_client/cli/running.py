@@ -15,7 +15,7 @@ import typer
 from moorage.model import Code
 from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import LeaseArgument, Preemptible, keep, token_of
+from moorage_client.cli.asking import LeaseArgument, Preemptible, keep, stored_token
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import Attempt, Known, ShownExecution, ShownOutput
@@ -40,7 +40,7 @@ _SIGNALLED: Final = 128
 
 _Command = Annotated[list[str], typer.Argument(help="The command, after `--`")]
 _LeaseToken = Annotated[
-    str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask` and `run`)")
+    str | None, typer.Option(help="Token of the lease, where it is of another tenant")
 ]
 
 
@@ -264,7 +264,7 @@ def execute(
     message = {
         "op": "exec",
         "lease": lease,
-        "token": token_of(lease, lease_token),
+        "token": lease_token or stored_token(lease),
         "command": command,
         "timeout_seconds": limit,
         "workdir": workdir,
@@ -307,7 +307,7 @@ def logs(
     """
     if follow and attempt is not None:
         raise typer.BadParameter("--attempt is for one start, --follow for those to come too")
-    token = token_of(lease, lease_token)
+    token = lease_token or stored_token(lease)
 
     output, passed = bytearray(), Passed()
     write = output.extend if session.json else passed.write
@@ -335,13 +335,13 @@ class _Reader:
     Args:
         client: Connected.
         lease: Id of the lease.
-        token: Its token.
+        token: Its token; None: it is one of the caller's own tenant.
         write: Takes the output, as it was written.
 
     """
 
     def __init__(
-        self, client: Any, lease: str, token: str, write: Callable[[bytes], object]
+        self, client: Any, lease: str, token: str | None, write: Callable[[bytes], object]
     ) -> None:
         self._client = client
         self._lease = lease

@@ -53,7 +53,7 @@ class ReleaseAsked:
     """A client wants a lease ended.
 
     Args:
-        tenant: Whose page of the console asks: it may end its tenant's leases without their tokens.
+        tenant: Who asks without the token: it may end its own leases.
 
     """
 

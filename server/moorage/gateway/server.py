@@ -242,12 +242,6 @@ class Gateway:
         address = None if found is None else found.connection.remote_address
         return f"{address[0]}:{address[1]}" if address else ""
 
-    def is_page(self, session: SessionId) -> bool:
-        """Return whether a browser's page opened a session: it said where the page comes from."""
-        found = self._sessions.get(session)
-        request = None if found is None else found.connection.request
-        return request is not None and "Origin" in request.headers
-
     def expel(self) -> None:
         """Close all sessions whose token or login is over, or means another tenant (4401)."""
         for session in tuple(self._sessions.values()):

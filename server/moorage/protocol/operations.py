@@ -40,7 +40,7 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
 
 
 class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
-    """End a lease. A page of the console may leave out the token of its tenant's leases."""
+    """End a lease. Without `token`, one of the caller's own tenant."""
 
     lease: f.Identifier
     token: f.Identifier | None = None
@@ -219,8 +219,8 @@ class Logs(OpMessage, frozen=True, kw_only=True, tag="logs"):
 
     Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
     offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
-    means the last start. Text that is no UTF-8 comes unaltered as `base64` only. A page of the
-    console may leave out the token of its tenant's leases.
+    means the last start. Text that is no UTF-8 comes unaltered as `base64` only. Without `token`,
+    the lease is one of the caller's own tenant.
     """
 
     lease: f.Identifier

@@ -210,25 +210,19 @@ class Operations:
             _note(tenant, self._replies.remote(to), about)
 
     def _release(self, to: Address, tenant: Tenant, message: wire.Release) -> None:
-        """End a lease by its token; a page has none, and acts for its tenant."""
+        """End a lease by its token, or without one for its tenant."""
         lease = RequestId(message.lease)
         if message.token:
             asked = ReleaseAsked(to, lease, digest(message.token))
-        elif self._replies.is_page(to):
+        else:
             asked = ReleaseAsked(to, lease, "", tenant)
             if not message.dry_run:
                 about = {"what": "release", "lease": lease}
                 _note(tenant, self._replies.remote(to), about)
-        else:
-            self._replies.answer(to, _no_token())
-            return
         self._post(asked, dry_run=message.dry_run)
 
     def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
-        """Look into a lease's workload by its token; a page has none, and looks for its tenant."""
-        if message.token is None and not self._replies.is_page(to):
-            self._replies.answer(to, _no_token())
-            return
+        """Look into a lease's workload by its token, or without one for its tenant."""
         if message.token is None and isinstance(message, wire.Exec):
             _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})
         self._replies.answer_later(to, self._lookups.access.answer(message, tenant, to.session))
@@ -322,11 +316,6 @@ class Operations:
         data = await self._management.run(uri, tenant, action, message.data)
         _note(tenant, whence, {"what": "manage", "policy_rule_uri": uri, "action": action})
         return Information(data)
-
-
-def _no_token() -> Refusal:
-    reason = "token: expected the `token` that came with the grant; this message has none."
-    return Refusal(Code.MISSING_FIELDS, reason, "token", "a string", {"missing": ["token"]})
 
 
 def _note(tenant: Tenant, remote: str, about: Mapping[str, str]) -> None:

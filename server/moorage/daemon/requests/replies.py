@@ -206,10 +206,6 @@ class Replies:
         """Return where the client that awaits an answer connects from; "" where unknown."""
         return self._gateway.remote(to.session)
 
-    def is_page(self, to: Address) -> bool:
-        """Return whether a page awaits the answer, one of the console's or another that may ask."""
-        return self._gateway.is_page(to.session)
-
     def drain(self, answer: Response) -> None:
         """Answer this to all calls over HTTP that still wait, in the queue or for a policy."""
         for to in self._calls.waiting():
