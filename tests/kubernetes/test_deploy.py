@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 import json
+import os
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from kubernetes_binaries import binaries
 from kubernetes_objects import claim, dra_node, node, pod
 from kubernetes_plane import Plane, PlaneError
 
@@ -61,7 +65,7 @@ def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
 @pytest.fixture(scope="module")
 def granted(plane: Plane) -> Plane:
     """Grant the account what rbac.yaml says."""
-    for thing in manifests("rbac.yaml"):
+    for thing in (*manifests("0-namespaces.yaml"), *manifests("rbac.yaml")):
         apply(plane, thing)
     return plane
 
@@ -81,6 +85,22 @@ def account(granted: Plane, fresh_plane: Plane, tmp_path: Path) -> Path:
 def test_an_api_server_takes_each_manifest_and_every_field_of_it(granted: Plane) -> None:
     for thing in manifests("moored.yaml"):
         apply(granted, thing, dryRun="All")
+
+
+def test_the_commands_of_the_manifests_work_in_their_order(
+    fresh_plane: Plane, tmp_path: Path
+) -> None:
+    kubectl = str(binaries("kubectl")["kubectl"])
+    (tmp_path / "kubectl").symlink_to(kubectl)
+    path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
+    environment = {"PATH": path, "KUBECONFIG": str(fresh_plane.kubeconfig()), "HOME": str(tmp_path)}
+    for name in ("moored.yaml", "rbac.yaml"):
+        commands = re.findall(r"^#   (kubectl .*)$", (FOLDER / name).read_text(), re.MULTILINE)
+        assert len(commands) > 2
+        for command in (*commands, "kubectl apply --dry-run=server -f deploy/kubernetes"):
+            subprocess.run(
+                ["bash", "-euc", command], cwd=FOLDER.parents[1], env=environment, check=True
+            )
 
 
 def test_the_deployment_uses_the_account_the_volume_and_the_ports_that_there_are() -> None:

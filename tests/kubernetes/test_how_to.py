@@ -14,6 +14,8 @@ from kubernetes_binaries import binaries
 from kubernetes_objects import dra_node
 from kubernetes_plane import Plane
 
+from moorage_client.cli.running import DEFAULT_POLICY
+
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "kubernetes.md"
@@ -90,7 +92,7 @@ def test_the_page_leads_from_a_kubeconfig_to_a_pod_on_leased_gpus(
     contexts, fleet, pushed, leased, started = outputs
     assert contexts == "test\n"
     assert all(name in fleet for name in ("lab", "gpu-1", "gpu-2"))
-    assert "first_fit:1.0-stable" in pushed
+    assert DEFAULT_POLICY in pushed
     assert "GPU-gpu-1-0" in leased
     assert "pod" in started
     leases = json.loads(say("moorage leases --json", environment))

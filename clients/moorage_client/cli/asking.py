@@ -511,7 +511,7 @@ def stored_token(lease: str) -> str | None:
     """
     try:
         return TokenFile(state_path()).token(lease)
-    except (StateUnusable, RuntimeError):  # `Path.home()` raises the latter.
+    except StateUnusable:
         return None
 
 

@@ -1,5 +1,6 @@
 """The commands that only look: leases, status, why, queue, fleet."""
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -222,7 +223,7 @@ def fleet(
         shown(
             session,
             work,
-            ("node", "models", "GPUs free", "cpu milli free>", "memory MiB free>"),
+            ("node", "state", "models", "GPUs free", "cpu milli free>", "memory MiB free>"),
             _node_cells,
             empty=f"Cluster {cluster} has no nodes.",
             watch=watch,
@@ -244,6 +245,7 @@ def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
     return [
         [
             short_name(node.node_id),
+            node_state(node),
             ", ".join(node.models),
             _free(node.gpus),
             node.cpu_milli_free,
@@ -251,6 +253,13 @@ def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
         ]
         for node in read_as(list[NodeRow], rows)
     ]
+
+
+def node_state(node: NodeRow) -> str:
+    """Return `ready`, or in a word or two why the node takes nothing new; the notes say it all."""
+    if node.duplicate_of:
+        return "duplicate"
+    return re.split(r":| by | since |;", node.unavailable)[0] or "ready"
 
 
 def _node_notes(rows: list[dict[str, Any]]) -> list[str]:

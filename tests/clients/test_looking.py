@@ -1,0 +1,25 @@
+"""What `moorage fleet CLUSTER` says of each node."""
+
+import pytest
+
+from moorage_client.cli.looking import node_state
+from moorage_client.cli.shapes import NodeRow
+
+
+@pytest.mark.parametrize(
+    ("unavailable", "state"),
+    [
+        ("", "ready"),
+        ("cordoned", "cordoned"),
+        ("cordoned by ann: fans", "cordoned"),
+        ("drained by ann", "drained"),
+        ("not ready", "not ready"),
+        ("tainted example.com/broken", "tainted example.com/broken"),
+    ],
+)
+def test_a_node_has_a_state(unavailable: str, state: str) -> None:
+    assert node_state(NodeRow(unavailable=unavailable)) == state
+
+
+def test_a_machine_that_is_registered_twice_counts_once() -> None:
+    assert node_state(NodeRow(duplicate_of="east/n1")) == "duplicate"
