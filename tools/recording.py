@@ -1,5 +1,7 @@
 """Records the terminal that the README shows: real commands, at a real server.
 
+`tests/docs/test_picture.py` notices when the server says something else.
+
 python tools/recording.py    write docs/pictures/first-lease.svg again
 """
 
@@ -7,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,9 +36,8 @@ COMMANDS: Final = (
 COLUMNS: Final = 100
 
 
-def record(picture: Path) -> None:
-    """Play the commands, and write what the terminal shows."""
-    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))  # noqa: SIM115  # Until the end.
+def play() -> Iterator[tuple[str, str]]:
+    """Yield each command, and what the terminal shows of it."""
     with tempfile.TemporaryDirectory() as state, daemon() as running:
         with Services(running.http) as services:
             services.put_cluster({"id": "lab", "nodes": {"nodeData": NODES}})
@@ -57,9 +59,16 @@ def record(picture: Path) -> None:
                 text=True,
                 check=False,  # The last one is refused.
             ).stdout
-            console.print(Text("$ ", "bold green") + Text(command, "bold"))
             lines = [line for line in shown.splitlines() if Text.from_ansi(line).plain.strip()]
-            console.print(Text.from_ansi("\n".join(lines)))
+            yield command, "\n".join(lines)
+
+
+def record(picture: Path) -> None:
+    """Play the commands, and write what the terminal shows."""
+    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))  # noqa: SIM115  # Until the end.
+    for command, shown in play():
+        console.print(Text("$ ", "bold green") + Text(command, "bold"))
+        console.print(Text.from_ansi(shown))
     console.save_svg(str(picture), title="moorage")
 
 

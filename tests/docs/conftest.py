@@ -37,7 +37,7 @@ START_SECONDS_MAX = 30
 RUN_SECONDS_MAX = 120
 SERVE = "moored serve"
 # Not run from within a test: the Makefile's own targets are what runs the tests.
-OUTSIDE = ("make ", SERVE, "docker ", "systemctl ", "journalctl ", "pip ")
+OUTSIDE = ("make ", ". .venv/", SERVE, "docker ", "systemctl ", "journalctl ", "pip ")
 
 
 @dataclass
@@ -155,7 +155,8 @@ def reader() -> Callable[..., AbstractContextManager[Story]]:
                 with Services(running.http) as services:
                     services.put_cluster({"id": "lab", "nodes": {"nodeData": LAB}})
                     services.publish_policy(catalog.document("first_fit"))
-            yield Story(folder, {"event": "ready", "ws": running.ws, "http": running.http})
+            ready = {"event": "ready", "ws": running.ws, "http": running.http}
+            yield Story(folder, ready | {"console": f"{running.http}/console"})
 
     return start
 

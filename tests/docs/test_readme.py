@@ -15,6 +15,25 @@ def test_it_can_be_read_in_a_minute() -> None:
     assert len(README) <= CHARACTERS_MAX
 
 
+def test_each_terminal_that_it_opens_first_activates_the_environment() -> None:
+    blocks = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    first = next(each for each in blocks if "moored serve" in each)
+    second = next(each for each in blocks if "moorage fleet" in each)
+    for block in (first, second):
+        assert block.startswith("$ . .venv/bin/activate\n")
+
+
+def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
+    """`moorage` is no package of an index yet, and names no addresses that are not its own."""
+    for page in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("*/moorage*/**/*.md"),
+    ]:
+        assert not re.findall(r"pip install '?moorage.*", page.read_text()), page
+    assert "moorage.dev" not in (ROOT / "pyproject.toml").read_text()
+
+
 def test_its_quick_starts_have_ten_lines_at_most() -> None:
     blocks = re.findall(
         r"^```(?:python|console|json)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL

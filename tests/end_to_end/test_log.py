@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -38,6 +39,31 @@ def serving(data: Path, log: int) -> Iterator[tuple[Server, subprocess.Popen[str
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(("variables", "readable"), [({}, True), ({"log_format": "json"}, False)])
+def test_a_terminal_gets_lines_for_people(tmp_path: Path, variables, readable: bool) -> None:
+    given = {f"MOORAGE_{name.upper()}": text for name, text in variables.items()}
+    reader, writer = pty.openpty()
+    command, pipe = serve_command(tmp_path / "data"), subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=writer, env=VARIABLES | given) as process:
+        os.close(writer)
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["console"] == f"{ready['http']}/console"
+        assert httpx.get(ready["console"]).status_code == 200
+        document = cluster("east")
+        httpx.post(f"{ready['http']}/clusters", json=document).raise_for_status()
+        said = b""
+        while b"changed" not in said:
+            said += os.read(reader, PAGE)
+        (line,) = [each for each in said.splitlines() if b"changed" in each]
+        assert line.startswith(b"{") is not readable
+        process.terminate()
+        with contextlib.suppress(OSError):  # EIO: it has ended.
+            while os.read(reader, PAGE):
+                pass
+    os.close(reader)
 
 
 def full() -> int:

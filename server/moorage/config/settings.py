@@ -84,7 +84,7 @@ BACKENDS: Final = ("local", "memory", "aws", "kubernetes", "ray")
 """Every backend there is."""
 BACKENDS_BY_DEFAULT: Final = ("local", "memory")
 """Those that need nothing beside this machine."""
-LogFormat = Literal["json", "console"]
+LogFormat = Literal["auto", "json", "console"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ class Config(ShareSettings):
         Setting(
             RAY,
             "Ray cluster on whose nodes policies are evaluated; this machine goes on where it is "
-            "gone. Needs `pip install 'moorage[ray]'`, here and on the nodes.",
+            "gone. Needs `pip install '.[ray]'` in a checkout, here and on the nodes.",
             default="none: on this machine",
         ),
     ] = ""
@@ -204,9 +204,9 @@ class Config(ShareSettings):
             choices(*BACKENDS),
             "What `provision.backend` may name. `local` runs commands of clients on this machine, "
             "as the daemon's own user, and containers with any of its folders that they mount. "
-            "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`. "
+            "`aws` rents instances of Amazon EC2, and needs `pip install '.[aws]'` in a checkout. "
             "`kubernetes` starts pods in `kubernetes_clusters`. `ray` starts on the nodes of a Ray "
-            "cluster, and needs `pip install 'moorage[ray]'`.",
+            "cluster, and needs `pip install '.[ray]'` in a checkout.",
             default="`local,memory`; `memory` where there are `tokens`, or where other machines "
             "reach `host` or `http_host`",
         ),
@@ -224,7 +224,7 @@ class Config(ShareSettings):
         Setting(
             CLUSTERS,
             "Kubernetes clusters to follow: contexts of the kubeconfig, or `in-cluster` for the "
-            "cluster that the daemon runs in. Needs `pip install 'moorage[kubernetes]'`.",
+            "cluster that the daemon runs in. Needs `pip install '.[kubernetes]'` in a checkout.",
             default="none",
         ),
     ] = field(default_factory=dict)
@@ -459,8 +459,12 @@ class Config(ShareSettings):
     ] = "info"
     log_format: Annotated[
         LogFormat,
-        Setting(choice(*get_args(LogFormat)), "One JSON object per line, or lines for people."),
-    ] = "json"
+        Setting(
+            choice(*get_args(LogFormat)),
+            "One JSON object per line, or lines for people (`console`); `auto`: the latter where "
+            "stderr is a terminal.",
+        ),
+    ] = "auto"
 
     @classmethod
     def load(

@@ -20,6 +20,7 @@ import uvloop
 from moorage.backends.base import BackendError
 from moorage.config.settings import Config
 from moorage.daemon import descriptors
+from moorage.daemon.daemon import Daemon
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.standard_streams import StandardStream
@@ -112,16 +113,11 @@ async def _serve(
     finally:
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         gc.enable()
-    ready = {
-        "event": "ready",
-        "ws": f"ws://{_authority(config.host)}:{daemon.port}",
-        "http": f"http://{_authority(config.http_host)}:{daemon.http_port}",
-    }
     running = asyncio.ensure_future(daemon.run())
     if stock is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
         await asyncio.to_thread(stock, f"http://{_authority(host)}:{daemon.http_port}")
-    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")  # Its parent need not read.
+    os.write(sys.stdout.fileno(), _ready_line(config, daemon))  # Its parent need not read.
     waiting = asyncio.ensure_future(stopping.wait())
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
     await asyncio.wait([running, waiting, following], return_when=asyncio.FIRST_COMPLETED)
@@ -144,6 +140,15 @@ async def _serve(
         os._exit(code)
     late.cancel()
     return code
+
+
+def _ready_line(config: Config, daemon: Daemon) -> bytes:
+    """Return the line that says where requests are accepted, and people look."""
+    http = f"http://{_authority(config.http_host)}:{daemon.http_port}"
+    ready = {"event": "ready", "ws": f"ws://{_authority(config.host)}:{daemon.port}", "http": http}
+    if config.console:
+        ready["console"] = f"{http}/console"
+    return json.dumps(ready).encode() + b"\n"
 
 
 def _bound_stop(code: int) -> threading.Timer:
@@ -194,11 +199,11 @@ def configure_log(config: Config, log: StandardStream) -> None:
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.format_exc_info,
     ]
-    console = config.log_format == "console"
+    readable = config.log_format == "console" or (config.log_format == "auto" and log.is_terminal)
     renderer: structlog.typing.Processor = (
         # Quoted: what tenants named so cannot move a terminal's cursor.
         structlog.dev.ConsoleRenderer(colors=log.is_terminal, repr_native_str=True)
-        if console
+        if readable
         else structlog.processors.JSONRenderer()
     )
     structlog.configure(

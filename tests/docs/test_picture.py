@@ -1,0 +1,27 @@
+"""The recorded terminal of the README shows what a server says today."""
+
+import html
+import re
+
+import pytest
+from recording import PICTURE, play
+from rich.text import Text
+
+CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b")
+"""Ids of leases, and what is left of their time."""
+
+
+def letters(text: str) -> str:
+    """Return what is read, without white space and what differs from one time to the next."""
+    return "".join(CHANGING.sub("", text.replace("\xa0", " ")).split())
+
+
+@pytest.mark.heavy  # A daemon, and four programs.
+def test_the_picture_shows_what_the_server_says() -> None:
+    drawn: dict[float, list[tuple[float, str]]] = {}
+    place = r'<text class="[^"]*" x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>'
+    for left, top, text in re.findall(place, PICTURE.read_text()):
+        drawn.setdefault(float(top), []).append((float(left), html.unescape(text)))
+    shown = " ".join(text for top in sorted(drawn) for _, text in sorted(drawn[top]))
+    said = "\n".join(f"$ {command}\n{Text.from_ansi(output).plain}" for command, output in play())
+    assert letters(shown) == letters(said), "make it again: python tools/recording.py"
