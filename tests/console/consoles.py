@@ -101,7 +101,9 @@ class Seeded:
             "resources": {"gpus": gpus, "nodes": nodes},
             "lease": {"ttl_seconds": 3600, "wait_seconds": 3600},
         }
-        with connect(self.running.ws) as socket:
+        told = self.http.headers.get("Authorization")
+        headers = {"Authorization": told} if told else None
+        with connect(self.running.ws, additional_headers=headers) as socket:
             socket.send(json.dumps(message))
             give_up_at = time.monotonic() + 60
             while time.monotonic() < give_up_at:

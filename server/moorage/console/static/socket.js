@@ -23,11 +23,16 @@ const open = new Map();
 /** @type {Map<string, Set<(name: string, data: any) => void>>} */
 const listeners = new Map();
 
+/** Where the server listens, as this page reaches it. */
+export function address() {
+	const at = session.value?.websocket || "";
+	return location.protocol === "https:" ? at.replace(/^ws:/, "wss:") : at;
+}
+
 /** Connect, and again whenever the connection is lost. */
 export function connect() {
-	const at = session.value;
-	if (!at || socket) return;
-	const made = new WebSocket(location.protocol === "https:" ? at.websocket.replace(/^ws:/, "wss:") : at.websocket);
+	if (!session.value || socket) return;
+	const made = new WebSocket(address());
 	socket = made;
 	made.onopen = () => {
 		retry_ms = 250;

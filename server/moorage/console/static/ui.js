@@ -3,9 +3,10 @@ import htm from "htm";
 import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signal, useSignal } from "./signal.js";
-import { ask, connection, heardAt, link } from "./socket.js";
+import { address, ask, connection, heardAt, link } from "./socket.js";
 import { moment, time } from "./format.js";
 import { go, to } from "./router.js";
+import { session } from "./session.js";
 
 export const html = htm.bind(h);
 
@@ -42,9 +43,28 @@ export function Raw({ value, label = "JSON" }) {
 /** @param {string} word */
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
-/** The command that does the same. @param {{words: string[]}} props */
-export function Command({ words }) {
-	const text = words.map(quoted).join(" ");
+/** Where `moorage` looks for a server that it is told nothing of. */
+const USUAL = [/^ws:\/\/(127\.0\.0\.1|localhost|\[::1\]):8765$/, /^http:\/\/(127\.0\.0\.1|localhost|\[::1\]):8080$/];
+
+/** What tells `moorage` of this server, where it is not the usual one. */
+function server() {
+	const at = [address(), location.origin];
+	return at.every((url, n) => USUAL[n].test(url)) ? [] : ["--url", at[0], "--http-url", at[1]];
+}
+
+/** The code of `policy.py` as lines that write it to a new folder. @param {string} code */
+function written(code) {
+	let end = "END";
+	while (code.includes(end)) end += "_";
+	return `folder=$(mktemp -d)\ncat > "$folder/policy.py" <<'${end}'\n${code.trimEnd()}\n${end}\n`;
+}
+
+/** The command that does the same; `code` is that of its `policy.py`. @param {{words: string[], code?: string}} props */
+export function Command({ words: [program, ...rest], code }) {
+	const words = [program, ...(program === "moorage" ? server() : []), ...rest];
+	const line = words.map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
+	const needs = program === "curl" && session.value?.login ? ' -H "Authorization: Bearer $MOORAGE_TOKEN"' : "";
+	const text = (code ? written(code) : "") + line + needs;
 	const [copied, setCopied] = useState("");
 	const copy = async () => {
 		try {
@@ -53,7 +73,7 @@ export function Command({ words }) {
 		} catch {
 			setCopied(text); // Pages without TLS may not write to the clipboard: it can be selected here.
 		}
-		said.value = `Copied: ${text}`;
+		said.value = `Copied: ${line}`;
 		setTimeout(() => setCopied(""), 8000);
 	};
 	return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
@@ -74,9 +94,9 @@ export function Dialog({ title, close, children }) {
 /**
  * An action: shows what would happen, then does it. `message` is an operation with a dry run.
  * @param {{label: string, title: string, message?: any, dry?: () => Promise<any>, act?: () => Promise<any>,
- *   words?: string[], done?: (answer: any) => void, disabled?: boolean}} props
+ *   words?: string[], code?: string, done?: (answer: any) => void, disabled?: boolean}} props
  */
-export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), words, done, disabled }) {
+export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), words, code, done, disabled }) {
 	const [open, setOpen] = useState(false);
 	const [shown, setShown] = useState(null);
 	const [error, setError] = useState(null);
@@ -110,7 +130,7 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 					<p class="buttons">
 						<button type="button" class="primary" disabled=${busy || shown === null} onClick=${run}>${label} now</button>
 						<button type="button" onClick=${() => setOpen(false)}>Change nothing</button>
-						${words ? html`<${Command} words=${words} />` : null}
+						${words ? html`<${Command} words=${words} code=${code} />` : null}
 					</p>
 				<//>`
 			: null}`;

@@ -52,5 +52,5 @@ export function Operations() {
 		<${Section} title="Metrics"><${Refused} error=${metrics.error} />
 			<p class="tools"><label>Name contains <input value=${part} onInput=${typed(setPart)} /></label></p>
 			<div class="scroll" tabindex="0" role="region" aria-label="Metrics, scrollable"><${Grid} label="Metrics" heads=${["metric", "of", "value"]} rows=${shown.slice(0, 300).map((each) => [each.name, each.labels, each.value])} /></div>
-			<p class="buttons"><${Command} words=${["curl", `${location.origin}/metrics`]} /></p><//>`;
+			<p class="buttons"><${Command} words=${["curl", "-f", `${location.origin}/metrics`]} /></p><//>`;
 }

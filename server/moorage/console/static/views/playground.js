@@ -87,7 +87,7 @@ export function Playground({ query }) {
 		<div>
 			<${Editor} code=${code} change=${setCode} lines=${result?.lines} />
 			<p class="buttons"><button type="button" class="primary" disabled=${!!busy} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs</span>
-				<${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} /></p>
+				<${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} code=${code} /></p>
 		</div>
 		<div>
 			<${Section} title="What it is tried on">
@@ -143,7 +143,7 @@ function Backtest({ busy, run }) {
 	const [trace, setTrace] = useState("");
 	return html`<details><summary>Backtest on a trace</summary>
 		<${Upload} label="Trace (CSV: cpu_milli, memory_mib, num_gpu, gpu_milli, …)" text=${trace} change=${setTrace} accept=".csv" />
-		<p class="buttons"><button type="button" disabled=${busy || !trace.trim()} onClick=${() => run(trace)}>Backtest</button> <${Command} words=${["moorage", "policy", "backtest", "policy.py", "--trace", "nodes.csv", "pods.csv"]} /></p></details>`;
+		<p class="buttons"><button type="button" disabled=${busy || !trace.trim()} onClick=${() => run(trace)}>Backtest</button></p></details>`;
 }
 
 function Results({ it }) {
@@ -189,7 +189,7 @@ function Save({ code }) {
 	if (!open) return html`<button type="button" onClick=${() => setOpen(true)}>Save as a version…</button>`;
 	const sound = /^[\w.]+:[\w.]+-\w+$/.test(uri);
 	return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${(e) => setUri(e.target.value.trim())} /></label>
-		<${Action} label="Save" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]}
+		<${Action} label="Save" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]} code=${code}
 			dry=${async () => {
 				const there = await http("GET", `/policy/${encodeURIComponent(uri)}`).catch(() => null);
 				return there ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;

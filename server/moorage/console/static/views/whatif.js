@@ -66,6 +66,20 @@ function requested({ policy, gpus, nodes, wait, priority, more }) {
 	}
 }
 
+/** The command that asks the same; null where something is missing. @param {typeof FIRST} request @param {any[]} changes */
+function commanded(request, changes) {
+	const { policy, gpus, nodes, wait, priority, more } = request;
+	const whole = changes.every(({ kind, values }) => kind.fields.every(({ name, required }) => !required || values[name]));
+	if (!whole || (!policy && !changes.length)) return null;
+	const plain = ["--policy", policy, "--gpus", gpus, "--wait", wait, "--priority", priority];
+	try {
+		const asked = !policy ? [] : nodes === "1" && !more ? plain : ["--request", JSON.stringify(requested(request))];
+		return ["moorage", "whatif", ...asked, ...changes.flatMap(({ kind, values }) => kind.words(values))];
+	} catch {
+		return null; // The rest of the request is no JSON yet.
+	}
+}
+
 export function WhatIf({ query }) {
 	const waits = query.get("request");
 	const [changes, setChanges] = useState([]);
@@ -92,7 +106,7 @@ export function WhatIf({ query }) {
 	};
 	const field = (name, label, more) => html`<label>${label} <input value=${request[name]} ...${more} onInput=${typed((value) => setRequest({ ...request, [name]: value.trim() }))} /></label>`;
 	const number = (name, label, min) => field(name, label, { type: "number", min, required: true });
-	const words = ["moorage", "whatif", ...(request.policy ? ["--policy", request.policy, "--gpus", request.gpus, "--wait", request.wait, "--priority", request.priority] : []), ...changes.flatMap(({ kind, values }) => kind.words(values))];
+	const words = commanded(request, changes);
 	return html`
 		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
 		<form class="form" ref=${form} onSubmit=${run}>
@@ -105,7 +119,7 @@ export function WhatIf({ query }) {
 			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}
 				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
 				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
-			<p class="buttons"><button type="submit" class="primary" disabled=${answer?.busy}>What if?</button><${Command} words=${words} /></p>
+			<p class="buttons"><button type="submit" class="primary" disabled=${answer?.busy}>What if?</button>${words && html`<${Command} words=${words} />`}</p>
 		</form>
 		${answer?.busy ? html`<${Loading} what="what would happen" />` : null}<${Refused} error=${answer?.error} />
 		${answer?.told ? html`<${Told} it=${answer.told} waits=${waits} />` : null}`;

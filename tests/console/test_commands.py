@@ -1,0 +1,157 @@
+"""Copy as command: each gives a line that works when it is pasted into a shell."""
+
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from consoles import POLICY, Seeded, seeded
+
+from moorage_client.cli.program import run
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+ALIAS = "first_fit:stable"
+SECOND = "first_fit:1.1-stable"
+POLICIES = ("activate", "aliases", "canary", "list", "push", "rollback", "shadow", "show", "test")
+COMMANDS = (
+    "curl",
+    *(f"moorage fleet {word}" for word in ("cordon", "drain", "east", "uncordon")),
+    *(f"moorage policy {word}" for word in POLICIES),
+    *(f"moorage {word}" for word in ("cancel", "flush", "leases", "logs", "queue", "release")),
+    *(f"moorage {word}" for word in ("status", "whatif", "why")),
+)
+
+
+@pytest.fixture(scope="module")
+def it() -> Iterator[Seeded]:
+    """A daemon with tokens, at ports of its own, and one of all that a command may be about."""
+    environment = {"MOORAGE_OPERATORS": "ann", "MOORAGE_BACKENDS": "local"}
+    with seeded(MOORAGE_TOKENS="ann:of-ann", **environment) as each:
+        each.fleet("east", 2)
+        node = {"id": "localhost", "vcpus": {"count": 8}, "memory": 64_000}
+        each.http.post("/clusters", json={"id": "here", "nodes": {"nodeData": [node]}})
+        second = catalog.document("first_fit") | {"version": "1.1", "policy_rule_uri": SECOND}
+        second["code"] = second["code"].replace("All equal", "Equal")
+        assert each.http.post("/policy", json=second).json()["success"]
+        for chosen in (SECOND, POLICY):
+            path = f"/policy-alias/{ALIAS}/activate"
+            each.http.post(path, json={"policy_rule_uri": chosen}).raise_for_status()
+        each.ask(1)
+        spec = {"backend": "local", "spec": {"command": ["echo", "it ran"]}}
+        works = each.ask(0, resources={"cpu_milli": 100}, provision=spec)
+        assert works["success"], works
+        each.refused = each.ask(9)["request"]
+        yield each
+
+
+class Shell:
+    """Where somebody pastes: a machine that never heard of the server, but has the token."""
+
+    def __init__(self) -> None:
+        self._beside = ThreadPoolExecutor(1)  # The browser has the loop of this thread.
+        self.ran: list[str] = []
+
+    def paste(self, page: Any) -> None:
+        """Run each command that a page shows now, and has not shown before."""
+        for button in page.get_by_role("button", name="Copy as command").all():
+            text = button.get_attribute("title")
+            if text in self.ran:
+                continue
+            self.ran.append(text)
+            code, said = self._beside.submit(self._run, text).result()
+            assert code == 0, f"{text}\n{said}"
+
+    def _run(self, text: str) -> tuple[int, str]:
+        """Run a command; a line for `moorage` in this process, which saves a start of Python."""
+        program, *words = shlex.split(text)
+        if program == "moorage" and "logs" not in words:  # It writes bytes to a real file.
+            with redirect_stdout(io.StringIO()) as said, redirect_stderr(said):
+                return run(words), said.getvalue()
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    tools = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", os.pathsep.join((tools, os.environ["PATH"])))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MOORAGE_TOKEN", "of-ann")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    return Shell()
+
+
+def plain(shell: Shell) -> list[str]:
+    """Return the commands that were pasted, without where the server is."""
+    lines = [text.splitlines()[-1] for text in shell.ran]
+    return [re.sub(r" --url \S+ --http-url \S+", "", line) for line in lines]
+
+
+def dialogs(page: Any, shell: Shell, *labels: str) -> None:
+    """Paste what the dialogs of these actions show, and do nothing in them."""
+    for label in labels:
+        page.get_by_role("button", name=label, exact=True).click()
+        page.get_by_role("button", name=f"{label} now").wait_for()
+        shell.paste(page.get_by_role("dialog"))
+        page.keyboard.press("Escape")
+        page.get_by_role("dialog").wait_for(state="hidden")
+
+
+def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shell) -> None:
+    page.goto(f"{it.console}/operations")
+    page.get_by_label("Token").fill("of-ann")
+    page.keyboard.press("Enter")
+    held, works = it.leases
+
+    def see(path: str, *labels: str) -> None:
+        page.goto(f"{it.console}/{path}")
+        page.get_by_role("button", name="Copy as command").first.wait_for()
+        shell.paste(page)
+        dialogs(page, shell, *labels)
+
+    page.get_by_role("button", name="Copy as command").first.wait_for()
+    shell.paste(page)
+    with it.waiter(8, nodes=2) as request:
+        see("queue")
+        see(f"queue/{request}", "Cancel")
+    for label in ("Cordon", "Uncordon", "Drain"):
+        see("fleet/east/east-n0000", label)
+    see("fleet/east", "Flush warm leases")
+    see("leases?state=granted", "Flush warm leases")
+    see(f"leases/{works}")
+    page.get_by_role("heading", name="Output").wait_for()
+    shell.paste(page)
+    see(f"why/{it.refused}")
+    see("policies")
+    for begin, end in (
+        ("Shadow", "Stop the shadow"),
+        ("Canary", "Stop the canary"),
+        ("Activate", "Roll back"),
+    ):
+        see(f"policies/{SECOND}", begin)
+        see(f"policies/{ALIAS}", end)
+    see("playground")
+    page.get_by_role("button", name="Save as a version…").click()
+    page.get_by_label("Version").fill("mine:1-x")
+    dialogs(page, shell, "Save")
+    see("leases")
+    page.goto(f"{it.console}/whatif")
+    page.get_by_label("Policy", exact=True).fill(POLICY)
+    shell.paste(page)
+    page.get_by_label("Nodes", exact=True).fill("2")
+    page.get_by_role("button", name="Drain", exact=True).click()
+    page.get_by_label("Cluster").fill("east")
+    shell.paste(page)
+    see(f"leases/{held}", "Release")
+    for words in COMMANDS:
+        assert any(line.startswith(words) for line in plain(shell)), words
