@@ -536,8 +536,8 @@ export interface LeasesOfOthers {
  *
  * Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
  * offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
- * means the last start. Text that is no UTF-8 comes unaltered as `base64` only. A page of the
- * console may leave out the token of its tenant's leases.
+ * means the last start. Text that is no UTF-8 comes unaltered as `base64` only. Without `token`,
+ * the lease is one of the caller's own tenant.
  */
 export interface Logs {
   op: "logs";
@@ -872,7 +872,7 @@ export interface RecalledFleet {
   packed: string;
 }
 
-/** End a lease. A page of the console may leave out the token of its tenant's leases. */
+/** End a lease. Without `token`, one of the caller's own tenant. */
 export interface Release {
   op: "release";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */

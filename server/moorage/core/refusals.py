@@ -44,7 +44,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {some[close[0]]}?)" if close else ""
 
 
-
 def counted(number: int, what: str) -> str:
     """Return a number of things in words: 1 node, 2 nodes."""
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -80,13 +80,7 @@ class Doorman:
             if self.draining:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
-        bearer, readable = token_of(request.headers.get_all("Authorization"))
-        offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
-        if bearer is None and offered is not None:
-            bearer, readable = self._shown(*offered)
-        tenant = self._authenticate(bearer) if readable else None
-        if tenant is None and bearer is None and offered is None:
-            tenant = self._logged_in(connection, request)
+        tenant, bearer = self._identified(connection, request)
         if tenant is None:
             self._counts.refused_unauthorized += 1
             answer = connection.respond(
@@ -103,6 +97,19 @@ class Doorman:
             return answer
         connection.tenant, connection.bearer = tenant, bearer
         return None
+
+    def _identified(
+        self, connection: GatewayConnection, request: Request
+    ) -> tuple[Tenant | None, str | None]:
+        """Return whose request it is, and the token that it shows: by header, page or cookie."""
+        bearer, readable = token_of(request.headers.get_all("Authorization"))
+        offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
+        if bearer is None and offered is not None:
+            bearer, readable = self._shown(*offered)
+        tenant = self._authenticate(bearer) if readable else None
+        if tenant is None and bearer is None and offered is None:
+            tenant = self._logged_in(connection, request)
+        return tenant, bearer
 
     def _shown(self, kind: str, secret: str) -> tuple[str | None, bool]:
         """Return the token that a page's subprotocol shows, and whether it lets anybody in."""

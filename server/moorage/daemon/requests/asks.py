@@ -5,7 +5,7 @@
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import structs
@@ -202,12 +202,12 @@ class Asks:
             return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)
         return candidates
 
-    def _listed(self, missing: list[str]) -> str:
+    def _listed(self, missing: Sequence[ClusterId]) -> str:
         """Return the names of clusters that are not live, the first few with the nearest."""
         memory = self._catalog.memory
-        shown = missing[:WARNED_MAX]
+        shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):
-            if not memory.known(ClusterId(name)):
+            if not memory.known(missing[number]):
                 shown[number] += nearest(name, memory.live_ids())
         more = f" and {len(missing) - WARNED_MAX} more" if len(missing) > WARNED_MAX else ""
         return ", ".join(shown) + more
