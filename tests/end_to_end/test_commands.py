@@ -201,19 +201,14 @@ def test_bench_knows_its_names():
 @pytest.mark.trace
 @pytest.mark.heavy
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
-@pytest.mark.parametrize(
-    ("policy", "least", "most"),
-    [
-        ("expected_fill", 95.9, 100),
-        ("fgd", 95.2, 100),
-    ],
-)
-def test_openb_default_comes_out_as_published(policy, least, most):
+def test_openb_default_comes_out_as_published():
     words = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
-    done = moored("replay", *words, "--policy", policy, "--seeds", "5", "--json", timeout=900)
+    done = moored(
+        "replay", *words, "--policy", "expected_fill", "--seeds", "5", "--json", timeout=900
+    )
     told = json.loads(done.stdout)
     assert told["answered"] == told["requests"] > 50_000
-    assert least <= told["allocation_percent"] <= most
+    assert told["allocation_percent"] >= 95.9
 
 
 @pytest.mark.heavy

@@ -79,17 +79,14 @@ def test_ten_runs_give_the_published_figures_to_the_last_digit():
     assert found.reached_at_100 == pytest.approx(found.published_at_100, abs=0.03)
 
 
-# Two policies are also replayed through a whole daemon, in `end_to_end/test_commands.py`.
+# One policy is also replayed through a whole daemon, in `end_to_end/test_commands.py`.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("trace", "rule"),
     [
-        ("default", "dot_product"),
         ("cpu200", "fgd"),
-        ("gpushare40", "fgd"),
         ("gpushare40", "dot_product"),
         ("gpushare40", "gpu_packing"),
-        ("gpuspec33", "fgd"),
         ("gpuspec33", "best_fit"),
         ("multigpu20", "fgd"),
     ],
