@@ -319,7 +319,7 @@ def _not_opened(
             return _refused(url, error)
         case TimeoutError():
             cause = f"no answer within {seconds_max:g} s"
-        case _:
+        case _:  # What the system says.
             # The event loop words a refused connection in its own way; the system's is clearer.
             number = getattr(error, "errno", None) or 0  # Negative where a name was not found.
             cause = (

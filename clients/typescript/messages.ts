@@ -46,7 +46,7 @@ export interface AllocationRequest {
   dry_run?: boolean;
   /** Tell how far it is, in messages of their own. Expected: true or false. */
   stream?: boolean;
-  /** Refuse it where a field means nothing; else that is a warning. Expected: true or false. */
+  /** Refuse the message where a field means nothing; else that is a warning. Expected: true or false. */
   strict?: boolean;
 }
 
@@ -87,7 +87,7 @@ export interface BlockRequest {
   id?: string | number | null;
   /** Whether clusters are only selected, or the block is placed; nothing is held. Expected: "dry_run" or "select_clusters". */
   mode?: "dry_run" | "select_clusters";
-  /** true or false */
+  /** Refuse the message where a field means nothing; else that is a warning. Expected: true or false. */
   strict?: boolean;
 }
 

@@ -67,7 +67,7 @@ def test_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
     for command in ("renew", "release"):
         done = shell(command, lease["id"], f"--lease-token={lease['token']}")
         assert (done.returncode, done.stderr) == (0, "")
-    unnamed = shell("release", lease["id"])
+    unnamed = shell("renew", lease["id"])
     assert (unnamed.returncode, "MOORAGE_STATE" in unnamed.stderr) == (5, True)
     shell.environment["MOORAGE_STATE"] = str(tmp_path / "leases.json")
     assert "kept" not in shell("ask", "first:1-x", "--ttl=20").stderr

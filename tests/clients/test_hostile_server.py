@@ -147,7 +147,6 @@ COMMANDS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("policy", "manage", "one", "look"), data({"did": 1})),
     (("policy", "logs", "one"), data({"printed": {"eval": "x"}, "rests": {"overruns": 1}})),
     (("policy", "push", "RULE", "--uri", "one:1-x"), data({"policy_rule_uri": "one:1-x"})),
-    (("fleet", "import", "FLEET", "--merge"), [CLUSTER]),
     (("fleet", "import", "FLEET", "--replace"), CLUSTER),
     (("pool", "show"), POOL),
     (("pool", "checkout", "gpus", "--pid", "0"), POOL | {"transaction": "t-1"}),

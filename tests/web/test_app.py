@@ -53,7 +53,7 @@ async def test_the_interface_is_described(client):
         assert operation["description"]
 
 
-NO_BODY = ("/rollback", "/create-infra")
+NO_BODY = ("/rollback", "/create-infra", "/websocket-ticket")
 """Ends of paths that are posted to and take none."""
 
 

@@ -264,13 +264,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
                 del state.cordons[place]
             state.identities.put(cluster, (), state.leased_places)
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
-        case Cordoned(cluster, node):
-            assert cluster in state.clusters
-            state.cordons[cluster, node] = fact
-            state._inventory_changed(cluster)  # noqa: SLF001  # As above.
-        case Uncordoned(cluster, node):
-            del state.cordons[cluster, node]
-            state._inventory_changed(cluster)  # noqa: SLF001  # As above.
+        case Cordoned() | Uncordoned():
+            _cordon(state, fact)
         case Reserved() | Unreserved():
             _reserve(state, fact)
         case QuotaSet() | HalfLifeSet() | UsageCarried():
@@ -290,9 +285,7 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
         case Overtaken(request, times):
             state.overtaken[request] = times
         case WaitExtended(request, deadline):
-            assert state.waiting[request].lease is None, "a lease is renewed"
-            state.waiting[request] = replace(state.waiting[request], deadline=deadline)
-            state._due(request)  # noqa: SLF001  # As above.
+            _extend_wait(state, request, deadline)
         case Renewed(request, expires_at):
             _renew(state, request, expires_at)
         case Started(request, _, endpoint):
@@ -326,6 +319,16 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             state.fencing = fencing
         case _:
             assert_never(fact)
+
+
+def _cordon(state: State, fact: Cordoned | Uncordoned) -> None:
+    place = (fact.cluster, fact.node)
+    if isinstance(fact, Cordoned):
+        assert fact.cluster in state.clusters
+        state.cordons[place] = fact
+    else:
+        del state.cordons[place]
+    state._inventory_changed(fact.cluster)  # noqa: SLF001  # Called by apply().
 
 
 def _reserve(state: State, fact: Reserved | Unreserved) -> None:
@@ -418,6 +421,12 @@ def _move_clock(state: State, at: float, seconds: float) -> None:
         state.cordons[place] = replace(cordon, at=cordon.at + seconds, until=until)
     state.accounts.clock_moved(seconds)
     state.deadlines.restore((*state.leases, *state.waiting, *state.reserved.by_id))
+
+
+def _extend_wait(state: State, request: RequestId, deadline: float) -> None:
+    assert state.waiting[request].lease is None, "a lease is renewed"
+    state.waiting[request] = replace(state.waiting[request], deadline=deadline)
+    state._due(request)  # noqa: SLF001  # Called by apply().
 
 
 def _finish(state: State, request: RequestId, outcome: Outcome) -> None:

@@ -80,6 +80,7 @@ _OF_OPERATIONS: Final = {
     "session": "What the header `Moorage-Session` of its handshake said.",
     "starts_at": "When it begins.",
     "state": "Those in this state alone.",
+    "strict": "Refuse the message where a field means nothing; else that is a warning.",
     "tenant": "Whose.",
     "timeout_seconds": "What it may take, after which it is killed.",
     "token": "That of the lease, from the reply that granted it.",
@@ -107,7 +108,7 @@ _OF_REQUESTS: Final = {
     "search": "A search for the clusters to choose from, where there is no filter.",
     "settings": "In place of the policy's defaults.",
     "stream": "Tell how far it is, in messages of their own.",
-    "strict": "Refuse it where a field means nothing; else that is a warning.",
+    "strict": "Refuse the message where a field means nothing; else that is a warning.",
 }
 """What fields of messages mean; parts of messages say so in their docstrings."""
 _LISTED: Final = "\nAttributes:\n"
