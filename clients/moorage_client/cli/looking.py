@@ -17,6 +17,7 @@ from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.output import (
     ends_in,
     fields,
+    in_words,
     local_time,
     print_json,
     say,
@@ -223,7 +224,7 @@ def fleet(
         shown(
             session,
             work,
-            ("node", "state", "models", "GPUs free", "cpu milli free>", "memory MiB free>"),
+            ("node", "state", "models", "ids of free GPUs", "cpu milli free>", "memory MiB free>"),
             _node_cells,
             empty=f"Cluster {cluster} has no nodes.",
             watch=watch,
@@ -362,6 +363,5 @@ def _of(some: int, nodes: int | str) -> str:
 
 
 def _wants(resources: Mapping[str, Any] | None) -> str:
-    if resources is None:
-        return ""
-    return " ".join(f"{name}={value}" for name, value in resources.items() if value)
+    usual = {"gpu_milli": 1000, "nodes": 1}  # Whole GPUs on one node.
+    return in_words({k: v for k, v in (resources or {}).items() if v and usual.get(k) != v})
