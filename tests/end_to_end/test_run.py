@@ -32,7 +32,7 @@ def server(tmp_path_factory):
         document = cluster("here", nodes=1, gpus=8)
         document["nodes"]["nodeData"][0]["id"] = platform.node()
         server.register(document)
-        server.publish(catalog.document("first_fit"))  # `run` takes what there is.
+        server.publish(catalog.document("best_fit"))
         yield server
         assert running.log.read_text() == ""
         server.close()
