@@ -30,6 +30,7 @@ def forms(folder: Path) -> None:
     """Write one policy in every form, with an example in those that can hold one."""
     files = {"function.py": POLICY, "examples.json": json.dumps(EXAMPLES)}
     (folder / "rule.py").write_text(POLICY)
+    (folder / "examples.json").write_text(json.dumps(EXAMPLES))
     (folder / "whole" / "code").mkdir(parents=True)
     for name, text in files.items():
         (folder / "whole" / "code" / name).write_text(text)
@@ -61,7 +62,8 @@ def forms(folder: Path) -> None:
 )
 def test_every_form_is_registered(push, server, tmp_path, form, uri):
     forms(tmp_path)
-    done = push(form, *(["--uri", uri] if uri else []))
+    examples = ["--examples=examples.json"] if form in {"rule.py", "rule.json"} else []
+    done = push(form, *(["--uri", uri] if uri else []), *examples)
     assert done.returncode == 0, done.stderr
     registered = done.stdout.strip()
     assert registered == uri or registered.startswith("pushed:7-")
@@ -76,7 +78,6 @@ def test_every_form_is_registered(push, server, tmp_path, form, uri):
 
 def test_options_go_before_the_document(push, server, tmp_path):
     forms(tmp_path)
-    (tmp_path / "examples.json").write_text(json.dumps(EXAMPLES))
     done = push(
         "rule.json", "--tag=other", "--description=mine", "--examples=examples.json",
         '--parameters={"p": 1}',
@@ -96,7 +97,7 @@ def test_a_syntax_error_is_shown_with_its_caret(push, tmp_path):
     assert done.returncode == 6
     *_, line, caret = done.stderr.rstrip("\n").splitlines()
     assert line.index("(") == caret.index("^")
-    assert "function.py, line 6: SyntaxError: '(' was never closed" in done.stderr
+    assert "bad.py, line 6: SyntaxError: '(' was never closed" in done.stderr
 
 
 def test_all_that_is_wrong_is_shown(push, tmp_path):
