@@ -130,7 +130,9 @@ def only_json(done, code=0):
 def test_the_command_line(at_daemon, tmp_path):
     moorage = at_daemon
     (tmp_path / "function.py").write_text(POLICY)
-    pushed = only_json(moorage("policy", "push", str(tmp_path), "--uri=packed:1-x", "--json"))
+    pushed = only_json(
+        moorage("policy", "push", str(tmp_path), "--uri=packed:1-x", "--force", "--json")
+    )
     assert pushed == {"policy_rule_uri": "packed:1-x"}
     listed = only_json(moorage("policy", "list", "--json"))
     assert {policy["policy_rule_uri"] for policy in listed} == {"first:1-x", "packed:1-x"}

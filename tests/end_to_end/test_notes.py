@@ -13,6 +13,7 @@ pytestmark = pytest.mark.heavy
 
 BODIES = {
     "POST /clusters": cluster("east"),
+    "POST /clusters/{cluster_id}/nodes": cluster("east"),
     "PUT /clusters/{cluster_id}": {"$set": {"tags": ["a"]}},
     "POST /cluster": {"clusterId": "east", "nodes": []},
     "PUT /cluster": {"clusterId": "east", "nodes": []},
