@@ -7,8 +7,8 @@ import pytest
 from recording import PICTURE, play
 from rich.text import Text
 
-CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b")
-"""Ids of leases, and what is left of their time."""
+CHANGING = re.compile(r"\b[0-9a-f]{16}\b|\b\d+ (?:min|s)\b|─+")
+"""Ids of leases, what is left of their time, and rules, which are as wide as that."""
 
 
 def letters(text: str) -> str:
