@@ -296,13 +296,13 @@ class Connection:
 def _not_opened(
     endpoint: Endpoint, proxy: str | None, error: Exception, seconds_max: float = 0.0
 ) -> MoorageError:
-    """Return what it means that no socket could be opened.
+    """Return our error for a socket that `connect` could not open.
 
     Args:
         endpoint: Where to.
         proxy: On the way, if any.
-        error: What `connect` raised; an ImportError stands for a package that SOCKS needs.
-        seconds_max: How long it tried, where it may have tried for too long.
+        error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
+        seconds_max: The time limit that a TimeoutError exceeded.
 
     """
     url = endpoint.shown

@@ -1,4 +1,4 @@
-"""Where a server is, who we are there, and the way to it: the same for its WebSocket and its HTTP.
+"""URL, token, proxy and trusted authorities of a server, alike for its WebSocket and its HTTP.
 
 `Client` and the clients of `services` make one of what they were given and of the environment.
 
@@ -11,7 +11,7 @@ import ipaddress
 import os
 import ssl
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -28,13 +28,13 @@ CA_FILE_VARIABLES: Final = (
     *("MOORAGE_CA_FILE", "SSL_CERT_FILE"),
     *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
 )
-"""The first that is set names the file; the last two are those of `requests`."""
+"""The first that is set names the CA file; the last two are those of `requests`."""
 
 _LOOPBACK_NAMES: Final = frozenset(
     {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
 )
 _UNKNOWN_AUTHORITY: Final = frozenset({2, 18, 19, 20, 21})
-"""OpenSSL's codes for a chain that ends at no authority known here; X509_V_ERR_…"""
+"""OpenSSL's codes (X509_V_ERR_…) for a chain that ends at no trusted authority."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 
 
@@ -61,7 +61,7 @@ class Endpoint:
 
     @classmethod
     def of_socket(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
-        """Return the WebSocket that the arguments, else the environment, else the default name.
+        """Return the WebSocket endpoint by arguments, else environment, else defaults.
 
         Raises:
             SettingRefused: The token cannot be sent.
@@ -72,7 +72,7 @@ class Endpoint:
 
     @classmethod
     def of_http(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
-        """Return the HTTP side; as `of_socket`."""
+        """Return the HTTP endpoint, likewise."""
         found = setting(url, "MOORAGE_HTTP_URL", default=HTTP_URL_DEFAULT)
         return cls(found.rstrip("/"), read_token(token), setting(ca_file))
 
@@ -86,7 +86,7 @@ class Endpoint:
         """Whether it is this machine."""
         try:
             host = urlsplit(self.url).hostname or ""
-        except ValueError:  # No URL; who connects says so.
+        except ValueError:  # No URL: connecting says so.
             return False
         name = host.removesuffix(".").partition("%")[0]
         if name in _LOOPBACK_NAMES or name.endswith(".localhost"):
@@ -100,7 +100,7 @@ class Endpoint:
 
     @cached_property
     def tls(self) -> ssl.SSLContext | None:
-        """Whom to trust; None where the URL asks for no TLS.
+        """The TLS context to verify the server with; None for a URL without TLS.
 
         Raises:
             SettingRefused: The file of the authorities cannot be used.
@@ -108,14 +108,15 @@ class Endpoint:
         """
         if not self.url.lower().startswith(("wss:", "https:")):
             return None
-        named = "ca_file" if self.ca_file else next(filter(setting_of, CA_FILE_VARIABLES), "")
+        of_environment = next(filter(partial(setting, None), CA_FILE_VARIABLES), "")
+        named = "ca_file" if self.ca_file else of_environment
         if not named:
             import certifi  # noqa: PLC0415  # Only where it is needed.
 
             context = ssl.create_default_context()  # Some systems have no store that it finds.
             context.load_verify_locations(certifi.where())
             return context
-        path = self.ca_file or setting_of(named)
+        path = self.ca_file or setting(None, named)
         is_folder = os.path.isdir(path)  # noqa: PTH112  # As OpenSSL takes it.
         try:
             if is_folder:
@@ -128,16 +129,11 @@ class Endpoint:
             raise SettingRefused(named, f"cannot read {path}: {cause}") from error
 
     def through(self, proxy: str | None) -> str:
-        """Return what to add to a failure: which proxy was on the way, if any."""
+        """Return the part of an error message that names the proxy; empty without one."""
         if not proxy:
             return ""
         host = urlsplit(self.url).hostname
         return f" (through the proxy {_without_credentials(proxy)}; NO_PROXY={host} does without)"
-
-
-def setting_of(variable: str) -> str:
-    """Return a variable of the environment without white space around it."""
-    return setting(None, variable)
 
 
 def read_token(given: str | None) -> str | None:

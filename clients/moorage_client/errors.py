@@ -37,15 +37,15 @@ class ProtocolViolated(ConnectionFailed):
 
 
 class ProxyFailed(ConnectionFailed):
-    """The way leads through a proxy of the environment, and ended there or behind it."""
+    """A proxy that the environment names did not pass the connection on."""
 
 
 class CertificateRefused(ConnectionFailed):
-    """What answers at the URL does not prove who it is, or speaks no TLS."""
+    """The server's certificate is not trusted, or it speaks no TLS."""
 
 
 class SettingRefused(MoorageError):
-    """A setting, given or of the environment, cannot be used. Its value is not repeated.
+    """An argument or environment variable cannot be used. The message omits its value.
 
     Args:
         setting: Its name: an argument's, or a variable's.

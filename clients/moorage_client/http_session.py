@@ -1,4 +1,4 @@
-"""HTTP to one server: what every HTTP client of this package sends its requests with.
+"""The HTTP session that every client of this package uses.
 
 `requests` itself would send what is for this machine to a proxy, and a password of `~/.netrc` in
 place of the token that it was given.
@@ -19,18 +19,18 @@ __all__ = ["HttpSession"]
 
 
 class _Trusting(HTTPAdapter):
-    """Verifies certificates by one TLS context alone."""
+    """Verifies certificates with one TLS context, and with nothing else."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
         super().__init__()
 
     def init_poolmanager(self, *arguments: Any, **named: Any) -> None:
-        """Have connections use the context."""
+        """Open connections with the context."""
         super().init_poolmanager(*arguments, **named, ssl_context=self._context)
 
     def proxy_manager_for(self, proxy: str, **named: Any) -> Any:
-        """Have connections behind a proxy use the context."""
+        """Open connections behind a proxy with the context."""
         return super().proxy_manager_for(proxy, **named, ssl_context=self._context)
 
     def cert_verify(self, *arguments: Any) -> None:
@@ -61,11 +61,11 @@ class HttpSession(requests.Session):
 
     @property
     def through(self) -> str:
-        """What to add to a failure: the proxy that is on the way, if any."""
+        """The part of an error message that names the proxy; empty without one."""
         return self._endpoint.through(select_proxy(self._endpoint.url, self.proxies))
 
     def failure(self, error: Exception) -> ConnectionFailed:
-        """Return what it means that a request raised an error of `requests`."""
+        """Return our error for one that `requests` raised."""
         url = self._endpoint.shown
         tls = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
         if tls is not None:
@@ -80,7 +80,7 @@ class HttpSession(requests.Session):
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and one by one the errors within it."""
+    """Yield an error, then the errors that caused it."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -472,7 +472,7 @@ class Lease:
         return self.inherited or self.id
 
     def later(self, seconds: float) -> "Lease":
-        """Return it with all its times so much later."""
+        """Return a copy with all times moved by some seconds."""
         notice, outcome = self.notice, self.outcome
         return replace(
             self,

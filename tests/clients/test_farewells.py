@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from moorage.daemon.requests.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings
 from moorage.model import Tenant
 from moorage_client import Client, RequestRefused
+
+
+def local(_: str | None) -> Tenant:
+    return Tenant("local")
 
 
 class Silent:
@@ -24,7 +29,7 @@ class Silent:
 async def test_a_message_far_too_large_is_refused_and_leaves_no_stray_exception() -> None:
     stray: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: stray.append(context))
-    gateway = Gateway(GatewaySettings(), lambda _: Tenant("local"))
+    gateway = Gateway(GatewaySettings(), local, SocketTickets(local))
     port = await gateway.start(Silent(), "127.0.0.1", 0)  # type: ignore[arg-type]  # As it says.
     async with Client(f"ws://127.0.0.1:{port}") as client:
         with pytest.raises(RequestRefused, match="too_large"):

@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from moorage.core.effects import Address
+from moorage.daemon.requests.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.model import SessionId, Tenant
 from moorage.protocol import AllocationRequest, Resume, success
@@ -318,7 +319,9 @@ async def open_port() -> AsyncIterator[Open]:
     ) -> Port:
         harbour = Harbour()
         quick = {"close_seconds_max": 0.5, "drain_seconds_max": 0.5, **settings}
-        gateway = Gateway(GatewaySettings(**quick), authenticate, None, tickets)
+        gateway = Gateway(
+            GatewaySettings(**quick), authenticate, tickets or SocketTickets(authenticate)
+        )
         harbour.gateway = gateway
         ports.append(
             Port(gateway, harbour, await gateway.start(harbour, "127.0.0.1", 0, pages_port))

@@ -10,6 +10,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.core.effects import Address
+from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.gateway.server import Gateway
+from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol import Close, event
 from moorage.protocol.codes import SESSION_HEADER
@@ -239,10 +242,9 @@ async def test_messages_sent_before_a_client_leaves_count(port):
 
 
 async def test_a_port_that_is_taken_is_an_error_of_the_system(port, open_port):
+    gateway = Gateway(GatewaySettings(), lambda _: None, SocketTickets(lambda _: None))
     with pytest.raises(OSError, match=r".*"):
-        await port.gateway.__class__(port.gateway._settings, lambda _: None).start(
-            port.harbour, "127.0.0.1", port.number
-        )
+        await gateway.start(port.harbour, "127.0.0.1", port.number)
 
 
 async def test_the_numbers_add_up(port):

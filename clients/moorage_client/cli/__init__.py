@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     from moorage_client.cli.program import run  # noqa: PLC0415  # See the module docstring.
 
-    # What goes wrong is said once, in our words, and not in those of a library as well.
+    # The command line words every failure itself; the library's log would say it twice.
     logging.getLogger("websockets").addHandler(logging.NullHandler())
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -25,8 +25,8 @@ _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
 _POLICY: Final = "For the policy"
 
-LOOK_SECONDS: Final = 0.25
-"""Between two looks at a workload that starts."""
+LOOK_SECONDS: Final = 0.1
+"""Between two looks at a lease that starts or ends."""
 _OVER: Final = frozenset({"ending", "ended", "warm"})
 
 
@@ -316,7 +316,7 @@ async def _active(client: Any, lease: Lease, *, quiet: bool) -> Lease:
         if said != last and not quiet:
             note(f"{lease.id}: {said or now.state}")
         last = said
-        pause = LOOK_SECONDS  # Details of a start are told to no one who watches.
+        pause = LOOK_SECONDS  # The server tells it only to those who watch.
         await asyncio.sleep(pause)
 
 
@@ -505,10 +505,7 @@ def _envelope(answer: Answer) -> dict[str, Any]:
 
 
 def stored_token(lease: str) -> str | None:
-    """Return the token of a lease that this machine asked for, or None.
-
-    Your own leases need none: a file of tokens that cannot be read, or no home, is no hindrance.
-    """
+    """Return the stored token of a lease, or None: your tenant's own leases need no token."""
     try:
         return TokenFile(state_path()).token(lease)
     except StateUnusable:

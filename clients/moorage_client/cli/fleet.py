@@ -18,7 +18,7 @@ from moorage_client.cli.shapes import ClusterStored, NodeRow
 from moorage_client.errors import MoorageError, RequestRefused, refusal
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
-"""Of a hash, as tables show it."""
+"""The beginning of a node's hash, as tables show it."""
 DEFAULT: Final = "show"
 """The command of the group that needs no name."""
 

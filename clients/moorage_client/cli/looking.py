@@ -15,6 +15,7 @@ from moorage_client.answers import Lease, read_as, read_lease, read_object
 from moorage_client.cli import completing
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.output import (
+    counted,
     ends_in,
     fields,
     in_words,
@@ -257,7 +258,7 @@ def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def node_state(node: NodeRow) -> str:
-    """Return `ready`, or in a word or two why the node takes nothing new; the notes say it all."""
+    """Return `ready`, or in short why the node takes no new lease."""
     if node.duplicate_of:
         return "duplicate"
     return re.split(r":| by | since |;", node.unavailable)[0] or "ready"
@@ -359,7 +360,7 @@ def _free(gpus: Mapping[str, int]) -> str:
 
 
 def _of(some: int, nodes: int | str) -> str:
-    return f"{some} of {nodes} {'node' if nodes == 1 else 'nodes'} take{'s' * (some == 1)}"
+    return f"{some} of {counted(nodes, 'node')} take{'s' * (some == 1)}"
 
 
 def _wants(resources: Mapping[str, Any] | None) -> str:

@@ -141,7 +141,7 @@ def _show(report: dict[str, Any]) -> None:
         say(finding)
     more = len(report["findings"]) - FINDINGS_SHOWN
     if more > 0:
-        say(f"… and {more} more {'finding' if more == 1 else 'findings'} (--json has all)")
+        say(f"… and {counted(more, 'more finding')} (--json has all)")
     for remark in report["notes"]:
         note(f"note: {remark}")
     if report["requests"]:

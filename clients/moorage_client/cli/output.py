@@ -41,7 +41,7 @@ _LEVELS: Final = 8
 """How deep times are looked for in what a server says, which may nest without end."""
 
 SHORT_CHARS: Final = 12
-"""Of a node that is called by a hash; `fleet cordon` and its kin take the beginning, too."""
+"""Characters shown of a node's name that is a hash; `fleet cordon` takes these, too."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
 FITS_IF: Final = "fits_if"
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
@@ -242,7 +242,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def without_empty(value: Any, levels: int = _LEVELS) -> Any:
-    """Return a value without the texts, lists and objects in it that are empty; None if it is."""
+    """Return a value without empty texts, lists and objects; None if nothing is left."""
     if levels and isinstance(value, dict):
         parts = {name: without_empty(each, levels - 1) for name, each in value.items()}
         return {name: part for name, part in parts.items() if part is not None} or None
@@ -274,7 +274,7 @@ def spaced(name: str) -> str:
     return name.replace("_", " ")
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int | str, what: str) -> str:
     """Return a number of things: 1 node, 2 nodes."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -305,7 +305,7 @@ def where(placement: Placement) -> str:
 
 
 def short_name(node: str) -> str:
-    """Return the name of a node as tables show it: of a long hash, as Ray has, the beginning."""
+    """Return a node's name for tables: a long hash, as Ray has, is cut."""
     return node[:SHORT_CHARS] if _HASH.fullmatch(node) else node
 
 
@@ -366,12 +366,12 @@ def explain_failure(error: MoorageError) -> None:
 
 
 def _explain_place(error: ConnectionFailed) -> None:
-    """Tell what to do about a server that cannot be reached."""
+    """Say how to reach a server that does not answer."""
     match error:
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
             note(f"What answers at {url} is no Moorage server of this version; check {option}.")
-        case CertificateRefused() | ProxyFailed():  # They say themselves what to do.
+        case CertificateRefused() | ProxyFailed():  # Their messages say what to do.
             pass
         case ConnectionFailed(url=url) if url.startswith("http"):
             note("Start a server with `moored serve`, or name one with --http-url.")
@@ -392,7 +392,7 @@ def _explain_details(details: Mapping[str, Any]) -> None:
 
 
 def _detail(name: str, value: Any) -> str:
-    """Return a detail of a refusal; what a policy returned is its own, and stays JSON."""
+    """Return a detail of a refusal in words; what a policy returned stays JSON."""
     return _json(value, ensure_ascii=False) if name == "data" else in_words(value)
 
 

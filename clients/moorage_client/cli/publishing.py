@@ -64,7 +64,7 @@ def activate(
 
 
 def _document(services: Any, uri: str) -> dict[str, Any]:
-    """Return the document of a version; empty where there is none, which the server explains."""
+    """Return a version's document; empty for an unknown one, which the server refuses later."""
     try:
         return read_as(dict[str, Any], services.policy(uri))
     except NotFound:

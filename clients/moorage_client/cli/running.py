@@ -15,7 +15,13 @@ import typer
 from moorage.model import Code
 from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
-from moorage_client.cli.asking import LeaseArgument, Preemptible, keep, stored_token
+from moorage_client.cli.asking import (
+    LOOK_SECONDS,
+    LeaseArgument,
+    Preemptible,
+    keep,
+    stored_token,
+)
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import Attempt, Known, ShownExecution, ShownOutput
@@ -28,7 +34,6 @@ FOLLOW_SECONDS: Final = 10.0
 """How long one question for more output waits at the server."""
 END_SECONDS_MAX: Final = 30.0
 """How long a lease may take to end after its workload."""
-LOOK_SECONDS: Final = 0.1
 SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
@@ -125,7 +130,7 @@ def run(
         while True:
             try:
                 return await held(client, choice)
-            except RequestRefused as refused:  # Of the request: nothing is held yet.
+            except RequestRefused as refused:  # No lease is granted yet.
                 chosen = _another(choice, refused, policy, backend)
                 if chosen is None or chosen == choice:
                     raise
@@ -139,14 +144,14 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What was not said on the command line: the policy and the backend."""
+    """The policy and the backend that a run tries."""
 
     policy: str
     backend: str
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return what there is at this server instead of what it refused by default, if anything.
+    """Return another choice, of what this server has; None: it refused what the user gave.
 
     Args:
         choice: What was tried.

@@ -97,7 +97,7 @@ class ShownExecution(Struct):
 
 
 class Known(Struct):
-    """What a server has, where it refuses the name of something that it has not."""
+    """The names that a refusal of an unknown name lists."""
 
     nearest: list[str] = []
     registered: list[str] = []

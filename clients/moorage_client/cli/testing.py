@@ -56,9 +56,9 @@ def test_first(
     """Try a policy before a server uses it, where the server is installed here.
 
     Args:
-        path: Where the author has it; of one on a server, its URI.
+        path: The author's file or folder; for one on a server, its URI.
         document: Its PolicyRule document.
-        done: What is done with it then, such as `registered`.
+        done: What follows, in a word such as `registered`.
         quiet: Say only what stops it, as one JSON document.
         force: Also one that is not sound.
 
@@ -100,7 +100,7 @@ def test_first(
 
 @contextmanager
 def own_names(path: Path) -> Iterator[None]:
-    """Have a server's refusal of a policy name its files as the author does.
+    """Rename the policy's files in a server's refusal to the author's names.
 
     Args:
         path: Where the author has it.
@@ -129,5 +129,5 @@ def own_names(path: Path) -> Iterator[None]:
 
 
 def with_own_names(path: Path, text: str) -> str:
-    """Return a sentence about a policy with its files named as the author does."""
+    """Return a sentence with the policy's files renamed to the author's names."""
     return _PLACE.sub(lambda found: _own(path, found[1]), text)

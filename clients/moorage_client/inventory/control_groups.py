@@ -1,4 +1,4 @@
-"""What control groups leave a process of its machine's CPU and memory: cgroup v1, v2 or both.
+"""Limits of CPU and memory that control groups set for a process: cgroup v1, v2 or both.
 
 `this_machine` calls it for the sizes of a node, `moored doctor` to say where they come from. The
 process's own path counts and all above it, since a parent may be tighter than the group within.

@@ -70,7 +70,7 @@ def current_context() -> str:
             with Path(file).open(encoding="utf-8-sig") as text:
                 config = yaml.safe_load(text)
         except (OSError, ValueError, yaml.YAMLError):
-            continue  # Who asks the cluster says what is wrong with it.
+            continue  # The request to the cluster says what is wrong.
         context = config.get("current-context") if isinstance(config, dict) else None
         if context and isinstance(context, str):
             return context

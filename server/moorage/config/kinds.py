@@ -268,7 +268,7 @@ def _read_tokens(value: Any) -> dict[str, str]:
         items = [item.strip().partition(":") for item in value.split(",") if item.strip()]
         pairs = [(tenant, token) for tenant, _, token in items]
         if any(tenant[:1] in _QUOTES or _QUOTED.fullmatch(token) for tenant, token in pairs):
-            raise ValueError  # Of a file that no shell has read: they would be of a name or token.
+            raise ValueError  # No shell removed them: they would count as part of a name or token.
     elif isinstance(value, Mapping):
         pairs = [
             (tenant, token)

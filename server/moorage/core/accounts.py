@@ -222,8 +222,8 @@ class Accounts:
         self["step"][:] = self._clock
         self.version += 1
 
-    def clock_moved(self, seconds: float) -> None:
-        """Have what was held have been held so much later."""
+    def move_times(self, seconds: float) -> None:
+        """Move the times of past usage by some seconds."""
         if self.half_life:
             steps = round(seconds * STEPS / self.half_life)
             self._clock += steps

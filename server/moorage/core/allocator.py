@@ -228,17 +228,17 @@ class Allocator:
         self._warm.inventory_changed()
 
     def _give_grace(self, seconds: float, grace_seconds: float) -> None:
-        """Let nothing run out because no client was heard for so many seconds."""
+        """Extend what ran out, or lost time, while the daemon read no message for some seconds."""
         grace = Grace(self._turn.now, seconds, grace_seconds)
         self._leases.give_grace(grace)
         self._reservations.give_grace(grace)
 
     def _clock_set(self, seconds: float) -> None:
-        """Move all that lasts for a while along with the calendar's time."""
+        """Move deadlines with the calendar, so that the time left stays the same."""
         self._turn.record(ClockMoved(self._turn.now, seconds))
-        self._reservations.clock_moved(seconds)
-        self.requests.clock_moved(seconds)
-        self._turn.wakes = True  # The head of the queue may get other nodes.
+        self._reservations.follow_clock(seconds)
+        self.requests.move_times(seconds)
+        self._turn.wakes = True  # Other nodes may be reserved for the head of the queue.
 
     def _tick(self) -> None:
         while (due := self.state.deadlines.first()) is not None and due[0] <= self._turn.now:

@@ -37,8 +37,8 @@ class Deadlines:
             heapq.heappop(self._due)  # Renewed, ended or dequeued meanwhile.
         return None
 
-    def restore(self, requests: Iterable[RequestId]) -> None:
-        """Note again when all that may be due is due."""
+    def rebuild(self, requests: Iterable[RequestId]) -> None:
+        """Rebuild the heap from the deadlines of these requests."""
         due = ((self._of(request), request) for request in requests)
         self._due = sorted((at, request) for at, request in due if at is not None)
 

@@ -53,7 +53,7 @@ class ReleaseAsked:
     """A client wants a lease ended.
 
     Args:
-        tenant: Who asks without the token: it may end its own leases.
+        tenant: The caller, if it shows no token: it may end its own leases.
 
     """
 
@@ -316,11 +316,11 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """The daemon did not run for a while, and goes on: none could be renewed meanwhile.
+    """The daemon runs again after a stall in which it read no renewal.
 
     Args:
-        seconds: For how long.
-        grace_seconds: As of `Restarted`, for what ran out meanwhile.
+        seconds: Length of the stall.
+        grace_seconds: As in `Restarted`, for what ran out meanwhile.
 
     """
 
@@ -330,10 +330,10 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class ClockSet:
-    """The calendar's time was set, or went on while nothing ran; `now` of this step follows it.
+    """The calendar was set, or went on while the machine slept; `now` of this step follows it.
 
     Args:
-        seconds: How much later it is than it seemed; less than 0: earlier.
+        seconds: Calendar time minus the time until now; negative if the calendar went back.
 
     """
 

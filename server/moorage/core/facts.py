@@ -352,10 +352,10 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class ClockMoved:
-    """The calendar's time was set: it is `at`, and was taken to be `seconds` less just before.
+    """The calendar was set: it is `at` now, and was `at - seconds` just before.
 
-    What leases, waiters and drains have left stays what it is, so their times move along.
-    Reservations were agreed on by the calendar, and stay.
+    Times of leases, waiters and drains move along, so that the time left stays the same.
+    Reservations keep their calendar times.
     """
 
     at: float

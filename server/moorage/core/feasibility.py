@@ -311,7 +311,7 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int)
 
 
 def _part(count: int, text: str) -> str:
-    """Return what some of the nodes lack: 1 has, 2 have."""
+    """Return what `count` nodes lack, with the verb in its number."""
     return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
 
 

@@ -1,4 +1,4 @@
-"""The time that is given to what ran out while the daemon heard no client."""
+"""The grace after a stall: time for clients to renew what ran out meanwhile."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ __all__ = ["Grace"]
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """Says until when something lasts at least, once the daemon runs again.
+    """Computes new deadlines after a stall.
 
     Args:
-        now: When it does, in seconds since the epoch.
-        seconds: For how long it did not.
-        grace_seconds: What those have at least whose time ran out meanwhile. Others have as long
-            as the daemon stood still: their holders may have lost some of it.
+        now: The end of the stall, in seconds since the epoch.
+        seconds: Its length.
+        grace_seconds: Time left, at least, for what ran out meanwhile. Anything else has the length
+            of the stall, at most this: its holder may have tried to renew it in vain.
 
     """
 
@@ -22,6 +22,6 @@ class Grace:
     grace_seconds: float
 
     def until(self, due: float) -> float:
-        """Return until when something lasts that was due at a time, in seconds since the epoch."""
+        """Return the new deadline for an old one, in seconds since the epoch."""
         least = self.grace_seconds if due <= self.now else min(self.seconds, self.grace_seconds)
         return max(due, self.now + least)

@@ -93,7 +93,7 @@ def _check_reservations(state: State) -> None:
                 if lease.tenant == reservation.tenant or lease.over or lease.state == "failing":
                     continue
                 if lease.granted_at <= state.clock_moved_at:
-                    continue  # It has the time that it had before the calendar was set.
+                    continue  # The calendar was set: the lease keeps its time left.
                 if (
                     lease.expires_at > reservation.starts_at
                     and lease.granted_at < reservation.ends_at

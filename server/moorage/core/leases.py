@@ -331,7 +331,7 @@ class LeaseLifecycle:
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Give leases time to be renewed, and waiters what they waited in vain."""
+        """Postpone the deadlines of leases and waiters."""
         state = self._turn.state
         for waiter in list(state.waiting.values()):
             until = grace.until(waiter.deadline)
@@ -347,7 +347,7 @@ class LeaseLifecycle:
                 self._turn.record(Renewed(lease.id, until))
 
     def restarted(self) -> None:
-        """Give backends their orders again."""
+        """Send backends their orders again."""
         for lease in list(self._turn.state.leases.values()):
             if lease.state == "warm":
                 self._turn.emit(KeepWarm(lease))  # It may have died with the machine.

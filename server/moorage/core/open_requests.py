@@ -81,9 +81,9 @@ class OpenRequests:
             elif request not in self._state.waiting:
                 self._forget(request)
 
-    def clock_moved(self, seconds: float) -> None:
-        """Have all that are open have come so much later."""
-        self.undecided.clock_moved(seconds)
+    def move_times(self, seconds: float) -> None:
+        """Move the times at which requests arrived by some seconds."""
+        self.undecided.move_times(seconds)
         self.queue.restore()
 
     def _forget(self, request: RequestId) -> None:

@@ -88,8 +88,8 @@ class Undecided:
         if key and not ask.dry_run:
             self._keys[ask.tenant, key] = ask.id
 
-    def clock_moved(self, seconds: float) -> None:
-        """Have all have come so much later."""
+    def move_times(self, seconds: float) -> None:
+        """Move the times at which requests arrived by some seconds."""
         for pending in self._asks.values():
             pending.since += seconds
 

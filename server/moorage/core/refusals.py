@@ -3,11 +3,11 @@
 The rest of the core calls these, so that one "no" reads the same from wherever it comes.
 """
 
-import difflib
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from difflib import get_close_matches
+from itertools import islice, takewhile
 from typing import Any, Final
 
 from moorage.core.facts import Refusal
@@ -28,20 +28,37 @@ PASSING: Final = frozenset(
 REASON_CHARS_MAX: Final = 500
 """Characters of a policy's own reason that a refusal repeats; the whole is in its `data`."""
 
+NAME_CHARS_MAX: Final = 100
+"""Characters of a wrong name that count, and that a refusal repeats."""
+NAMES_COMPARED_MAX: Final = 1_000
+"""Known names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
 ALIKE_MAX: Final = 16
-"""Names that begin and end most alike: only these are compared letter by letter."""
+"""Of those, the ones with the longest common beginning and end are compared letter by letter."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean x?)` where a known name is close."""
+def closest(name: str, known: Iterable[str], count: int) -> list[str]:
+    """Return the known names that are most like a wrong one, the closest first.
+
+    Args:
+        name: At most `NAME_CHARS_MAX` characters of it count.
+        known: The first `NAMES_COMPARED_MAX` are looked at.
+        count: How many to return at most.
+
+    """
+    name = name[:NAME_CHARS_MAX]
 
     def alike(other: str) -> int:
         pairs = (zip(name, other, strict=False), zip(name[::-1], other[::-1], strict=False))
         return sum(len([*takewhile(lambda two: two[0] == two[1], each)]) for each in pairs)
 
-    some = {each.casefold(): each for each in heapq.nlargest(ALIKE_MAX, known, key=alike)}
-    close = difflib.get_close_matches(name.casefold(), some, n=1)
-    return f" (did you mean {some[close[0]]}?)" if close else ""
+    some = heapq.nlargest(ALIKE_MAX, islice(known, NAMES_COMPARED_MAX), key=alike)
+    by_letters = {each.casefold(): each for each in some}
+    return [by_letters[each] for each in get_close_matches(name.casefold(), by_letters, n=count)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean x?)` if a known name is close, else an empty text."""
+    return "".join(f" (did you mean {each}?)" for each in closest(name, known, 1))
 
 
 def counted(number: int, what: str) -> str:

@@ -92,7 +92,7 @@ class AdvanceReservations:
             self._over(request, f"unused for {reservation.lapse_seconds:g} s")
 
     def give_grace(self, grace: Grace) -> None:
-        """Give reservations that lapse unused time to be used."""
+        """Postpone the lapse of unused reservations."""
         for each in list(self._state.reserved.by_id.values()):
             due = each.lapses_at
             if due is None or each.starts_at > grace.now:
@@ -101,8 +101,8 @@ class AdvanceReservations:
             if due < until:
                 self._turn.record(Reserved(replace(each, lapse_seconds=until - each.starts_at)))
 
-    def clock_moved(self, seconds: float) -> None:
-        """Let reservations begin at their hour, and lapse after as long as before."""
+    def follow_clock(self, seconds: float) -> None:
+        """Update reservations after `ClockMoved`: hour and time until the lapse stay the same."""
         now = self._turn.now
         before = now - seconds
         for each in list(self._state.reserved.by_id.values()):

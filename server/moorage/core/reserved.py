@@ -46,7 +46,7 @@ class NodeReservation:
 
     @property
     def lapses_at(self) -> float | None:
-        """When it ends unless it is used until then, in seconds since the epoch; None: never."""
+        """When it lapses if it is still unused, in seconds since the epoch; None: never."""
         lapses = self.lapse_seconds and not self.used
         return self.starts_at + self.lapse_seconds if lapses else None
 

@@ -169,7 +169,7 @@ def begins(state: State, lease: Lease, after: float) -> float:
         theirs = state.reserved.of_others(place, lease.tenant)
         moments = {each.starts_at for each in theirs if each.starts_at >= after}
         if lease.granted_at <= state.clock_moved_at and any(x.starts_at < after for x in theirs):
-            moments.add(after)  # A reservation may have begun while the lease was there.
+            moments.add(after)  # The clock may have moved past the start of a reservation.
         for moment in sorted(moments):
             if moment < at and not _fits(share, room(state, place, moment, lease.tenant, lease.id)):
                 at = moment

@@ -82,8 +82,8 @@ class State:
         groups: The leases that keep apart from each other.
         places: What leases hold of each node that they hold something of.
         fencing: The last fencing number given out.
-        clock_moved_at: When the calendar's time was set last, in seconds since the epoch: leases
-            granted until then may last into what others reserved.
+        clock_moved_at: When the calendar was last set, in seconds since the epoch. Leases granted
+            before may last into reservations of others.
         cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         reserved: Which nodes are reserved, for whom and when.
         identities: Which node is which machine.
@@ -419,8 +419,8 @@ def _move_clock(state: State, at: float, seconds: float) -> None:
     for place, cordon in state.cordons.items():
         until = cordon.until and cordon.until + seconds
         state.cordons[place] = replace(cordon, at=cordon.at + seconds, until=until)
-    state.accounts.clock_moved(seconds)
-    state.deadlines.restore((*state.leases, *state.waiting, *state.reserved.by_id))
+    state.accounts.move_times(seconds)
+    state.deadlines.rebuild((*state.leases, *state.waiting, *state.reserved.by_id))
 
 
 def _extend_wait(state: State, request: RequestId, deadline: float) -> None:

@@ -75,7 +75,7 @@ class NodeKinds:
 
         sample, here = self._sample, np.unique(self._kinds[allowed])
         codes = np.unique(sample.gpu_model[here])
-        # Of a GPU whose model is not known the name is empty: no one can ask for it.
+        # An unknown model has an empty name, which no request can contain.
         models = list(filter(None, (sample.models[code] for code in codes[codes >= 0].tolist())))
         largest = {
             "nodes": int(np.count_nonzero(allowed)),

@@ -5,9 +5,8 @@ What a policy said counts for nothing here: `verification` judges it with the sa
 that the policy, the queue and the explanations use.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import islice
 from typing import Final
 
@@ -21,9 +20,6 @@ from moorage.policy import Fleet, ProposedShare, gang_groups
 
 NAMES_SHOWN_MAX: Final = 5
 """Names offered where a proposal has a wrong one."""
-NAMES_COMPARED_MAX: Final = 200
-"""Names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
-NAME_CHARS_MAX: Final = 100
 _NOTHING: Final = Demand()
 
 
@@ -219,20 +215,19 @@ def _group(fleet: Fleet, share: Share, groups: npt.NDArray[np.int64]) -> int:
 
 
 def _no_node(name: str, cluster: Cluster, path: str) -> Unsound:
-    found = _unknown(name, (node.id for node in cluster.nodes))
+    names = [node.id for node in cluster.nodes[: refusals.NAMES_COMPARED_MAX]]
+    found = _unknown(name, names)
     return _unsound(f"{path}node_id", f"a node of {cluster.id}", found)
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    """Say that a name is none, and which there are: those most like it first."""
-    name = name[:NAME_CHARS_MAX]
-    some = list(islice(known, NAMES_COMPARED_MAX))
-    near = get_close_matches(name, some, NAMES_SHOWN_MAX)
-    shown = list(dict.fromkeys([*near, *some]))[:NAMES_SHOWN_MAX]
-    more = ", …" if len(some) > len(shown) else ""
+def _unknown(name: str, known: Collection[str]) -> str:
+    """Say that there is no such name, and which there are, the closest first."""
+    near = refusals.closest(name, known, NAMES_SHOWN_MAX)
+    shown = list(dict.fromkeys([*near, *islice(known, NAMES_SHOWN_MAX)]))[:NAMES_SHOWN_MAX]
+    more = ", …" if len(known) > len(shown) else ""
     are = "is" if len(shown) == 1 else "are"
     there = f"there {are} {', '.join(shown)}{more}" if shown else "there are none"
-    return f"“{name}” is none; {there}"
+    return f"“{name[: refusals.NAME_CHARS_MAX]}” is none; {there}"
 
 
 def _unsound(field: str, expected: str, found: str) -> Unsound:

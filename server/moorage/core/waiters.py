@@ -64,7 +64,7 @@ class Waiter:
         return min(self.deadline, self.lease.retry_at)
 
     def later(self, seconds: float) -> "Waiter":
-        """Return it with all its times so much later."""
+        """Return a copy with all times moved by some seconds."""
         lease = self.lease and self.lease.later(seconds)
         return Waiter(self.ask, self.at + seconds, self.deadline + seconds, lease)
 

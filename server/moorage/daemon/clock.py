@@ -1,28 +1,25 @@
-"""The time that the core is stepped with: it neither jumps, nor passes while nothing runs.
-
-The commit loop is the only caller, and nothing else tells the core a time.
-"""
+"""The clock of the core. The commit loop reads it for each step; nothing else gives a time."""
 
 import time
 from collections.abc import Callable
 from typing import Final
 
 BEAT_SECONDS: Final = 0.5
-"""How often the commit loop says that it runs."""
+"""Between two beats of the commit loop."""
 STALL_SECONDS_MIN: Final = 1.5
-"""Without a beat for so much longer, it stood still: stopped, suspended, starved or debugged."""
+"""A beat that is this late shows a stall: the process was stopped, suspended or starved."""
 DRIFT_SECONDS_MAX: Final = 1.0
-"""How far the time may be from the calendar's; less than that, clocks are adjusted slowly."""
+"""A larger difference from the calendar means that the calendar was set."""
 
 
 class Clock:
-    """Seconds since the epoch, counted on by a clock that cannot be set.
+    """Seconds since the epoch, advanced by the monotonic clock.
 
-    So a calendar that is set neither ends every lease at once nor has waiters wait for hours.
+    A calendar that is set therefore neither ends all leases at once nor prolongs them by hours.
 
     Args:
-        monotonic: Returns seconds that never go back, and may stop while the machine sleeps.
-        calendar: Returns seconds since the epoch, which may be set.
+        monotonic: Returns seconds; never set, but stops while the machine sleeps.
+        calendar: Returns seconds since the epoch; an administrator or NTP may set it.
 
     """
 
@@ -37,27 +34,27 @@ class Clock:
         self._beat_at = monotonic()
 
     def now(self) -> float:
-        """Return the time; it never goes back but by `follow_calendar`."""
+        """Return the time; only `follow_calendar` can set it back."""
         return self._offset + self._monotonic()
 
     @property
     def stood_still_seconds(self) -> float:
-        """For how long the loop has not run; 0 where it runs."""
+        """Length of the present stall of the loop; 0 if there is none."""
         seconds = self._monotonic() - self._beat_at
         return seconds if seconds >= BEAT_SECONDS + STALL_SECONDS_MIN else 0.0
 
     @property
     def drift_seconds(self) -> float:
-        """How much later it is by the calendar; 0 where that is as good as the same."""
+        """Calendar time minus this clock's time; 0 within `DRIFT_SECONDS_MAX`."""
         drift = self._calendar() - self.now()
         return drift if abs(drift) >= DRIFT_SECONDS_MAX else 0.0
 
     def beat(self) -> None:
-        """Note that the loop runs."""
+        """Record that the loop runs."""
         self._beat_at = self._monotonic()
 
     def follow_calendar(self) -> float:
-        """Go by the calendar's time from now on; return how much later that is, in seconds."""
+        """Adopt the calendar's time; return the seconds added."""
         drift = self.drift_seconds
         self._offset += drift
         return drift

@@ -29,7 +29,7 @@ BATCH_SECONDS_MAX: Final = 0.005
 UNCOMMITTED_MAX: Final = 20_000
 """Facts waiting for the disk; beyond it events wait in the inbox."""
 READ_SECONDS: Final = 1.0
-"""How long sockets are read, after the loop stood still, before anything runs out: at least."""
+"""Minimum time to read sockets after a stall before anything expires."""
 FULL: Final = Refusal(
     Code.UNAVAILABLE,
     "The disk of the server is full, so it grants no leases; those it has can be renewed and "
@@ -59,8 +59,8 @@ class CommitLoop:
         inbox: Has the events.
         effects: Where they go, once their facts are durable.
         tasks: Runs what goes on beside the loop.
-        config: Says how many facts lie between checkpoints, and what grace there is for what ran
-            out while the loop stood still: that of a restart.
+        config: Gives the facts between checkpoints, and the grace after a stall, which is that of a
+            restart.
 
     """
 
@@ -152,7 +152,7 @@ class CommitLoop:
             self._note_idle()
 
     async def watch_clocks(self) -> None:
-        """Notice that the loop stood still, or that the calendar was set. Runs until cancelled."""
+        """Detect stalls of the loop and changes of the calendar. Runs until cancelled."""
         self._clock.beat()
         while True:
             await asyncio.sleep(BEAT_SECONDS)
@@ -177,7 +177,7 @@ class CommitLoop:
         return due
 
     def _is_disk_stalled(self) -> bool:
-        """Return whether no client gets an answer: as good as if the loop stood still."""
+        """Return whether a slow commit holds back all replies, as a stall of the loop would."""
         began = self._commit_began
         return began is not None and time.monotonic() - began >= STALL_SECONDS_MIN
 
@@ -190,14 +190,14 @@ class CommitLoop:
             self._step(event)
 
     def _mend_time(self) -> None:
-        """Tell the core what became of the time, before anything runs out by it."""
+        """Report stalls and clock changes to the core before it expires anything."""
         stalled = self._clock.stood_still_seconds
         if stalled:
             self._clock.beat()
             self._step(Stalled(stalled, self._grace_seconds))
         drift = self._clock.follow_calendar()
         if drift:
-            self._timer_at = None  # The timer was set by the old time.
+            self._timer_at = None  # It was computed from the old time.
             self._step(ClockSet(drift))
 
     def _step(self, event: Event) -> None:
@@ -231,7 +231,7 @@ class CommitLoop:
             self._timer = loop.call_later(max(0.0, at - self._clock.now()), self._tick)
 
     def _tick(self) -> None:
-        if self._is_disk_stalled():  # Those who renewed in time have not heard yet.
+        if self._is_disk_stalled():  # Renewals of before have no reply yet.
             self._timer = asyncio.get_running_loop().call_later(BEAT_SECONDS, self._tick)
             return
         self._timer = self._timer_at = None

@@ -43,7 +43,7 @@ _AHEAD: Final = (
     WorkloadKept,
     WorkloadStarted,
     WorkloadStopped,
-    Tick,  # Behind the renewals that have come in: they came in time.
+    Tick,  # After the renewals that have arrived.
 )
 
 

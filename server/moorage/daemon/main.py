@@ -64,7 +64,7 @@ def serve(
         file: The TOML file with settings.
         stock: Given the address of the HTTP side, fills the catalog before anybody is told that
             this serves. It runs in a thread.
-        links: Variables of the environment that are named like settings, and are none.
+        links: Environment variables of service links, which are no settings.
 
     """
     configure_log(config, log)
@@ -143,7 +143,7 @@ async def _serve(
 
 
 def _ready_line(config: Config, daemon: Daemon) -> bytes:
-    """Return the line that says where requests are accepted, and people look."""
+    """Return the line with the addresses of the WebSocket, HTTP and the console."""
     http = f"http://{_authority(config.http_host)}:{daemon.http_port}"
     ready = {"event": "ready", "ws": f"ws://{_authority(config.host)}:{daemon.port}", "http": http}
     if config.console:

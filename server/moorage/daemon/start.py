@@ -236,7 +236,7 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     tokens = Tokens(config.tokens, config.operators)
     logins = ConsoleLogins(tokens.tenant, config.console_login_seconds) if config.console else None
     tickets = SocketTickets(tokens.tenant)
-    gateway = Gateway(settings, tokens.tenant, logins, tickets)
+    gateway = Gateway(settings, tokens.tenant, tickets, logins)
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
     telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)

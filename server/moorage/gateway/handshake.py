@@ -36,8 +36,8 @@ class Doorman:
             or None to refuse.
         counts: Where refusals are counted.
         sessions: The connections that have one.
+        tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
-        tickets: Redeems those of pages; None: there are none.
 
     """
 
@@ -47,8 +47,8 @@ class Doorman:
         authenticate: Callable[[str | None], Tenant | None],
         counts: Counts,
         sessions: Peers[GatewayConnection],
+        tickets: Tickets,
         logins: Logins | None = None,
-        tickets: Tickets | None = None,
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -101,7 +101,7 @@ class Doorman:
     def _identified(
         self, connection: GatewayConnection, request: Request
     ) -> tuple[Tenant | None, str | None]:
-        """Return whose request it is, and the token that it shows: by header, page or cookie."""
+        """Return tenant and token of a request: from a header, a subprotocol or a cookie."""
         bearer, readable = token_of(request.headers.get_all("Authorization"))
         offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
         if bearer is None and offered is not None:
@@ -112,10 +112,10 @@ class Doorman:
         return tenant, bearer
 
     def _shown(self, kind: str, secret: str) -> tuple[str | None, bool]:
-        """Return the token that a page's subprotocol shows, and whether it lets anybody in."""
+        """Return the token of a credential in a subprotocol, and whether it is valid."""
         if kind == "bearer":
             return secret, True
-        ticket = None if self._tickets is None else self._tickets.redeem(secret)
+        ticket = self._tickets.redeem(secret)
         return (None, False) if ticket is None else (ticket.token, True)
 
     def _logged_in(self, connection: GatewayConnection, request: Request) -> Tenant | None:

@@ -79,8 +79,8 @@ class Gateway:
         settings: Limits.
         authenticate: Given the bearer token of a handshake, or None where there was none,
             returns whose it is, or None to refuse with 401.
+        tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
-        tickets: Let pages in; None: there are none.
 
     Attributes:
         port: The port that was bound; 0 before `start`.
@@ -91,8 +91,8 @@ class Gateway:
         self,
         settings: GatewaySettings,
         authenticate: Callable[[str | None], Tenant | None],
+        tickets: Tickets,
         logins: Logins | None = None,
-        tickets: Tickets | None = None,
     ) -> None:
         self.port = 0
         self._settings = settings
@@ -110,7 +110,7 @@ class Gateway:
         """Those of them that lost their connection, and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
-        self._doorman = Doorman(settings, authenticate, self._counts, self._open, logins, tickets)
+        self._doorman = Doorman(settings, authenticate, self._counts, self._open, tickets, logins)
         self._server: Server | None = None
         self._draining = False
 

@@ -12,7 +12,7 @@ labels of nodes; `parse_proposal` reads what the policy returned.
 from typing import Any, Protocol
 
 try:
-    import numpy as np  # noqa: F401  # All of this reads a fleet's columns.
+    import numpy as np  # noqa: F401  # This package needs it throughout.
 except ModuleNotFoundError as error:
     reason = "moorage.policy needs numpy: pip install 'moorage[policy]'"
     raise ModuleNotFoundError(reason, name=error.name) from error

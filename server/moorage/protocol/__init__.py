@@ -11,64 +11,60 @@ why not. `errors`: the exceptions of this package:
 `protocol.faults.ServiceError` is no part of that tree: services raise it, and no reading does.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING, Close
-    from moorage.protocol.errors import BadMessage, BadReply, ProtocolError
-    from moorage.protocol.messages import (
-        OPERATIONS,
-        AllocationRequest,
-        BlockRequest,
-        Cancel,
-        Cordon,
-        DecisionFleet,
-        DecisionListing,
-        Drain,
-        FleetListing,
-        Flush,
-        LeaseListing,
-        Manage,
-        Message,
-        Operation,
-        QueueListing,
-        QuotaListing,
-        Release,
-        RemoveQuota,
-        Renew,
-        ReservationListing,
-        ReserveNodes,
-        Resume,
-        SetQuota,
-        Status,
-        Uncordon,
-        UnreserveNodes,
-        WatchTopics,
-        WhatIf,
-        Why,
-        decode,
-        decode_allocation,
-        encode,
-        ignored_fields,
-    )
-    from moorage.protocol.parts import LeaseRequest, ProvisionRequest, Resources
-    from moorage.protocol.replies import (
-        ErrorObject,
-        Event,
-        LeaseObject,
-        NodeObject,
-        OutcomeObject,
-        Reply,
-        ShareObject,
-        WorkloadObject,
-        decode_reply,
-        event,
-        failure,
-        failure_from,
-        raw,
-        success,
-    )
+from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING, Close
+from moorage.protocol.errors import BadMessage, BadReply, ProtocolError
+from moorage.protocol.messages import (
+    OPERATIONS,
+    AllocationRequest,
+    BlockRequest,
+    Cancel,
+    Cordon,
+    DecisionFleet,
+    DecisionListing,
+    Drain,
+    FleetListing,
+    Flush,
+    LeaseListing,
+    Manage,
+    Message,
+    Operation,
+    QueueListing,
+    QuotaListing,
+    Release,
+    RemoveQuota,
+    Renew,
+    ReservationListing,
+    ReserveNodes,
+    Resume,
+    SetQuota,
+    Status,
+    Uncordon,
+    UnreserveNodes,
+    WatchTopics,
+    WhatIf,
+    Why,
+    decode,
+    decode_allocation,
+    encode,
+    ignored_fields,
+)
+from moorage.protocol.parts import LeaseRequest, ProvisionRequest, Resources
+from moorage.protocol.replies import (
+    ErrorObject,
+    Event,
+    LeaseObject,
+    NodeObject,
+    OutcomeObject,
+    Reply,
+    ShareObject,
+    WorkloadObject,
+    decode_reply,
+    event,
+    failure,
+    failure_from,
+    raw,
+    success,
+)
 
 __all__ = [
     "CLOSE_CODES",
@@ -129,16 +125,3 @@ __all__ = [
     "raw",
     "success",
 ]
-
-_HOMES = ("codes", "errors", "parts", "replies", "messages")
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: clients read replies, and no messages."""
-    if name in __all__:
-        for home in _HOMES:
-            module = import_module(f"{__name__}.{home}")
-            if name in vars(module):
-                value = globals()[name] = vars(module)[name]
-                return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -65,14 +65,14 @@ def console_cookies(headers: Sequence[str]) -> list[str]:
 
 
 def offered_credential(headers: Sequence[str]) -> tuple[str, str] | None:
-    """Return what the subprotocols of a handshake let in with: `bearer` or `ticket`, and which.
+    """Return the credential among the subprotocols of a handshake: its kind and its text.
 
     Args:
         headers: The values of all `Sec-WebSocket-Protocol` headers.
 
     Returns:
-        None where they name neither. Of a token that is not base64url, or where there are two,
-        what is returned lets no one in.
+        None without one; (`ticket`, ""), which is never valid, for two of them, or for a token that
+        is not base64url.
 
     """
     offered = [each.strip() for header in headers for each in header.split(",")]

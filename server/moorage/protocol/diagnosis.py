@@ -73,18 +73,18 @@ def check_bounds(text: str) -> None:
 
 
 def check_names(text: str) -> None:
-    """Refuse a message in which a field stands twice: readers differ on which of them counts.
+    """Refuse a message with a duplicate field: JSON readers differ on which one counts.
 
     Args:
         text: A JSON object, read already. Its own fields are looked at, not those within them.
 
     Raises:
-        BadMessage: One does.
+        BadMessage: There is one.
 
     """
     raw = _fields(text)
     quotes = 2 * len(raw) + sum(bytes(each).count(b'"') for each in raw.values())
-    if text.count('"') == quotes:  # A name that stands there twice has two more.
+    if text.count('"') == quotes:  # A duplicate name adds two quotes.
         return
     seen: set[str] = set()
     for name in _names(text):
@@ -96,7 +96,7 @@ def check_names(text: str) -> None:
 
 
 def _names(text: str) -> list[str]:
-    """Return the names of an object's own fields, as often as they stand there."""
+    """Return the names of an object's own fields, duplicates included."""
     whole = json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str)
     return [name for name, _ in whole]
 
@@ -146,7 +146,7 @@ def ignored(
 
     Raises:
         BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, and
-            to ignore it would grant what its client only wants to try.
+            to ignore it would grant a lease by mistake.
 
     """
     given = _fields(frame).keys()

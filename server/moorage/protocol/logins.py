@@ -1,4 +1,4 @@
-"""Logins to the console and tickets for the WebSocket, as both ports are told of them.
+"""Logins to the console and tickets for the WebSocket, as both ports use them.
 
 The daemon keeps them.
 """
@@ -45,11 +45,11 @@ class Logins(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IssuedTicket:
-    """What a ticket stands for.
+    """The record of a ticket.
 
     Args:
-        token: Whose bearer got it; None where the server asks for no token.
-        expires_at: When it is void, in seconds since the epoch.
+        token: The token it stands for; None on a server without tokens.
+        expires_at: In seconds since the epoch.
 
     """
 
@@ -61,7 +61,7 @@ class Tickets(Protocol):
     """Tickets for the WebSocket, each good for one handshake."""
 
     def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
-        """Return a ticket for who has a token, and what it stands for."""
+        """Issue a ticket for a token; return its secret and its record."""
 
     def redeem(self, secret: str) -> IssuedTicket | None:
-        """Return what a ticket stands for, once and in time; else None."""
+        """Consume a ticket; return its record, or None."""

@@ -886,13 +886,13 @@ MUTANTS = [
     Mutant(
         "forgets what is due when a clock is set",
         "_move_clock",
-        Drop("state.deadlines.restore(...)"),
+        Drop("state.deadlines.rebuild(...)"),
         "the next deadline is the true one",
         7_000_000,
     ),
     Mutant(
         "orders its queue by the clock that was set",
-        "OpenRequests.clock_moved",
+        "OpenRequests.move_times",
         Drop("self.queue.restore()"),
         "ValueError|IndexError|AssertionError",
         7_000_000,

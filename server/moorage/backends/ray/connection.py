@@ -27,7 +27,7 @@ PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
 """Before it is started again; the last one repeats."""
 READ_BYTES: Final = 1 << 16
 WORDS_MAX: Final = 500
-"""Characters of the last line of a process that ended by itself."""
+"""Characters shown of the last log line of a process that ended."""
 _ENDED: Final = "its process ended"
 
 
@@ -247,7 +247,7 @@ class RayConnection:
         return found
 
     def _last_words(self) -> str:
-        """Return the last line that the process wrote, as the end of a sentence."""
+        """Return the last line of the process's log, to be appended to a sentence."""
         with contextlib.suppress(OSError):
             lines = (self._folder / "driver.log").read_text(errors="replace").split("\n")
             return next((f": {each[:WORDS_MAX]}" for each in reversed(lines) if each.strip()), "")

@@ -134,7 +134,7 @@ def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Take the one folder away that all files lie in, unless it is that of the policy."""
+    """Strip a common top folder from all paths, unless it is `code/`."""
     tops = {path.partition("/")[0] for path in files}
     top = f"{tops.pop()}/" if len(tops) == 1 else ""
     if not top or (top == "code/" and top + ENTRY in files):

@@ -156,7 +156,7 @@ class Publishing:
             ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
 
         """
-        ref = await self._versions.meant(name := alias_name(given), uri, who)
+        ref = await self._versions.require_of(name := alias_name(given), uri, who)
         if not force:
             self.shadows.refuse_failing(name, uri, who)
         return await self._activate(name, ref, who, "activated")
@@ -179,7 +179,7 @@ class Publishing:
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"to activate {alias.former} by its name, if that is meant"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
-        ref = await self._versions.meant(alias.name, alias.former, who, alias.former_digest)
+        ref = await self._versions.require_of(alias.name, alias.former, who, alias.former_digest)
         return await self._activate(alias.name, ref, who, "rolled_back")
 
     async def _activate(
@@ -215,7 +215,7 @@ class Publishing:
         """Send a share of an alias's requests to another version; the counts start afresh."""
         alias = self._found(given)
         uri = start.policy_rule_uri
-        ref = await self._versions.meant(alias.name, uri, who)
+        ref = await self._versions.require_of(alias.name, uri, who)
         self._refuse_active(alias, uri)
         canary = Canary(uri, start.percent, start.by, start.seed)
         after = await self._change(alias.name, who, "canary_started", ref, canary=canary)
@@ -234,9 +234,9 @@ class Publishing:
         return after.document()
 
     async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
-        """Ask a candidate, of any policy, what the active version is asked; its report is new."""
+        """Send requests also to a candidate of any policy; start a new report."""
         alias = self._found(given)
-        ref = await self._versions.loadable(uri, who)
+        ref = await self._versions.require(uri, who)
         self._refuse_active(alias, uri)
         self.shadows.follow(alias.name, None)
         after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
@@ -403,7 +403,7 @@ class Publishing:
             finding = "it fails, and there is nothing to fall back to"
             for uri, digest in alias.fallbacks() if alias else ():
                 try:
-                    ref = await self._versions.meant(name, uri, SELF, digest)
+                    ref = await self._versions.require_of(name, uri, SELF, digest)
                     await self._activate(name, ref, SELF, "fell_back", failure, statistics.version)
                 except ServiceError as error:
                     log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")

@@ -28,7 +28,7 @@ class Versions:
         self._catalog = catalog
         self._sandbox = sandbox
 
-    async def meant(self, name: str, uri: str, who: str, digest: str = "") -> PolicyRef:
+    async def require_of(self, name: str, uri: str, who: str, digest: str = "") -> PolicyRef:
         """Return a version that an alias may mean: of its policy, registered, and it loads.
 
         `who` wants it, and waits for a turn to have it looked at.
@@ -37,10 +37,10 @@ class Versions:
             raise ServiceError.wrong_field(
                 "policy_rule_uri", f"a version of {name_of(name)}, as `{name_of(name)}:1.0-beta`"
             )
-        return await self.loadable(uri, who, digest)
+        return await self.require(uri, who, digest)
 
-    async def loadable(self, uri: str, who: str, digest: str = "") -> PolicyRef:
-        """Return a version that is registered and loads; `who` as above."""
+    async def require(self, uri: str, who: str, digest: str = "") -> PolicyRef:
+        """Return a version that is registered and loads, for `who` as above."""
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self.registered(uri, digest)
         try:

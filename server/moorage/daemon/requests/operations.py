@@ -210,7 +210,7 @@ class Operations:
             _note(tenant, self._replies.remote(to), about)
 
     def _release(self, to: Address, tenant: Tenant, message: wire.Release) -> None:
-        """End a lease by its token, or without one for its tenant."""
+        """End a lease; without its token, only one of the caller's tenant."""
         lease = RequestId(message.lease)
         if message.token:
             asked = ReleaseAsked(to, lease, digest(message.token))
@@ -222,7 +222,7 @@ class Operations:
         self._post(asked, dry_run=message.dry_run)
 
     def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
-        """Look into a lease's workload by its token, or without one for its tenant."""
+        """Read or enter a workload; without the lease's token, only one of the caller's tenant."""
         if message.token is None and isinstance(message, wire.Exec):
             _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})
         self._replies.answer_later(to, self._lookups.access.answer(message, tenant, to.session))

@@ -13,7 +13,7 @@ from moorage.protocol.messages import AllocationRequest
 NEAREST: Final = 3
 """Registered names offered where an unknown one was given."""
 REGISTERED_SHOWN_MAX: Final = 20
-"""Registered names listed beside those."""
+"""Registered names listed in the details."""
 
 
 def is_described(message: AllocationRequest) -> bool:

@@ -219,7 +219,7 @@ class AllocationServices:
         verdict = msgspec.json.decode(reply, type=_Verdict)
         if verdict.error is None:
             return 200, reply
-        known = verdict.error.code is Code.UNAUTHORIZED  # The caller is, and may not do this.
+        known = verdict.error.code is Code.UNAUTHORIZED  # The caller is known, and lacks the right.
         return status_of(Code.FORBIDDEN if known else verdict.error.code), reply
 
 

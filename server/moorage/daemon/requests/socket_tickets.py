@@ -1,4 +1,4 @@
-"""Tickets for the WebSocket: a page that may not know a token is let in once, by a short secret.
+"""Single-use tickets with which a browser page opens a WebSocket without knowing a token.
 
 The HTTP side issues them and the handshake redeems them. They live in memory only.
 """
@@ -14,9 +14,9 @@ from moorage.model import Tenant
 from moorage.protocol.logins import IssuedTicket
 
 TICKET_SECONDS: Final = 10.0
-"""From the answer over HTTP to the handshake of the page that it is passed to."""
+"""Lifetime of a ticket, from the HTTP answer to the handshake."""
 TICKETS_MAX: Final = 1_000
-"""Tickets at one time; beyond it the oldest is void of the tenant that has most."""
+"""Tickets at one time; beyond it the tenant that has most loses its oldest."""
 
 
 class SocketTickets:
@@ -32,7 +32,7 @@ class SocketTickets:
         self._tickets: dict[str, IssuedTicket] = {}
 
     def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
-        """Return a ticket for who has a token, and what it stands for; None: no token is needed."""
+        """Issue a ticket for a token, None on a server without tokens; return secret and record."""
         self._forget_expired()
         if len(self._tickets) >= TICKETS_MAX:
             held = Counter(self._tenant(each.token) for each in self._tickets.values())
@@ -45,7 +45,7 @@ class SocketTickets:
         return secret, ticket
 
     def redeem(self, secret: str) -> IssuedTicket | None:
-        """Return what a ticket stands for, once and in time; else None."""
+        """Consume a ticket; return its record, or None if it is unknown, used or expired."""
         self._forget_expired()
         return self._tickets.pop(digest(secret), None)
 

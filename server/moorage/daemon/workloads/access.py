@@ -55,7 +55,7 @@ class WorkloadAccess:
         """Do what a message says; whatever goes wrong is a refusal.
 
         Args:
-            message: What is asked; without a token, of a lease of the tenant.
+            message: The operation; without a token, the lease must be of the tenant.
             tenant: Who asks.
             session: Over which session; once it is `lost`, nothing is waited for.
 
