@@ -1,6 +1,7 @@
 """A policy on plain input (documents to rank), over real cells: what it sees, what goes wrong."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -163,4 +164,6 @@ async def test_what_python_suggests_for_a_misspelt_name_is_passed_on(shared, bod
     refusal = await refused(shared, shared.policy(body, "misspelt"))
     assert refusal.code is Code.POLICY_ERROR
     assert "/python" not in refusal.reason, "where libraries lie is private"
+    if sys.version_info < (3, 12):  # Its traceback module knows no suggestions.
+        said = said.partition(" Did you")[0].removesuffix(".")
     assert said in refusal.reason

@@ -416,7 +416,7 @@ def calls_of(error: BaseException) -> tuple[str, ...]:
 
 
 def _suggestion(error: BaseException, message: str) -> str:
-    """Return what Python's own traceback suggests beside the message; "" for nothing."""
+    """Return what Python's traceback suggests beside the message, from 3.12 on; "" for nothing."""
     if not message or not isinstance(error, AttributeError | ImportError | NameError):
         return ""
     shown = "".join(
