@@ -446,6 +446,16 @@ def test_operations_are_read() -> None:
     assert whatif.request.policy_rule_uri == "p"
 
 
+def test_unknown_field_of_the_request_of_a_what_if_is_refused():
+    text = '{"op": "whatif", "id": 7, "request": {"policy_rule_uri": "p", "inputs": {}, "prio": 1}}'
+    with pytest.raises(BadMessage) as refusal:
+        ignored_fields(text, decode(text))
+    assert (refusal.value.field, refusal.value.id) == ("request.prio", 7)
+    assert refusal.value.reason.startswith("request.prio: unknown field; expected one of ")
+    bare = '{"op": "whatif", "change": {"ended": ["l-1"]}}'
+    assert ignored_fields(bare, decode(bare)) == []
+
+
 def test_an_operation_refuses_keys_it_does_not_know() -> None:
     error = refused('{"op": "renew", "id": 1, "lease": "l", "token": "t", "ttl": 5}')
     assert (error.code, error.field, error.id) == (Code.BAD_MESSAGE, "ttl", 1)

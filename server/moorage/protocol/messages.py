@@ -258,6 +258,12 @@ OPERATIONS: Final[dict[str, type[Operation]]] = {
 """Every `op`, by name."""
 
 
+class _Requested(Struct):
+    """The request of a what-if, as it came."""
+
+    request: msgspec.Raw
+
+
 class _Head(Struct):
     """As much of a message as decides what kind it is; the rest is skipped, not built."""
 
@@ -274,6 +280,7 @@ _lenient: Final[dict[type[Any], frozenset[str]]] = {
     kind: frozenset((*kind.__struct_fields__, "adhoc"))
     for kind in (AllocationRequest, BlockRequest)
 }
+_requested: Final = msgspec.json.Decoder(_Requested).decode
 _carry: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -326,9 +333,16 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
         message: What it was read as. Operations have no such fields: they are refused.
 
     Raises:
-        BadMessage: The message is `strict`, or the field is nearly called `dry_run`.
+        BadMessage: The message is `strict` or a what-if, or the field is nearly called `dry_run`.
 
     """
+    if isinstance(message, WhatIf) and message.request:
+        request = _requested(frame).request
+        try:
+            return ignored(request, AllocationRequest, _lenient[AllocationRequest], strict=True)
+        except BadMessage as error:
+            at, reason = f"request.{error.field}", f"request.{error.reason}"
+            raise BadMessage(error.code, reason, at, error.expected, message.id) from None
     if not isinstance(message, AllocationRequest | BlockRequest):
         return []
     kind = type(message)
