@@ -107,6 +107,9 @@ class Accounts:
         self._totals = np.ones(len(RESOURCES), np.int64)
         self._capacity = np.zeros(len(RESOURCES), np.int64)
         self._outdated = False
+        """Whether the capacity changed since all shares were computed."""
+        self._stale: set[int] = set()
+        """The accounts whose share is to be computed. Each grant changes two, and few read one."""
         self._clock = 0
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -143,17 +146,19 @@ class Accounts:
             at: Since when, in seconds since the epoch; None: a checkpoint says so.
 
         """
-        amounts = np.array(placed(lease.placement), np.int64)
+        change = sign * np.array(placed(lease.placement), np.int64)
         if at is not None and self.half_life:
             self._clock = max(self._clock, self._step(at))
         for account in accounts_of(lease.tenant, lease.terms.project):
             number = self.number(account)
             if at is not None:
                 self._remember(number)
-            self._offer(number, -1)
-            self["held"][number] += sign * amounts
-            self._offer(number, 1)
-            self["share"][number] = self._dominant(number)
+            if self.quotas:  # Without any, nobody offers anything.
+                self._offer(number, -1)
+            self["held"][number] += change
+            if self.quotas:
+                self._offer(number, 1)
+            self._stale.add(number)
         self.version += 1
         self.falls += sign < 0
 
@@ -184,18 +189,17 @@ class Accounts:
         kept = math.ldexp(float(_HALVING[rest]), -many)
         return share + (float(self["past"][number]) * kept + share * (1.0 - kept))
 
-    def _dominant(self, number: int) -> float:
-        held, totals = self["held"][number], self._totals
-        return float((held / totals).max() / self["weight"][number])
-
     def _up_to_date(self) -> None:
-        """Have all shares be of what there is now."""
+        """Compute the shares that have changed."""
         if self._outdated:
             self._outdated = False
             self._totals = np.maximum(self._capacity, 1)
-            many = len(self._names)
-            shares = (self["held"][:many] / self._totals).max(axis=1, initial=0.0)
-            self["share"][:many] = shares / self["weight"][:many]
+            self._stale.update(range(len(self._names)))
+        if self._stale:
+            numbers = np.fromiter(self._stale, np.int64, len(self._stale))
+            shares = (self["held"][numbers] / self._totals).max(axis=1)
+            self["share"][numbers] = shares / self["weight"][numbers]
+            self._stale.clear()
 
     # What was held ---------------------------------------------------------------------------
 
@@ -236,6 +240,7 @@ class Accounts:
     def past(self) -> Iterator[tuple[Account, Past]]:
         """Yield what each account has held, but for those that held nothing."""
         if self.half_life:
+            self._up_to_date()
             for number, account in enumerate(self._names):
                 past, step = float(self["past"][number]), int(self["step"][number])
                 if past or self["share"][number]:
@@ -261,11 +266,10 @@ class Accounts:
         else:
             known = [self.number(account)]
         for number in known:
-            self._up_to_date()
             self._offer(number, -1)
             self._limit(number)
             self._offer(number, 1)
-            self["share"][number] = self._dominant(number)
+            self._stale.add(number)
         self.version += 1
         self.falls += 1
 

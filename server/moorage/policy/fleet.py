@@ -8,6 +8,7 @@ verifies and the reply that explains all ask the same feasibility function, and 
 from collections.abc import Sequence
 from copy import copy
 from enum import IntEnum
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -293,5 +294,10 @@ def _devices(mask: Bools) -> npt.NDArray[np.uint8]:
     A product of bytes is three times as fast here as numpy's sum over the last axis, and no node
     has 256 devices.
     """
-    count: npt.NDArray[np.uint8] = mask.view(np.uint8) @ np.ones(mask.shape[1], np.uint8)
+    count: npt.NDArray[np.uint8] = mask.view(np.uint8) @ _ones(mask.shape[1])
     return count
+
+
+@cache
+def _ones(length: int) -> npt.NDArray[np.uint8]:
+    return np.ones(length, np.uint8)
