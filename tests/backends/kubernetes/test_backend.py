@@ -382,6 +382,15 @@ async def test_a_lost_node_is_told_and_a_found_one_too(world):
     await until(lambda: "is not ready" in world.told[-1].detail)
 
 
+async def test_a_gang_on_a_lost_node_has_failed(world):
+    world.plane.create(node("n1"), node("n2"))
+    await world.backend.start(on(simulated(), share("n1"), share("n2")))
+    await asyncio.to_thread(world.plane.lose_node, "n2")
+    detail = (await world.heard(Phase.FAILED)).detail
+    assert "its node n2 is lost" in detail
+    assert "delete the Node" in detail
+
+
 async def test_a_claim_that_a_crash_left_alone_is_found(world):
     """Its pod was never made: the daemon was killed in between."""
     world.plane.create(*dra_node("n1"))

@@ -32,6 +32,7 @@ from moorage.backends.kubernetes.workloads import manifests
 from moorage.backends.kubernetes.workloads.manifests import StartObjects
 from moorage.backends.kubernetes.workloads.states import (
     ClaimState,
+    NodeTrouble,
     PodState,
     WorkloadView,
     claim_state,
@@ -479,7 +480,7 @@ class ClusterWorkloads:
                 del self._claims_of[seen.workload]
         self._told(seen.workload)
 
-    def _node_changed(self, key: str, old: str | None, new: str | None) -> None:
+    def _node_changed(self, key: str, old: NodeTrouble | None, new: NodeTrouble | None) -> None:
         del old, new
         for workload in tuple(self._on_node.get(key.removeprefix("/"), ())):
             self._told(workload)

@@ -4,7 +4,7 @@ import enum
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -265,19 +265,32 @@ def claim_state(raw: msgspec.Raw) -> ClaimState | None:
     return ClaimState(workload, meta["name"], meta["namespace"], devices)
 
 
-def node_trouble(raw: msgspec.Raw) -> str:
-    """Return why a node is lost; empty where it is well."""
+class NodeTrouble(NamedTuple):
+    """What is wrong with a node.
+
+    Args:
+        why: As Kubernetes says it; empty where the node is well.
+        silent: Whether its kubelet says nothing any more.
+
+    """
+
+    why: str
+    silent: bool
+
+
+def node_trouble(raw: msgspec.Raw) -> NodeTrouble:
+    """Return what is wrong with a node."""
     conditions = _NODE.decode(raw).status.conditions or ()
     ready = next((each for each in conditions if each.type == "Ready"), None)
     if ready is None or ready.status == "True":
-        return ""
-    return ready.message or ready.reason
+        return NodeTrouble("", silent=False)
+    return NodeTrouble(ready.message or ready.reason, silent=ready.status == "Unknown")
 
 
 def view(
     workload: str,
     pods: Sequence[PodState],
-    nodes: Mapping[str, str],
+    nodes: Mapping[str, NodeTrouble],
     listed: bool,
 ) -> WorkloadView | None:
     """Return what pods mean, taken together; None where there are none.
@@ -285,7 +298,7 @@ def view(
     Args:
         workload: Its name.
         pods: Of one start, in the order of their names.
-        nodes: Why a node is lost, by name; empty of one that is well.
+        nodes: What is wrong with each node, by name.
         listed: Whether `nodes` has all there are.
 
     """
@@ -306,7 +319,7 @@ def view(
     return each[ranks.index(min(ranks))]
 
 
-def _view(pod: PodState, nodes: Mapping[str, str], listed: bool) -> WorkloadView:
+def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> WorkloadView:
     def told(phase: Phase, detail: str, trouble: Trouble = Trouble.NONE) -> WorkloadView:
         return WorkloadView(WorkloadReport(pod.workload, phase, detail=detail), trouble)
 
@@ -316,8 +329,13 @@ def _view(pod: PodState, nodes: Mapping[str, str], listed: bool) -> WorkloadView
     if pod.deleted:
         why = pod.disruption or "another client deleted it at the API server"
         return told(Phase.FAILED, f"{title} on {pod.node or 'no node'} was taken away: {why}")
-    if lost := _lost(pod, nodes, listed):
-        return told(Phase.STARTING, f"{title}: its node {pod.node} {lost}")
+    trouble = nodes.get(f"/{pod.node}")
+    if pod.node and (trouble.why if trouble else listed):
+        # A gang without one of its pods is of no use; a kubelet that says why it is not ready may
+        # be ready again in a moment.
+        broken = pod.size > 1 and (trouble is None or trouble.silent)
+        detail = f"{title}: its node {pod.node} {_lost(trouble)}"
+        return told(Phase.FAILED if broken else Phase.STARTING, detail)
     if pod.phase == "Running":
         if pod.ready:
             report = WorkloadReport(
@@ -337,16 +355,12 @@ def _view(pod: PodState, nodes: Mapping[str, str], listed: bool) -> WorkloadView
     return told(Phase.PENDING, f"{title} waits for the scheduler", Trouble.SILENCE)
 
 
-def _lost(pod: PodState, nodes: Mapping[str, str], listed: bool) -> str:
-    """Return what has become of a pod's node; empty where it is well."""
-    if not pod.node:
-        return ""
-    why = nodes.get(f"/{pod.node}")
-    if why is None:
-        gone = "was deleted; Kubernetes ends what was there in about a minute"
-        return gone if listed else ""
+def _lost(trouble: NodeTrouble | None) -> str:
+    """Return what has become of a node; None: it is no longer listed."""
+    if trouble is None:
+        return "was deleted; Kubernetes ends what was there in about a minute"
     advice = "bring it back, or delete the Node: until then the pod may still be running there"
-    return f"is lost ({why}): {advice}" if why else ""
+    return f"is lost ({trouble.why}): {advice}"
 
 
 def _stuck(title: str, reason: str, message: str) -> str:
