@@ -21,8 +21,6 @@ from websockets.exceptions import (
     InvalidURI,
     ProxyError,
 )
-from websockets.proxy import get_proxy
-from websockets.uri import parse_uri
 
 from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
@@ -107,10 +105,8 @@ class Connection:
         """
         from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
 
-        url, token, proxy = endpoint.shown, endpoint.token, None
+        url, token = endpoint.shown, endpoint.token
         try:
-            if not endpoint.is_here:
-                proxy = get_proxy(parse_uri(endpoint.url))
             socket = await connect(
                 endpoint.url,
                 additional_headers={"Authorization": f"Bearer {token}"} if token else None,
@@ -119,12 +115,12 @@ class Connection:
                 open_timeout=open_seconds_max,
                 close_timeout=CLOSE_SECONDS_MAX,
                 max_size=REPLY_BYTES_MAX,
-                proxy=proxy,
+                proxy=endpoint.proxy,
             )
         except (InvalidURI, InvalidProxy, InvalidHandshake, ImportError) as error:
-            raise _not_opened(endpoint, proxy, error) from error
+            raise _not_opened(endpoint, error) from error
         except OSError as error:
-            failed = _not_opened(endpoint, proxy, error, open_seconds_max)
+            failed = _not_opened(endpoint, error, open_seconds_max)
             # The causes are dozens of lines from the event loop, which say no more.
             raise failed from None
         return cls(socket, url)
@@ -293,14 +289,11 @@ class Connection:
                 future.set_exception(self._end)
 
 
-def _not_opened(
-    endpoint: Endpoint, proxy: str | None, error: Exception, seconds_max: float = 0.0
-) -> MoorageError:
+def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) -> MoorageError:
     """Return our error for a socket that `connect` could not open.
 
     Args:
         endpoint: Where to.
-        proxy: On the way, if any.
         error: What `connect` raised; an ImportError: the package that SOCKS needs is missing.
         seconds_max: The time limit that a TimeoutError exceeded.
 
@@ -310,11 +303,14 @@ def _not_opened(
         case InvalidURI():
             return ConnectionFailed(url, "is not a ws:// or wss:// URL")
         case ssl.SSLError():
-            return CertificateRefused(url, tls_reason(error) + endpoint.through(proxy))
+            return CertificateRefused(url, tls_reason(error) + endpoint.through)
+        case ConnectionResetError(errno=None) if endpoint.tls:  # The event loop's own.
+            reason = "closed during the TLS handshake; does the server speak TLS there?"
+            return CertificateRefused(url, reason + endpoint.through)
         case InvalidProxy(msg=cause):
-            return ProxyFailed(url, cause + endpoint.through(proxy))
+            return ProxyFailed(url, cause + endpoint.through)
         case ProxyError() | ImportError():
-            return ProxyFailed(url, f"{error}{endpoint.through(proxy)}")
+            return ProxyFailed(url, f"{error}{endpoint.through}")
         case InvalidHandshake():
             return _refused(url, error)
         case TimeoutError():
@@ -327,8 +323,8 @@ def _not_opened(
                 if number > 0
                 else getattr(error, "strerror", None) or str(error)
             )
-    if proxy:
-        return ProxyFailed(url, f"{cause}{endpoint.through(proxy)}")
+    if endpoint.proxy:
+        return ProxyFailed(url, f"{cause}{endpoint.through}")
     failed = ConnectionFailed(url, cause)
     if not isinstance(error, TimeoutError):
         failed.add_note("Start a server with `moored serve --here`, or name one in MOORAGE_URL.")
@@ -337,7 +333,8 @@ def _not_opened(
 
 def _refused(url: str, error: InvalidHandshake) -> MoorageError:
     if isinstance(error.__cause__, EOFError):
-        return ConnectionFailed(url, "closed during the handshake")
+        tls = "; does the server speak TLS there (wss://)?" if url.startswith("ws:") else ""
+        return ConnectionFailed(url, f"closed during the handshake{tls}")
     if not isinstance(error, InvalidStatus):
         return ProtocolViolated(url, f"does not answer as a WebSocket: {error}")
     status = error.response.status_code

@@ -64,16 +64,17 @@ class Endpoint:
         """Return the WebSocket endpoint by arguments, else environment, else defaults.
 
         Raises:
-            SettingRefused: The token cannot be sent.
+            SettingRefused: The URL is of something else, or the token cannot be sent.
 
         """
-        found = setting(url, "MOORAGE_URL", default=URL_DEFAULT)
+        found = _read_url(url, "url", "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
         return cls(found, read_token(token), setting(ca_file))
 
     @classmethod
     def of_http(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
         """Return the HTTP endpoint, likewise."""
-        found = setting(url, "MOORAGE_HTTP_URL", default=HTTP_URL_DEFAULT)
+        schemes = ("http://", "https://")
+        found = _read_url(url, "http_url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
         return cls(found.rstrip("/"), read_token(token), setting(ca_file))
 
     @property
@@ -128,12 +129,43 @@ class Endpoint:
             cause = getattr(error, "strerror", None) or str(error)
             raise SettingRefused(named, f"cannot read {path}: {cause}") from error
 
-    def through(self, proxy: str | None) -> str:
-        """Return the part of an error message that names the proxy; empty without one."""
-        if not proxy:
+    @cached_property
+    def proxy(self) -> str | None:
+        """The environment's proxy for this URL, if any: of HTTP for `ws:`, of HTTPS for `wss:`."""
+        from urllib.request import getproxies  # noqa: PLC0415  # Slow to import.
+
+        known = {} if self.is_here else getproxies()
+        scheme = "https" if self.url.lower().startswith(("wss:", "https:")) else "http"
+        found = known.get(scheme) or known.get("all")
+        if not found:
+            return None
+        from requests.utils import should_bypass_proxies  # noqa: PLC0415  # Likewise.
+
+        return None if should_bypass_proxies(self.url, no_proxy=None) else found
+
+    @property
+    def through(self) -> str:
+        """The part of an error message that names the proxy; empty without one."""
+        if not self.proxy:
             return ""
-        host = urlsplit(self.url).hostname
-        return f" (through the proxy {_without_credentials(proxy)}; NO_PROXY={host} does without)"
+        host, proxy = urlsplit(self.url).hostname, _without_credentials(self.proxy)
+        return f" (through the proxy {proxy}; NO_PROXY={host} does without)"
+
+
+def _read_url(
+    given: str | None, argument: str, variable: str, default: str, schemes: tuple[str, ...]
+) -> str:
+    """Return the URL to use.
+
+    Raises:
+        SettingRefused: It has another scheme.
+
+    """
+    found = setting(given, variable, default=default)
+    if not found.lower().startswith(schemes):
+        named = argument if setting(given) else variable
+        raise SettingRefused(named, f"expected a URL that begins with {' or '.join(schemes)}")
+    return found
 
 
 def read_token(given: str | None) -> str | None:
@@ -163,7 +195,7 @@ def checked_token(token: str, named: str) -> str:
     except UnicodeEncodeError:
         sendable = False
     if not sendable:
-        wanted = "expected one token, of characters that a header of HTTP can carry: no line breaks"
+        wanted = "expected one token, of printable characters that a header of HTTP can carry"
         raise SettingRefused(named, wanted)
     return token
 

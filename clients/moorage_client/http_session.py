@@ -10,7 +10,6 @@ from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
-from requests.utils import get_environ_proxies, select_proxy
 
 from moorage_client.endpoint import Endpoint, tls_reason
 from moorage_client.errors import CertificateRefused, ConnectionFailed, ProxyFailed
@@ -51,18 +50,15 @@ class HttpSession(requests.Session):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__()
         self._endpoint = endpoint
+        self.through = endpoint.through
+        """The part of an error message that names the proxy; empty without one."""
         self.trust_env = False
         if endpoint.token:
             self.auth = self._show_token
-        if not endpoint.is_here:
-            self.proxies = dict(get_environ_proxies(endpoint.url))
+        if endpoint.proxy:
+            self.proxies = {"http": endpoint.proxy, "https": endpoint.proxy}
         if endpoint.tls is not None:
             self.mount("https://", _Trusting(endpoint.tls))
-
-    @property
-    def through(self) -> str:
-        """The part of an error message that names the proxy; empty without one."""
-        return self._endpoint.through(select_proxy(self._endpoint.url, self.proxies))
 
     def failure(self, error: Exception) -> ConnectionFailed:
         """Return our error for one that `requests` raised."""

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import Final
 
-__all__ = ["INSTALL", "MODULES", "missing"]
+__all__ = ["MODULES", "missing"]
 
 MODULES: Final = (
     "fastapi",
@@ -18,7 +18,6 @@ MODULES: Final = (
     "uvloop",
 )
 """What the extra `server` brings."""
-INSTALL: Final = "pip install 'moorage[server]'"
 
 
 def missing() -> bool:

@@ -18,6 +18,7 @@ from moorage.commands.replay import replay
 from moorage.commands.serve import serve
 from moorage.config.described import settings_help
 from moorage.daemon.observability.standard_streams import StandardStream
+from moorage.extras import install_command
 from moorage_client import server_extra
 from moorage_client.home import HomeMissing, check_completion
 
@@ -83,7 +84,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
     if server_extra.missing():
-        typer.echo(f"moored: the server is not installed here: {server_extra.INSTALL}", err=True)
+        typer.echo(
+            f"moored: the server is not installed here: {install_command('server')}", err=True
+        )
         raise SystemExit(EXIT_USAGE)
     try:
         check_completion(sys.argv[1:])

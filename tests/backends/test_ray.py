@@ -252,7 +252,7 @@ async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(backend, ray
     assert (await backend.status("a")).phase is Phase.READY
     await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
     ends = [(each.id, each.exit_code) for each in reports if each.phase.over]
-    assert ends == [("b", 3)]
+    assert set(ends) == {("b", 3)}, "the next driver may say it again"
     driver = backend.connection.pid
     os.kill(driver, signal.SIGSTOP)
     await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})

@@ -281,7 +281,7 @@ class Harbour:
         return {"success": True, "data": data}
 
     def _cordon(self, message: dict[str, Any]) -> dict[str, Any]:
-        done = {"cluster_id": message["cluster"], "node_id": message["node"], "leases": []}
+        done = {"cluster_id": message["cluster"], "node_id": message["node"] or None, "leases": []}
         return {"success": True, "data": done | {"unavailable": "cordoned"}}
 
     def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:

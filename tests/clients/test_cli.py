@@ -477,6 +477,7 @@ def test_tenants_are_told_apart_where_there_are_several(shell, harbour):
     shell("ask", "first:1-x", "--lease")
     shell("ask", "first:1-x", "--lease")
     assert "tenant" not in shell("leases").stdout
+    assert shell("fleet", "cordon", "c0").stdout == "c0 is cordoned; no lease is there\n"
     harbour.leases["l-2"]["tenant"] = "ann"
     shown = shell("leases").stdout
     assert "tenant" in shown
@@ -487,6 +488,7 @@ def test_tenants_are_told_apart_where_there_are_several(shell, harbour):
 def test_a_refusal_is_told_in_words(shell, harbour):
     details = {
         "verdict": "never",
+        "binding": "gpu_count",
         "misfits": {"gpu_count": 2},
         "largest": {"nodes": 2, "models": [""], "gpus": 0},
         "fits_if": [{"field": "resources.gpus", "asked": 8, "fits": 4}],
@@ -495,6 +497,7 @@ def test_a_refusal_is_told_in_words(shell, harbour):
     }
     harbour.refusals["huge:1-x"] = {**harbour.refusals["huge:1-x"], **details}
     said = shell("ask", "huge:1-x").stderr
+    assert "binding: gpu count\n" in said
     assert "misfits: gpu count 2\n" in said
     assert "largest: nodes 2, gpus 0\n" in said
     assert "fits if: resources.gpus 4 instead of 8\n" in said

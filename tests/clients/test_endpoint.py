@@ -135,6 +135,35 @@ def test_a_proxy_that_fails_is_named(shell, proxied):
         services.policies()
 
 
+@pytest.mark.parametrize(
+    ("variable", "socket", "http"),
+    [("HTTP_PROXY", "ws", "http"), ("https_proxy", "wss", "https"), ("ALL_PROXY", "ws", "https")],
+)
+def test_both_sides_have_the_same_proxy(variable, socket, http, monkeypatch):
+    monkeypatch.setenv(variable, DEAD_PROXY)
+    for scheme in (socket, http):
+        assert Endpoint(f"{scheme}://10.1.2.3:1", None).proxy == DEAD_PROXY
+    other = {"ws": "wss", "wss": "ws"}[socket]
+    assert (Endpoint(f"{other}://10.1.2.3:1", None).proxy is None) is (variable != "ALL_PROXY")
+    monkeypatch.setenv("NO_PROXY", "10.1.0.0/16")
+    assert Endpoint(f"{socket}://10.1.2.3:1", None).proxy is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "command", "schemes"),
+    [
+        ("MOORAGE_URL", ["leases"], "ws:// or wss://"),
+        ("MOORAGE_HTTP_URL", ["policy", "list"], "http:// or https://"),
+    ],
+)
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8765", "'ws://127.0.0.1'"])
+def test_a_url_of_something_else_is_refused(variable, command, schemes, url, shell):
+    shell.environment[variable] = url
+    done = shell(*command)
+    assert done.returncode == 2
+    assert f"{variable}: expected a URL that begins with {schemes}" in done.stderr
+
+
 def test_a_password_of_netrc_does_not_replace_a_token(site, tmp_path, monkeypatch):
     netrc = tmp_path / ".netrc"
     netrc.write_text("machine 127.0.0.1 login a password b\n")
@@ -326,3 +355,11 @@ def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
         client = Client(f"wss://127.0.0.1:{site.server_port}")
         with pytest.raises(CertificateRefused, match="does the server speak TLS"):
             asyncio.run(client.__aenter__())
+
+
+def test_a_socket_without_tls_is_said(harbour, shell):
+    shell.environment["MOORAGE_URL"] = harbour.url.replace("ws:", "wss:")
+    done = shell("leases")
+    assert done.returncode == 4
+    assert "does the server speak TLS there?" in done.stderr
+    assert "Start a server" not in done.stderr

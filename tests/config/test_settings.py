@@ -59,7 +59,7 @@ def test_a_home_is_asked_for_only_where_no_folder_is_named(
     assert Config.load({"data_dir": tmp_path}, {}).data_dir == tmp_path
     assert Config.load({}, {"MOORAGE_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
     assert Config.load({}, {"XDG_STATE_HOME": str(tmp_path)}).data_dir == tmp_path / "moored"
-    with pytest.raises(ConfigError, match=r"no home folder; name one with --data"):
+    with pytest.raises(ConfigError, match=r"no home folder; name one with MOORAGE_DATA_DIR"):
         Config.load({}, {})
 
 
@@ -252,8 +252,11 @@ LINKS = {
     "MOORAGE_HTTP_PORT": "tcp://10.96.12.8:8080",
     "MOORAGE_DNS_1_PORT": "udp://[fd00::7]:53",
     "MOORAGE_DNS_1_PORT_53_UDP_ADDR": "fd00::7",
+    "MOORAGE_NAME": "/web2/moorage",
+    "MOORAGE_ENV_PATH": "/usr/bin",
 }
-"""What Kubernetes tells the pods beside Services called moorage, moorage-http and moorage-dns-1."""
+"""What Kubernetes tells the pods beside Services called moorage, moorage-http and moorage-dns-1,
+and Docker a container with a link to one called moorage."""
 
 
 def test_what_kubernetes_says_of_services_is_no_setting() -> None:

@@ -12,6 +12,7 @@ from aws_world import AwsWorld, aws_server
 from served import Server, cluster, until
 
 from moorage.benchmarks.daemon_process import daemon
+from moorage.extras import install_command
 from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
@@ -138,7 +139,7 @@ def test_without_boto3_the_daemon_says_what_to_install(tmp_path):
         check=False,
     )
     assert ran.returncode == 3
-    assert "the backend aws needs boto3: pip install 'moorage[aws]'" in ran.stderr
+    assert f"the backend aws needs boto3: {install_command('aws')}" in ran.stderr
 
 
 def test_prices_are_asked_of_aws_once_and_used(aws_server, tmp_path):

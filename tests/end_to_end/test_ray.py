@@ -255,6 +255,39 @@ def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_wor
     clear(ray_world)
 
 
+def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, tmp_path):
+    spec = {"command": ["sleep", "1000"]}
+    provision = {"backend": "ray", "spec": spec, "on_failure": "requeue", "attempts_max": 2}
+    with daemon(tmp_path, environment=environment(ray_world)) as running:
+        server = opened(running, ray_world)
+        server.publish(catalog.document("first_fit"))
+        terms = {"ttl_seconds": 3_600}
+        lease = server.ask(resources={"gpus": 1, "nodes": 2}, lease=terms, provision=provision)[
+            "lease"
+        ]
+
+        def status() -> dict:
+            return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
+
+        def is_active_on(*numbers: int) -> bool:
+            now = status()
+            nodes = {each["node_id"] for each in now["placement"]}
+            return now["state"] == "active" and nodes == {ray_world.node(n) for n in numbers}
+
+        until(lambda: is_active_on(0, 1))
+        ray_world.kill(1)
+        ray_world.add(2)
+        until(lambda: is_active_on(0, 2), 120)
+        assert status()["workload"]["attempt"] == 2
+        lost = ray_world.node(2)
+        ray_world.kill(2)
+        until(lambda: status()["state"] == "ended")
+        assert lost in json.dumps(status()), "the reason names the node"
+        until(lambda: not ray_world.workloads())
+        server.close()
+    ray_world.add(1)
+
+
 def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, tmp_path):
     """From the ask to the running actor, against Ray's own start of the same class, in turn."""
     ours: list[float] = []

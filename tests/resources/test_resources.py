@@ -16,6 +16,7 @@ import pytest
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.memory import MemoryBackend
 from moorage.backends.spec_documents import pool_key
+from moorage.extras import install_command
 from moorage.resources import (
     BackendError,
     BaseResource,
@@ -344,22 +345,22 @@ asyncio.run(call)
 
 
 @pytest.mark.parametrize(
-    ("call", "without", "told"),
+    ("call", "without", "extra"),
     [
-        ("ResourceEngine.acquire('a', InstanceResourceSpec(), 'aws')", "boto3", "moorage[aws]"),
-        ("ResourceEngine.start(InstanceResourceSpec(), 1, 'aws')", "boto3", "moorage[aws]"),
-        ("ResourceEngine.acquire('a', ContainerResourceSpec())", "docker", "moorage[containers]"),
+        ("ResourceEngine.acquire('a', InstanceResourceSpec(), 'aws')", "boto3", "aws"),
+        ("ResourceEngine.start(InstanceResourceSpec(), 1, 'aws')", "boto3", "aws"),
+        ("ResourceEngine.acquire('a', ContainerResourceSpec())", "docker", "containers"),
         (
             "ResourceEngine.acquire('a', ProcessResourceSpec(command=['a'], gpus=1))",
             "pynvml",
-            "moorage[nvml]",
+            "nvml",
         ),
-        ("ResourceEngine.monitor()", "pydantic", "moorage[server]"),
-        ("ResourceEngine.monitor()", "httpx", "moorage[server]"),
-        ("ResourceEngine.acquire('a', BaseResourceSpec(), 'ray')", "ray", "moorage[ray]"),
+        ("ResourceEngine.monitor()", "pydantic", "server"),
+        ("ResourceEngine.monitor()", "httpx", "server"),
+        ("ResourceEngine.acquire('a', BaseResourceSpec(), 'ray')", "ray", "ray"),
     ],
 )
-def test_missing_extras_are_named(tmp_path, call, without, told):
+def test_missing_extras_are_named(tmp_path, call, without, extra):
     ran = subprocess.run(
         [sys.executable, "-c", _WITHOUT, call, without],
         cwd=tmp_path,
@@ -370,7 +371,7 @@ def test_missing_extras_are_named(tmp_path, call, without, told):
         timeout=60,
     )
     assert ran.returncode == 1
-    assert f"pip install '{told}'" in ran.stderr.splitlines()[-1]
+    assert install_command(extra) in ran.stderr.splitlines()[-1]
     assert list(Path(tmp_path).iterdir()) == []
 
 

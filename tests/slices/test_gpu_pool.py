@@ -42,8 +42,8 @@ def test_slices_by_a_resource_and_a_model_that_no_node_has(made):
     assert len({node for node, _ in found[0]}) == 3
     assert {len(devices) for _, devices in found[0]} == {1}
     other = made(shape=GpuSlices(gpus_per_host=1, gpu_model="H100"))
-    with pytest.raises(InsufficientSlicesError, match=r"SlicePool\(H100\) within 1 s"):
-        other.scale_multislice(1, timeout=1)
+    with pytest.raises(InsufficientSlicesError, match=r"SlicePool\(H100\); .*room for 0 in all"):
+        other.scale_multislice(1, timeout=60)
 
 
 def test_two_pools_never_share_a_gpu(made):

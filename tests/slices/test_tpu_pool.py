@@ -180,7 +180,7 @@ def test_time_that_is_up_ends_all_tasks(made, tmp_path):
             time.sleep(600)  # Its work.
 
     with pytest.raises(SliceTimeoutError, match=r"slice 0 \(tpu-.\), host 1") as caught:
-        pool.execute_on_each_host(first_only, tmp_path, timeout=6)
+        pool.execute_on_each_host(first_only, tmp_path, timeout=12)
     assert "host 0" not in str(caught.value)
     until_gone(tmp_path)
     refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=3)  # Its work.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.extras import install_command
 from moorage.slices import (
     GpuAcceleratorConfig,
     GpuSlices,
@@ -46,7 +47,7 @@ for use in (
 def test_without_ray_the_package_says_what_is_missing():
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    line = "slices need Ray, which is not installed: pip install 'moorage[ray]'\n"
+    line = f"slices need Ray, which is not installed: {install_command('ray')}\n"
     assert done.stdout == line * 6
 
 

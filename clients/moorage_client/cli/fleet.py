@@ -291,7 +291,7 @@ def _out_of_service(session: CommandSession, told: Mapping[str, Any]) -> None:
     if session.json:
         print_json(told)
         return
-    place = "/".join(filter(None, (told["cluster_id"], short_name(told["node_id"]))))
+    place = "/".join(filter(None, (told["cluster_id"], short_name(told["node_id"] or ""))))
     leases = told["leases"]
     there = f"{counted(len(leases), 'lease')} there: {', '.join(leases)}"
     left = there if leases else "no lease is there"

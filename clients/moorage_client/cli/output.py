@@ -359,6 +359,8 @@ def explain_failure(error: MoorageError) -> None:
             _explain_details(error.details)
             if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, or MOORAGE_TOKEN.")
+            if error.code == Code.UNKNOWN_POLICY:
+                note("Register one with `moorage policy push`.")
             if error.request:
                 note(f"More: moorage why {error.request}")
         case _:  # Errors are an open tree: of the others there is no more to say.
@@ -393,6 +395,8 @@ def _explain_details(details: Mapping[str, Any]) -> None:
 
 def _detail(name: str, value: Any) -> str:
     """Return a detail of a refusal in words; what a policy returned stays JSON."""
+    if name == "binding":  # The name of a constraint.
+        return spaced(value)
     return _json(value, ensure_ascii=False) if name == "data" else in_words(value)
 
 

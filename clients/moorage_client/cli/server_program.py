@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
+from moorage.extras import install_command
 from moorage_client import server_extra
 
 PROGRAM: Final = "moorage.lab.offline"
@@ -20,7 +21,7 @@ PROGRAM: Final = "moorage.lab.offline"
 def check_installed() -> None:
     """Raise `typer.BadParameter` where the server is not installed."""
     if server_extra.missing():
-        raise typer.BadParameter(f"this needs the server here: {server_extra.INSTALL}")
+        raise typer.BadParameter(f"this needs the server here: {install_command('server')}")
 
 
 def become_server(program: str, job: dict[str, Any]) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import typer
 
+from moorage.extras import install_command
 from moorage.model import Code
 from moorage_client import server_extra
 from moorage_client.answers import read_as
@@ -19,7 +20,7 @@ from moorage_client.errors import RequestRefused, refusal
 
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
-_PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d)")
+_PLACE: Final = re.compile(r"(?<![\w./-])([\w./-]+\.py)(?=,? line \d|: )")
 """A file of a policy where a finding names one."""
 
 
@@ -68,7 +69,7 @@ def test_first(
     """
     tell = (lambda _: None) if quiet else note
     if server_extra.missing():
-        tell(f"not tested: that needs the server here: {server_extra.INSTALL}")
+        tell(f"not tested: that needs the server here: {install_command('server')}")
         return
     try:
         report = tested(path, {"policy": document, "examples_suffice": True})

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,7 +83,7 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     text = _text(source)
     path = Path("stdin" if source == STDIN else source)
     if source != STDIN:
-        cluster_id = cluster_id or path.stem
+        cluster_id = cluster_id or re.sub(r"[^\w.-]+", "-", path.stem)
     if text.lstrip()[:1] in {"{", "["}:
         return _json(str(path), text, cluster_id)
     table = nodes_in(path, io.StringIO(text, newline=""))

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final
 
+from moorage.extras import install_command
 from moorage_client.inventory.documents import Inventory, InventoryError
 
 KUBERNETES: Final = "kubernetes"
@@ -86,7 +87,7 @@ def followed(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]
 
     """
     if any(find_spec(name) is None for name in ("aiohttp", "kubernetes")):
-        raise InventoryError(source, "", "the extra kubernetes: pip install 'moorage[kubernetes]'")
+        raise InventoryError(source, "", f"the extra kubernetes: {install_command('kubernetes')}")
     job = {
         "cluster_id": cluster_id_of(source, cluster_id),
         "context": source.partition(":")[2],

@@ -8,6 +8,7 @@ import importlib
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.extras import install_command
 from moorage_client.inventory.documents import MIB, Document, InventoryError, device
 
 _DRIVER: Final = Path("/proc/driver/nvidia")
@@ -31,7 +32,7 @@ def devices_here(source: str) -> tuple[list[Document], str, str]:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
-        return _none(source, "nvidia-ml-py is missing: pip install 'moorage[nvml]'")
+        return _none(source, f"nvidia-ml-py is missing: {install_command('nvml')}")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

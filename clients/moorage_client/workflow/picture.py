@@ -7,6 +7,7 @@ import heapq
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.extras import install_command
 from moorage_client.workflow.errors import WorkflowError
 from moorage_client.workflow.results import ExecutionResult, NodeResult, NodeStatus
 from moorage_client.workflow.timeline import ResourceSnapshot
@@ -76,7 +77,7 @@ def _matplotlib() -> Any:
         from matplotlib.figure import Figure  # noqa: PLC0415  # Only who draws needs it.
     except ImportError as error:
         raise WorkflowError(
-            "pictures need matplotlib, which is not installed: pip install 'moorage[plots]'"
+            f"pictures need matplotlib, which is not installed: {install_command('plots')}"
         ) from error
     return Figure
 

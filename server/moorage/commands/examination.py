@@ -25,6 +25,7 @@ from moorage.backends.local.container_sockets import find_socket
 from moorage.commands.findings import DoctorFinding
 from moorage.config.settings import Config
 from moorage.core.facts import ClusterRemoved
+from moorage.extras import install_command
 from moorage.ledger.base import LedgerError
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import ClusterId
@@ -68,7 +69,7 @@ def _aws(wanted: bool) -> DoctorFinding:
     try:
         import boto3  # noqa: PLC0415  # An extra.
     except ModuleNotFoundError:
-        detail = "pip install 'moorage[aws]', then list it in the setting backends"
+        detail = f"{install_command('aws')}, then list it in the setting backends"
         return DoctorFinding("backend: aws", "broken" if wanted else "missing", detail)
     detail = f"boto3 {boto3.__version__}"
     if not wanted:
@@ -82,7 +83,7 @@ def _ray(wanted: bool) -> DoctorFinding:
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
-        detail = "pip install 'moorage[ray]', then list it in the setting backends"
+        detail = f"{install_command('ray')}, then list it in the setting backends"
         return DoctorFinding("backend: ray", "broken" if wanted else "missing", detail)
     if not wanted:
         detail = f"ray {version}; the setting backends has it not"

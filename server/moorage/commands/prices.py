@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from moorage.commands.errors import load_config
+from moorage.extras import install_command
 
 
 def prices(
@@ -23,7 +24,7 @@ def prices(
         from moorage.backends.aws.calls import AwsCalls  # noqa: PLC0415  # It needs an extra.
         from moorage.backends.aws.catalogue import refresh  # noqa: PLC0415  # As above.
     except ModuleNotFoundError as error:
-        typer.echo(f"moored: prices needs {error.name}: pip install 'moorage[aws]'", err=True)
+        typer.echo(f"moored: prices needs {error.name}: {install_command('aws')}", err=True)
         raise typer.Exit(1) from None
     from moorage.resources import BackendError  # noqa: PLC0415  # As in serve.
 

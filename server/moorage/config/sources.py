@@ -55,12 +55,13 @@ OTHER_NAMES: Final = frozenset(
 daemon often shares their environment."""
 
 _LINK: Final = re.compile(
-    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+    rf"{PREFIX}(\w+_)?"
+    r"(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?|ENV_\w+)"
 )
 """What Kubernetes and Docker tell all containers beside a Service or container of our name."""
-_LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?PORT")
-"""As above, where the value is a URL; else it is a setting."""
-_LINKED_URL: Final = re.compile(r"(tcp|udp|sctp)://")
+_LINKED_PORT: Final = re.compile(rf"{PREFIX}(\w+_)?(PORT|NAME)")
+"""As above, where the value is a URL or the names of two containers; else it is a setting."""
+_LINKED_VALUE: Final = re.compile(r"(tcp|udp|sctp)://|/[^/]+/[^/]+$")
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "CLUSTER_SERVICE_URL": "cluster_service_url",
@@ -185,7 +186,7 @@ def service_links(environ: Mapping[str, str]) -> frozenset[str]:
     return frozenset(
         name
         for name, value in environ.items()
-        if _LINK.fullmatch(name) or (_LINKED_PORT.fullmatch(name) and _LINKED_URL.match(value))
+        if _LINK.fullmatch(name) or (_LINKED_PORT.fullmatch(name) and _LINKED_VALUE.match(value))
     )
 
 
@@ -206,7 +207,10 @@ def from_file(known: Mapping[str, Setting], file: Path) -> Given:
         raise ConfigError("config", str(file), f"expected at most {FILE_BYTES_MAX} bytes")
     try:
         table = tomllib.loads(content.decode("utf-8-sig"))
-    except ValueError as error:  # Neither UTF-8 nor TOML.
+    except UnicodeDecodeError as error:
+        wanted = f"expected a TOML file in UTF-8; byte {error.start} is not"
+        raise ConfigError("config", str(file), wanted) from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError("config", str(file), f"expected a TOML file: {error}") from error
     for name in table:
         if name not in known:
@@ -249,7 +253,7 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
         try:
             home = Path(environ.get("HOME") or Path.home())
         except RuntimeError:  # Neither HOME nor an entry in the system's list of users.
-            wanted = f"this user has no home folder; name one with --data or {PREFIX}DATA_DIR"
+            wanted = f"this user has no home folder; name one with {PREFIX}DATA_DIR"
             raise ConfigError("data_dir", "data_dir (default)", wanted) from None
         state = str(home / ".local" / "state")
     return Path(state) / "moored"  # `moorage` beside it is the clients'.

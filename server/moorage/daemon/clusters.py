@@ -17,6 +17,7 @@ from moorage.core.state import State
 from moorage.daemon.observability.counters import gauges, gauges_of
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.tasks import Tasks
+from moorage.extras import install_command
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -61,7 +62,7 @@ class FollowedClusters:
             )
             from moorage.backends.kubernetes.identity import server_name  # noqa: PLC0415  # As above.
         except ModuleNotFoundError as error:
-            way = "pip install 'moorage[kubernetes]', or leave out kubernetes_clusters"
+            way = f"{install_command('kubernetes')}, or leave out kubernetes_clusters"
             raise BackendError(f"following clusters needs {error.name}: {way}") from error
         try:
             name = server_name(config.data_dir / "kubernetes")

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from moorage.extras import install_command
 from moorage.lab.errors import CommandError
 
 KINDS: Final = (".png", ".svg")
@@ -57,7 +58,7 @@ def check(paths: Sequence[Path]) -> None:
         if not path.absolute().parent.is_dir():
             raise CommandError(f"{path}: there is no folder {path.absolute().parent}")
     if paths and find_spec("matplotlib") is None:
-        raise CommandError("plots need matplotlib: pip install 'moorage[plots]'")
+        raise CommandError(f"plots need matplotlib: {install_command('plots')}")
 
 
 def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]], title: str) -> None:

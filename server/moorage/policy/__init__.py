@@ -14,7 +14,9 @@ from typing import Any, Protocol
 try:
     import numpy as np  # noqa: F401  # This package needs it throughout.
 except ModuleNotFoundError as error:
-    reason = "moorage.policy needs numpy: pip install 'moorage[policy]'"
+    from moorage.extras import install_command
+
+    reason = f"moorage.policy needs numpy: {install_command('policy')}"
     raise ModuleNotFoundError(reason, name=error.name) from error
 
 from moorage.policy.changes import close_gpus, decline_because, fitting_scores, place, spread_rows

@@ -60,6 +60,8 @@ def __getattr__(name: str) -> Any:
     try:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
-        reason = f"moorage.query.{name} needs {error.name}: pip install 'moorage[policy]'"
+        from moorage.extras import install_command  # noqa: PLC0415  # Rarely needed.
+
+        reason = f"moorage.query.{name} needs {error.name}: {install_command('policy')}"
         raise ModuleNotFoundError(reason, name=error.name) from error
     return value

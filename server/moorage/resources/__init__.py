@@ -32,8 +32,10 @@ try:
     from moorage.resources.resource_engine import ResourceEngine
     from moorage.resources.resources import BaseResource, CommandOutput, ResourceStatus, Runner
 except ModuleNotFoundError as error:
+    from moorage.extras import install_command
+
     raise ModuleNotFoundError(
-        f"moorage.resources needs {error.name}: pip install 'moorage[server]'", name=error.name
+        f"moorage.resources needs {error.name}: {install_command('server')}", name=error.name
     ) from error
 
 __all__ = [

@@ -13,22 +13,17 @@ import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec
+from moorage.extras import install_command
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
 from moorage.resources.runners import default_runners
 from moorage.resources.store import ResourceStore
 
 __all__ = ["ResourceEngine"]
 
-_REMEDIES: Final = {
-    "aws": ". It needs boto3: pip install 'moorage[aws]'",
-    "ray": ". Pools on a Ray cluster are in moorage.slices: pip install 'moorage[ray]'",
-    "k8s": ". Nothing starts resources on Kubernetes yet; a runner of your own may",
-}
-"""What to do about documented backends that may not be here."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -249,7 +244,12 @@ def _remedy(backend: str) -> str:
     """Return what to do about a documented backend that is not here."""
     if backend == "aws" and importlib.util.find_spec("boto3") is not None:
         return ""  # This engine was made without it.
-    return _REMEDIES.get(backend, "")
+    remedies = {
+        "aws": f". It needs boto3: {install_command('aws')}",
+        "ray": f". Pools on a Ray cluster are in moorage.slices: {install_command('ray')}",
+        "k8s": ". Nothing starts resources on Kubernetes yet; a runner of your own may",
+    }
+    return remedies.get(backend, "")
 
 
 def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.

@@ -1,5 +1,7 @@
 """Everything that can go wrong with slices, as one tree; the package docstring draws it."""
 
+from moorage.extras import install_command
+
 __all__ = [
     "HostTaskError",
     "HostUnhealthyError",
@@ -19,7 +21,7 @@ class RayMissingError(SlicesError, ImportError):
     """Ray is needed here, and is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("slices need Ray, which is not installed: pip install 'moorage[ray]'")
+        super().__init__(f"slices need Ray, which is not installed: {install_command('ray')}")
 
 
 class InsufficientSlicesError(SlicesError):

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
+from moorage.extras import install_command
 from moorage.model import ClusterId, NodeId, Share
 from moorage_client.workflow import (
     DAG,
@@ -116,7 +117,7 @@ except WorkflowError as error:
 """
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "pip install 'moorage[plots]'" in said
+    assert install_command("plots") in said
 
 
 def test_the_bar_counts_what_ended_and_names_what_runs():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.backends.base import UnsupportedSpecError
+from moorage.extras import install_command
 
 __all__ = ["find_socket"]
 
@@ -24,7 +25,7 @@ def find_socket() -> Path:
 
     """
     if importlib.util.find_spec("docker") is None:
-        reason = "containers need the Docker SDK: pip install 'moorage[containers]'"
+        reason = f"containers need the Docker SDK: {install_command('containers')}"
         raise UnsupportedSpecError(reason)
     tried = []
     for place in _places():

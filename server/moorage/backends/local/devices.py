@@ -20,6 +20,7 @@ from typing import Any, Final
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
 from moorage.backends.local.gpus import Device, device_of, found, look_again
 from moorage.backends.spec_fields import CPUS_MAX
+from moorage.extras import install_command
 from moorage.model import DeviceId, Share
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
@@ -204,7 +205,7 @@ class Devices:
         """Return what to do where GPUs are wanted, and nothing here could see any."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
-            return "; GPUs of NVIDIA are seen with pip install 'moorage[nvml]'"
+            return f"; GPUs of NVIDIA are seen with {install_command('nvml')}"
         return ""
 
     def _check_in(self, rows: Rows) -> None:

@@ -51,7 +51,8 @@ _SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
 
-_ZIP, _GZIP, _XZ = b"PK\x03\x04", b"\x1f\x8b\x08", b"\xfd7zXZ\x00"
+_ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
+_GZIP, _XZ = b"\x1f\x8b\x08", b"\xfd7zXZ\x00"
 _ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED: Final = 0x1
 # What packing a folder on a laptop leaves behind. Bytecode is no source: never kept.
@@ -66,7 +67,7 @@ def bad_code(reason: str, expected: str) -> ServiceError:
 
 def is_archive(content: bytes) -> bool:
     """Return whether the bytes begin as an accepted archive does."""
-    return content.startswith((_ZIP, _GZIP, _XZ))
+    return content.startswith((_ZIP, _EMPTY_ZIP, _GZIP, _XZ))
 
 
 def read_archive(content: bytes) -> dict[str, bytes]:
@@ -81,7 +82,11 @@ def read_archive(content: bytes) -> dict[str, bytes]:
 
     """
     try:
-        members = _zip_members(content) if content.startswith(_ZIP) else _tar_members(content)
+        members = (
+            _zip_members(content)
+            if content.startswith((_ZIP, _EMPTY_ZIP))
+            else _tar_members(content)
+        )
         return policy_files(collect(members))
     except ServiceError:
         raise
@@ -143,9 +148,8 @@ def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _kind_of(content: bytes) -> str:
-    return {_ZIP: ".zip", _GZIP: ".tar.gz", _XZ: ".tar.xz"}[
-        next(each for each in (_ZIP, _GZIP, _XZ) if content.startswith(each))
-    ]
+    suffixes = {_ZIP: ".zip", _EMPTY_ZIP: ".zip", _GZIP: ".tar.gz", _XZ: ".tar.xz"}
+    return next(suffix for begin, suffix in suffixes.items() if content.startswith(begin))
 
 
 def _too_many() -> ServiceError:

@@ -9,6 +9,7 @@ from moorage.backends.local.machine import names_of
 from moorage.backends.memory import MemoryBackend
 from moorage.backends.ray.backend import RayBackend
 from moorage.config.settings import Config
+from moorage.extras import install_command
 from moorage.model import Cluster, ClusterId, Node, Share
 
 Clusters = Callable[[], Mapping[ClusterId, Cluster]]
@@ -44,7 +45,7 @@ def _aws(config: Config, clusters: Clusters) -> Backend:
     try:
         from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
     except ModuleNotFoundError as error:
-        way = "pip install 'moorage[aws]', or take aws out of the setting backends"
+        way = f"{install_command('aws')}, or take aws out of the setting backends"
         raise BackendError(f"the backend aws needs {error.name}: {way}") from error
 
     def node(share: Share) -> Node | None:
@@ -70,7 +71,7 @@ def _kubernetes(config: Config) -> Backend:
             ClusterSource,
         )
     except ModuleNotFoundError as error:
-        way = "pip install 'moorage[kubernetes]', or take kubernetes out of the setting backends"
+        way = f"{install_command('kubernetes')}, or take kubernetes out of the setting backends"
         raise BackendError(f"the backend kubernetes needs {error.name}: {way}") from error
     clusters = [
         ClusterSource(cluster, context, config.kubernetes_config)
@@ -81,6 +82,6 @@ def _kubernetes(config: Config) -> Backend:
 
 def _ray(config: Config) -> Backend:
     if importlib.util.find_spec("ray") is None:  # Another process imports it.
-        way = "pip install 'moorage[ray]', or take ray out of the setting backends"
+        way = f"{install_command('ray')}, or take ray out of the setting backends"
         raise BackendError(f"the backend ray needs ray: {way}")
     return RayBackend(config.data_dir / "ray", config.ray_address)

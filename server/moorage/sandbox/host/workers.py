@@ -22,6 +22,7 @@ from typing import Final, cast
 
 import msgspec
 
+from moorage.extras import install_command
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import JailError, Mode, WorkerSettings
 from moorage.sandbox.host.processes import CellProcess
@@ -170,7 +171,7 @@ class Workers:
 
         """
         if importlib.util.find_spec("ray") is None:
-            raise JailError("workers", "`policy_workers` needs pip install 'moorage[ray]'")
+            raise JailError("workers", f"`policy_workers` needs {install_command('ray')}")
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
