@@ -3,9 +3,17 @@
 import asyncio
 
 from moorage.core.effects import Address
-from moorage.core.events import Asked, CancelAsked, Proposed, RenewAsked, SessionLost, Tick
+from moorage.core.events import (
+    Asked,
+    CancelAsked,
+    ClusterGone,
+    Proposed,
+    RenewAsked,
+    SessionLost,
+    Tick,
+)
 from moorage.daemon.inbox import AHEAD_MAX, READERS_PER_BATCH, Inbox
-from moorage.model import Ask, PolicyRef, RequestId, SessionId, Tenant
+from moorage.model import Ask, ClusterId, PolicyRef, RequestId, SessionId, Tenant
 
 TO = Address(SessionId("s"), 1)
 TENANT = Tenant("t")
@@ -29,7 +37,7 @@ def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
     renewal, proposal = renewed("x"), Proposed(RequestId("y"), 1, {})
     lost = SessionLost(SessionId("s"))
     for event in (first, renewal, second, lost, proposal):
-        inbox.post(event)
+        inbox.post(event, TENANT)
     assert inbox.asked == 2
     assert taken(inbox) == [renewal, proposal, first, second, lost]
     assert inbox.asked == 0
@@ -41,8 +49,21 @@ def test_what_cancels_a_request_that_still_waits_stays_behind_it():
     early = CancelAsked(TO, RequestId("a"), TENANT)
     late = CancelAsked(TO, RequestId("long ago"), TENANT)
     for event in (other, first, early, late):
-        inbox.post(event)
+        inbox.post(event, TENANT)
     assert taken(inbox) == [late, other, first, early]
+
+
+def test_tenants_take_turns_and_keep_their_order():
+    inbox, other = Inbox(), Tenant("other")
+    many = [asked(str(number)) for number in range(3)]
+    for event in many:
+        inbox.post(event, TENANT)
+    late, lost = asked("late"), SessionLost(SessionId("s"))
+    seen = ClusterGone(ClusterId("c"))
+    for event in (late, lost):
+        inbox.post(event, other)
+    inbox.post(seen)
+    assert taken(inbox) == [seen, many[0], late, many[1], lost, many[2]]
 
 
 def test_others_have_their_turn_among_many_that_go_ahead():
@@ -73,5 +94,5 @@ def test_what_came_in_before_a_deadline_is_stepped_before_it():
     inbox = Inbox()
     renewals = [renewed(str(number)) for number in range(3)]
     for event in (asked("a"), *renewals, Tick(), late := renewed("late")):
-        inbox.post(event)
+        inbox.post(event, TENANT)
     assert taken(inbox)[:5] == [*renewals, Tick(), late]

@@ -59,7 +59,7 @@ class Harbour:
         self.ever.append(session)
         self._notify()
 
-    def lost(self, session: SessionId) -> None:
+    def lost(self, session: SessionId, tenant: Tenant) -> None:
         del self.sessions[session]
         self._notify()
 

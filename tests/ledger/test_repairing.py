@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.commands import ledger_care
 from moorage.core.facts import Fact, Granted, Renewed
 from moorage.ledger.base import LedgerCorrupt
 from moorage.ledger.repairing import rebuild, salvage
@@ -82,6 +83,16 @@ async def test_a_whole_ledger_has_no_findings(path: Path):
     assert found.findings == []
     assert [row.seq for row in found.rows] == list(range(1, COMMITS + 1))
     assert found.fencing_seen == COMMITS
+
+
+async def test_a_catalog_without_any_of_its_files_is_found(path: Path):
+    await written(path)
+    (finding,) = ledger_care.verify(path.parent).findings
+    assert finding.startswith("catalog.db is missing, with all its records")
+    said = ledger_care.repair(path.parent, accept_loss=True)
+    assert said.damage == [finding]
+    assert len(walk(path).rows) == COMMITS
+    assert ledger_care.verify(path.parent).findings == []
 
 
 @pytest.mark.parametrize(

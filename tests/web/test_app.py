@@ -198,6 +198,16 @@ async def test_what_is_no_json(client):
         assert answer.json()["error"]["code"] == "bad_json"
 
 
+async def test_a_field_that_stands_there_twice_is_refused(client):
+    filling = "x" * 2_000_000
+    for more in ("", f', "note": "{filling}"'):
+        answer = await client.post("/policy", content=f'{{"id": "a", "id": "b"{more}}}')
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["field"]) == ("bad_message", "id")
+        assert "twice" in error["reason"]
+
+
 async def test_large_bodies_are_served(client):
     document = {"clusterId": "c1", "note": "x" * 2_000_000}
     stored = await client.post("/cluster", json=document)

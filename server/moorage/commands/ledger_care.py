@@ -56,9 +56,12 @@ def verify(data: Path) -> LedgerFindings:
 
     """
     try:
-        return LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
+        found = LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
     except ServiceError as no:
         raise LedgerError(no.reason) from no
+    if found.ledger.rows and not found.catalog.mark.exists and not (data / CATALOG).exists():
+        found.catalog.say(f"{CATALOG} is missing, with all its records: a server makes both.")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class _Tally:
         reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
         counts: Nodes of each reason, int64 `[reasons]`.
         never: What to change where it can never fit; it holds for this layout.
+        refusal: What it comes to, until a reason changes, with `refused` nodes reserved.
 
     """
 
@@ -73,6 +74,8 @@ class _Tally:
     reasons: npt.NDArray[np.int8]
     counts: npt.NDArray[np.int64]
     never: dict[str, Any] | None = None
+    refusal: Refusal | None = None
+    refused: int = 0
 
 
 class Feasibility:
@@ -134,6 +137,12 @@ class Feasibility:
     def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
         """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
         tally = self._tally(demand, candidates)
+        if tally.refusal is not None and tally.refused == len(reserved):
+            return tally.refusal
+        tally.refused, tally.refusal = len(reserved), self._refusal(demand, tally, reserved)
+        return tally.refusal
+
+    def _refusal(self, demand: Demand, tally: _Tally, reserved: Nodes) -> Refusal:
         nodes, counts = _counts(tally)
         details: dict[str, Any] = {"nodes": nodes, "misfits": counts}
         able = tally.reasons == Misfit.FITS
@@ -206,10 +215,13 @@ class Feasibility:
             return tally
         rows = np.array(changed, np.int64)
         rows = rows[tally.reasons[rows] != _ELSEWHERE]
-        now = fleet.misfits(demand, rows)
+        now = fleet.misfits(demand, rows) if len(rows) else tally.reasons[rows]
+        tally.version = fleet.version
+        if np.array_equal(now, tally.reasons[rows]):
+            return tally
         tally.counts -= np.bincount(tally.reasons[rows], minlength=_ELSEWHERE + 1)
         tally.counts += np.bincount(now, minlength=_ELSEWHERE + 1)
-        tally.reasons[rows], tally.version = now, fleet.version
+        tally.reasons[rows], tally.refusal = now, None
         return tally
 
     def reservation(

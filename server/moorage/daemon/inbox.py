@@ -3,6 +3,7 @@
 What ends or keeps leases goes ahead of what asks for new ones: a release that stood behind
 thousands of requests would hold back just what they wait for. So does what policies answered: it
 is about the fleet of a moment ago, and the longer it waits the more often it has to be asked again.
+All else is taken from one tenant after the other: what one sends in thousands delays no other.
 
 Clients whose requests are refused as too many wait for the commit loop before they are read on,
 else reading and refusing would take all the time that granting needs.
@@ -27,7 +28,7 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.model import RequestId
+from moorage.model import RequestId, Tenant
 
 AHEAD_MAX: Final = 8
 """Events taken ahead of others in a row, while others wait: renewals alone must not stop grants."""
@@ -48,28 +49,39 @@ _AHEAD: Final = (
 
 
 class Inbox:
-    """Keeps events in the order in which they were posted, those of leases ahead of the others."""
+    """Keeps the events of a tenant in their order, and those of leases ahead of the others."""
 
     def __init__(self) -> None:
         self._ahead: deque[Event] = deque()
-        self._events: deque[Event] = deque()
+        self._own: deque[Event] = deque()
+        """The server's, such as changes of the inventory: what is posted later relies on them."""
+        self._of: dict[Tenant, deque[Event]] = {}
+        """Those of clients; the first tenant is the next, and goes to the end then."""
+        self._others = 0
+        """How many are in `_own` and `_of`."""
         self._asked: set[RequestId] = set()
-        """Requests in `_events`: what cancels one stays behind it."""
+        """Requests in `_of`: what cancels one stays behind it."""
         self._taken_ahead = 0
         self._posted = asyncio.Event()
         self._readers: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
         """Return how many events wait."""
-        return len(self._ahead) + len(self._events)
+        return len(self._ahead) + self._others
 
     @property
     def asked(self) -> int:
         """How many requests for a placement wait."""
         return len(self._asked)
 
-    def post(self, event: Event) -> None:
-        """Have an event stepped soon."""
+    def post(self, event: Event, tenant: Tenant | None = None) -> None:
+        """Have an event stepped soon.
+
+        Args:
+            event: What happened.
+            tenant: Whose client sent it; None: it is the server's own.
+
+        """
         if isinstance(event, _AHEAD) or (
             isinstance(event, CancelAsked) and event.request not in self._asked
         ):
@@ -77,16 +89,24 @@ class Inbox:
         else:
             if isinstance(event, Asked):
                 self._asked.add(event.ask.id)
-            self._events.append(event)
+            (self._own if tenant is None else self._of.setdefault(tenant, deque())).append(event)
+            self._others += 1
         self._posted.set()
 
     def take(self) -> Event:
         """Return the next event; there must be one."""
-        if self._ahead and (self._taken_ahead < AHEAD_MAX or not self._events):
+        if self._ahead and (self._taken_ahead < AHEAD_MAX or not self._others):
             self._taken_ahead += 1
             return self._ahead.popleft()
         self._taken_ahead = 0
-        event = self._events.popleft()
+        self._others -= 1
+        if self._own:
+            return self._own.popleft()
+        tenant = next(iter(self._of))
+        events = self._of.pop(tenant)
+        event = events.popleft()
+        if events:
+            self._of[tenant] = events
         if isinstance(event, Asked):
             self._asked.discard(event.ask.id)
         return event

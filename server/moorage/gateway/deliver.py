@@ -54,7 +54,7 @@ class Deliver(Protocol):
         left still counts. It is cancelled only when the gateway stops and has waited in vain.
         """
 
-    def lost(self, session: SessionId) -> None:
+    def lost(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session is over, and not resumed. Nothing of it comes after this."""
 
     def failed(self, error: BaseException) -> None:

@@ -17,6 +17,7 @@ from moorage.core.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver
 from moorage.gateway.handshake import Doorman
+from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.received import Received
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
@@ -101,6 +102,7 @@ class Gateway:
         self._deliver: Deliver  # `start` has it.
         self._counts = Counts()
         self._turns = FairSemaphore(rests=True)
+        self._shares = LoopShares()
         self._received = Received()
         self._connections: set[GatewayConnection] = set()
         self._opening: Peers[GatewayConnection] = Peers()
@@ -303,6 +305,7 @@ class Gateway:
             self._settings,
             self._counts,
             self._turns,
+            self._shares,
             self._drop,
         )
         session.draining = self._draining
@@ -362,7 +365,7 @@ class Gateway:
             session.ends.cancel()
         self._kept.remove(session)
         del self._sessions[session.id]
-        self._deliver.lost(session.id)
+        self._deliver.lost(session.id, session.tenant)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:
         session.lasts = False

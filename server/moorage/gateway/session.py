@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from moorage.core.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver, Request
+from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.settings import HELD_BYTES_MAX, GatewaySettings
 from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
@@ -78,6 +79,7 @@ class Session:
         settings: Its limits.
         counts: Shared with all sessions.
         turns: Those that all sessions take at reading large messages.
+        shares: How long small messages are read in one turn of the event loop.
         drop: Starts closing the connection with a code and a reason.
 
     Attributes:
@@ -94,6 +96,7 @@ class Session:
         settings: GatewaySettings,
         counts: Counts,
         turns: FairSemaphore,
+        shares: LoopShares,
         drop: Callable[["Session", int, str], None],
     ) -> None:
         self.id: SessionId = connection.session_id
@@ -106,6 +109,7 @@ class Session:
         self._settings = settings
         self._counts = counts
         self._turns = turns
+        self._shares = shares
         self._drop = drop
         self._loop = asyncio.get_running_loop()
         self._number = 0
@@ -170,10 +174,8 @@ class Session:
                 frame = await connection.recv()
                 if self.connection is not connection:
                     return None
-                if len(frame) > LARGE_BYTES:
-                    taking = await self._take_large(frame)
-                else:
-                    taking = self._take(frame)
+                take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
+                taking = await take(frame)
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume
@@ -186,6 +188,15 @@ class Session:
             if self._tasks and self.connection is connection:
                 await asyncio.wait(self._tasks)
             return None
+
+    async def _take_small(self, frame: str | bytes) -> asyncio.Future[None] | None:
+        """Hand over a small message, and return when its tenant may have the next one read."""
+        began = self._loop.time()
+        taking = self._take(frame)
+        turn = self._shares.spend(self.tenant, self._loop.time() - began)
+        if turn is not None:
+            await turn
+        return taking
 
     async def _take_large(self, frame: str | bytes) -> asyncio.Future[None] | None:
         """Hand over a large message when it is its turn; none if another connection goes on."""

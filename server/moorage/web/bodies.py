@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.model import Code, Tenant
-from moorage.protocol.diagnosis import expectations
+from moorage.protocol.diagnosis import check_names, expectations
+from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.json_bounds import (
@@ -200,11 +201,18 @@ def _too_large_inside(expected: str) -> ServiceError:
 
 def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
     try:
-        return decode(body)
+        value = decode(body)
+        if isinstance(value, dict):
+            check_names(body.decode())
+    except BadMessage as error:
+        raise ServiceError(
+            error.code, error.reason, field=error.field, expected=error.expected
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ServiceError(
             Code.BAD_JSON, f"the body is no JSON: {error}", expected="one JSON value in UTF-8"
         ) from error
+    return value
 
 
 class CountedBodies:

@@ -170,9 +170,12 @@ def test_other_statuses_are_no_candidates(status):
 @pytest.mark.parametrize(
     "text", ["a\x00b", "a\nb", "\x1b[2J", "\x85", "a\u202eb", "../../x", "a/..", "..\\x"]
 )
-@pytest.mark.parametrize("field", ["id", "rack", "zone", "labels.x", "gpus.gpus[0].modelName"])
+@pytest.mark.parametrize(
+    "field",
+    ["id", "rack", "zone", "labels.x", *(f"gpus.gpus[0].{n}" for n in ("modelName", "uuid"))],
+)
 def test_names_that_no_machine_has_are_refused(text: str, field: str) -> None:
-    gpu = {"modelName": text if "model" in field else "A100"}
+    gpu = {field.rpartition(".")[2]: text} if "gpus" in field else {"modelName": "A100"}
     node = {"id": "n", "gpus": {"count": 1, "gpus": [gpu]}, "labels": {"x": "y"}}
     if field == "labels.x":
         node["labels"] = {"x": text}

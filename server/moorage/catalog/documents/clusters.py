@@ -95,6 +95,10 @@ def check_names(cluster: Cluster) -> None:
                 at = f"gpus.gpus[{index}]"
                 texts |= {f"{at}.id": gpu.id, f"{at}.modelName": gpu.model}
                 texts[f"{at}.linkGroup"] = gpu.link_group
+        if _UNSAFE.search("/".join(text for device in node.devices for text in device)):
+            for index, device in enumerate(node.devices):
+                at = f"gpus.gpus[{index}]"
+                texts |= {f"{at}.uuid": device.uuid, f"{at}.parentUuid": device.parent}
         for field, text in texts.items():
             if _UNSAFE.search(text):
                 raise WrongField(field, _SAFE).under(f"nodes.nodeData[{number}]").fault()

@@ -139,4 +139,4 @@ class Admission:
             note = self._publishing.statistics(alias, version, tenant)
             context = replace(context, version=version, note=note, admitted_at=time.monotonic())
         self._replies.expect(to, context)
-        self._inbox.post(Asked(to, ask))
+        self._inbox.post(Asked(to, ask), tenant)

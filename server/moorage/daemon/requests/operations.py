@@ -120,11 +120,11 @@ class Operations:
         self._ttl_seconds_max, self._rights = bounds.ttl_seconds_max, bounds.rights
         self._is_operator = bounds.rights.is_operator
 
-    def lost(self, session: SessionId) -> None:
-        """Note that a session is over."""
+    def lost(self, session: SessionId, tenant: Tenant) -> None:
+        """Note that a session of a tenant is over."""
         self._watchers.lost(session)
         self._lookups.access.lost(session)
-        self._inbox.post(SessionLost(session))
+        self._inbox.post(SessionLost(session), tenant)  # Behind what it sent.
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, tenant: Tenant, message: wire.Operation
@@ -147,7 +147,7 @@ class Operations:
                     self._replies.answer(to, refusal)
                 else:
                     shown = digest(message.token)
-                    self._inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl))
+                    self._inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl), tenant)
             case wire.Flush():
                 self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
@@ -162,7 +162,7 @@ class Operations:
                 self._list(to, "quotas", tenant, message)
             case wire.Cancel():
                 cancel = CancelAsked(to, self._replies.named(to, message.request), tenant)
-                self._post(cancel, dry_run=message.dry_run)
+                self._post(cancel, tenant, dry_run=message.dry_run)
             case wire.Status():
                 self._inquire(to, "status", tenant, message)
             case wire.Why():
@@ -197,14 +197,14 @@ class Operations:
                 asked = CordonAsked(to, tenant, cluster, node, "cordon", reason)
             case wire.Uncordon():
                 asked = CordonAsked(to, tenant, cluster, node, "uncordon")
-        self._post(asked, dry_run=message.dry_run)
+        self._post(asked, tenant, dry_run=message.dry_run)
         if not message.dry_run:
             about = {"what": asked.mode, "cluster": cluster, "node": node}
             _note(tenant, self._replies.remote(to), about)
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
         asked = FlushAsked(to, tenant, ClusterId(message.cluster) or None)
-        self._post(asked, dry_run=message.dry_run)
+        self._post(asked, tenant, dry_run=message.dry_run)
         if not message.dry_run:
             about = {"what": "flush", "cluster": message.cluster}
             _note(tenant, self._replies.remote(to), about)
@@ -219,7 +219,7 @@ class Operations:
             if not message.dry_run:
                 about = {"what": "release", "lease": lease}
                 _note(tenant, self._replies.remote(to), about)
-        self._post(asked, dry_run=message.dry_run)
+        self._post(asked, tenant, dry_run=message.dry_run)
 
     def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
         """Read or enter a workload; without the lease's token, only one of the caller's tenant."""
@@ -228,17 +228,21 @@ class Operations:
         self._replies.answer_later(to, self._lookups.access.answer(message, tenant, to.session))
 
     def _post(
-        self, asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked, *, dry_run: bool
+        self,
+        asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked,
+        tenant: Tenant,
+        *,
+        dry_run: bool,
     ) -> None:
         sees_all = isinstance(asked, CordonAsked) and self._is_operator(asked.tenant)
-        self._inbox.post(DryRun(asked.to, asked, sees_all) if dry_run else asked)
+        self._inbox.post(DryRun(asked.to, asked, sees_all) if dry_run else asked, tenant)
 
     def _reserve(
         self, to: Address, who: Tenant, message: wire.ReserveNodes | wire.UnreserveNodes
     ) -> None:
         if isinstance(message, wire.UnreserveNodes):
             name = RequestId(message.reservation)
-            self._inbox.post(UnreserveAsked(to, who, name))
+            self._inbox.post(UnreserveAsked(to, who, name), who)
             about = {"what": "unreserve", "reservation": name}
         else:
             name, tenant = RequestId(f"reservation-{token_hex(8)}"), Tenant(message.tenant or who)
@@ -253,7 +257,7 @@ class Operations:
                 message.candidates(),
                 message.dry_run,
             )
-            self._inbox.post(asked)
+            self._inbox.post(asked, who)
             about = {"what": "reserve", "tenant": tenant, "reservation": name}
         if isinstance(message, wire.UnreserveNodes) or not message.dry_run:
             _note(who, self._replies.remote(to), about)
@@ -268,7 +272,7 @@ class Operations:
             self._replies.answer(to, Refusal(Code.BAD_MESSAGE, reason, "project", expected))
             return
         quota = message.quota() if isinstance(message, wire.SetQuota) else None
-        self._inbox.post(QuotaAsked(to, who, tenant, message.project, quota))
+        self._inbox.post(QuotaAsked(to, who, tenant, message.project, quota), who)
         done = "set_quota" if quota else "remove_quota"
         about = {"what": done, "tenant": tenant, "project": message.project or ""}
         if remote := self._replies.remote(to):  # `web.notes` tells of HTTP.
@@ -293,7 +297,7 @@ class Operations:
         if question == "quotas" and not sees_all:
             filters["tenant"] = tenant
         page = (filters, message.cursor, message.limit)
-        self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all))
+        self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all), tenant)
 
     def _inquire(
         self,
@@ -308,7 +312,7 @@ class Operations:
         if isinstance(message, wire.Why) and message.nodes:
             wanted = {"nodes": True}
             inquiry = replace(inquiry, filters=wanted, after=message.after, limit=message.limit)
-        self._inbox.post(inquiry)
+        self._inbox.post(inquiry, tenant)
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
         uri, action = message.policy_rule_uri, message.action

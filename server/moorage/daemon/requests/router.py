@@ -45,10 +45,10 @@ class Router:
         del tenant  # Every request brings it along.
         self._replies.opened(session)
 
-    def lost(self, session: SessionId) -> None:
+    def lost(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session is over."""
         self._replies.lost(session)
-        self._operations.lost(session)
+        self._operations.lost(session, tenant)
 
     async def request(
         self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
