@@ -31,9 +31,15 @@ from moorage.protocol.messages import (
     DecisionListing,
     FleetListing,
     LeaseListing,
+    Logs,
     PastFleet,
     QueueListing,
+    QuotaListing,
+    ReservationListing,
     Resume,
+    Status,
+    WhatIf,
+    Why,
     decode,
     ignored_fields,
 )
@@ -58,6 +64,9 @@ class Counts:
 
 _LISTINGS = DecisionFleet | DecisionListing | FleetListing | LeaseListing | PastFleet | QueueListing
 """What a session asks for one after the other."""
+
+_READS = _LISTINGS | Logs | QuotaListing | ReservationListing | Status | WhatIf | Why
+"""What changes nothing."""
 
 _BINARY = failure(
     Code.BAD_MESSAGE,
@@ -260,9 +269,10 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
+        # It has no reader; of a session that goes on, lists alone are too large to be buffered.
+        if self._gone and isinstance(message, _LISTINGS if self.lasts else _READS):
+            return None
         if isinstance(message, _LISTINGS):
-            if self._gone:  # It changes nothing, and has no reader.
-                return None
             self._listing = number
         self._expect(number, message.id)
         if isinstance(message, AllocationRequest) and message.lease and message.lease.wait_seconds:
