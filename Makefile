@@ -71,7 +71,8 @@ test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-too
 # raylet that does not start at once is given up.
 ifeq ($(GROUP),)
 	@mkdir -p build; $(BIN)/pytest -m "heavy and ray" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
-	nice $(BIN)/pytest -m "heavy and not ray" -n auto --dist loadfile --durations 10; others=$$?; \
+	nice $(BIN)/pytest -m "heavy and not ray" -n auto --dist loadfile --no-loadscope-reorder \
+	    --durations 10; others=$$?; \
 	wait $$ray; ray=$$?; cat build/ray.log; exit $$((others | ray))
 else ifeq ($(GROUP),ray)
 	$(BIN)/pytest -m "heavy and ray" --durations 10

@@ -31,7 +31,7 @@ settings.load_profile("steady")
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
-_LONG_ROOMS: Final = ("end_to_end", "sandbox", "lab")
+_LONG_ROOMS: Final = ("simulation", "policies", "docs", "end_to_end", "sandbox", "lab")
 _GROUP_OF_FIXTURE: Final = {
     "aws_server": "aws",
     "chromium": "browser",
@@ -148,7 +148,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not _GROUP_OF_FIXTURE.keys().isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("heavy")
         item.add_marker(_group(item))
-    items.sort(key=lambda item: Path(item.path).relative_to(_HERE).parts[0] not in _LONG_ROOMS)
+    places = {room: place for place, room in enumerate(_LONG_ROOMS)}
+    items.sort(key=lambda item: places.get(_room(item), len(places)))
 
 
 def _group(item: pytest.Item) -> str:
@@ -161,7 +162,11 @@ def _group(item: pytest.Item) -> str:
     for fixture, group in _GROUP_OF_FIXTURE.items():
         if fixture in getattr(item, "fixturenames", ()):
             return group
-    return _GROUP_OF_FOLDER.get(Path(item.path).relative_to(_HERE).parts[0], "daemons")
+    return _GROUP_OF_FOLDER.get(_room(item), "daemons")
+
+
+def _room(item: pytest.Item) -> str:
+    return Path(item.path).relative_to(_HERE).parts[0]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

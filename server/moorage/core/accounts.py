@@ -153,7 +153,7 @@ class Accounts:
             number = self.number(account)
             if at is not None:
                 self._remember(number)
-            if self.quotas:  # Without any, nobody offers anything.
+            if self.quotas:  # Without any, no account offers anything.
                 self._offer(number, -1)
             self["held"][number] += change
             if self.quotas:
