@@ -28,7 +28,7 @@ from moorage.core.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
 from moorage.core.warm_reuse import EVICTED
 from moorage.core.withheld import shortened
 
-SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "1500"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1500"))
 """Of plain worlds, and a quarter of them of each other kind: over a million events in all."""
 CHUNK = 10
 BATCH = 183
