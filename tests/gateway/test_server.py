@@ -241,6 +241,23 @@ async def test_messages_sent_before_a_client_leaves_count(port):
     assert port.harbour.asked == list(range(100))
 
 
+async def test_questions_of_a_client_that_left_are_dropped(port):
+    client = await port.client()
+    await client.ask(1, "wait")
+    for _ in range(5):
+        await client.say('{"op": "status", "lease": "l-1"}')
+    await client.ask(2)
+    await port.harbour.until(lambda: port.harbour.waiting == 1)
+    client.socket.transport.abort()
+    async with asyncio.timeout(20):
+        while port.gateway.stats().connections:
+            await asyncio.sleep(0.01)  # It tells of no end of a connection.
+    port.harbour.room.set()
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    assert port.harbour.asked == [1, 2]
+    assert port.harbour.defects == [], "it got no question"
+
+
 async def test_a_port_that_is_taken_is_an_error_of_the_system(port, open_port):
     gateway = Gateway(GatewaySettings(), lambda _: None, SocketTickets(lambda _: None))
     with pytest.raises(OSError, match=r".*"):
