@@ -68,10 +68,10 @@ class Lease:
         reason: Why it is queued, ending or ended; empty in the other states.
         retry_at: While it is `queued` and pauses after a failure: when it is tried again, in
             seconds since the epoch; 0 where it does not pause.
-        workload: What runs on it; None where nothing was asked for.
-        choice: Which of the alternatives that were asked for it is, from 0; None: there were none.
-        ttl_max_seconds: How long it lasts from the grant or renewal on, where that is less than was
-            asked for, since others reserved its nodes or they are drained then; else None.
+        workload: What runs on it; None without `provision`.
+        choice: Which of the request's alternatives it is, from 0; None: there were none.
+        ttl_max_seconds: How long it lasts from the grant or renewal on, where that is less than
+            requested, since its nodes are reserved or drained then; else None.
 
     """
 
@@ -118,11 +118,11 @@ class Answer:
 
     Args:
         data: What the policy returned, as plain JSON values.
-        lease: The lease, if one was asked for.
+        lease: The lease, if one was requested.
         warnings: What the server did differently from what the request may have meant.
-        reasons: Why this placement, if `explain` was asked for.
+        reasons: Why this placement, if the request had `explain`.
         request: The server's id of the request, for `why`.
-        policy_rule_uri: The version that answered, where an alias was asked.
+        policy_rule_uri: The version that answered, where the request named an alias.
 
     """
 

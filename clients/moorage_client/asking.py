@@ -10,7 +10,7 @@ Document = Mapping[str, Any]
 
 
 class Request(TypedDict, total=False):
-    """What can be asked of a policy, beside its name and the lease.
+    """Fields of a request, beside the policy's name and the lease.
 
     Args:
         inputs: What the policy itself wants to know; `{}` if it wants nothing.

@@ -109,10 +109,10 @@ class BlockingClient:
     ) -> Answer:
         """Ask a policy for a placement; see `Client.ask`. `on_progress` runs on another thread."""
         client = self._open()
-        asked = client.ask(
+        answer = client.ask(
             policy_rule_uri, lease=lease, on_progress=on_progress, timeout=timeout, **request
         )
-        return self._run(asked)
+        return self._run(answer)
 
     def lease(
         self,
@@ -168,7 +168,7 @@ class BlockingClient:
         return self._run(self._open().why(subject, nodes=nodes))
 
     def flush(self, cluster: str = "") -> list[str]:
-        """End what is kept warm for you; see `Client.flush`."""
+        """End your warm leases; see `Client.flush`."""
         return self._run(self._open().flush(cluster))
 
     def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:

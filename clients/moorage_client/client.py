@@ -201,7 +201,7 @@ class Client:
     ) -> LeaseGuard:
         """Hold a lease while a block runs: `async with client.lease(…) as held:`.
 
-        The lease is asked for at the start, renewed every third of its TTL while the block runs,
+        The lease is requested at the start, renewed every third of its TTL while the block runs,
         also while the block blocks the event loop (but for a call into C code that holds Python's
         global lock all the while), and released at the end. When it is lost (it
         was ended, or could not be renewed before it ran out), `held.lost` becomes true, the block
@@ -292,7 +292,7 @@ class Client:
         Args:
             lease: Its id.
             token: Its token.
-            ttl_seconds: How long from now; None: as long as it was asked for.
+            ttl_seconds: How long from now; None: the length of the request.
             timeout: Seconds until the reply must be here; default: the client's.
 
         Raises:
@@ -318,7 +318,7 @@ class Client:
         return read_from(self.url, read_lease, reply.lease or reply.data)
 
     async def flush(self, cluster: str = "") -> list[str]:
-        """End what is kept warm for you, in one cluster or everywhere; return the leases' ids."""
+        """End your warm leases, in one cluster or everywhere; return their ids."""
         return read_from(
             self.url, read_flushed, await self.call({"op": "flush", "cluster": cluster})
         )
@@ -334,24 +334,24 @@ class Client:
             MoorageError: As `ask`.
 
         """
-        asked = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
-        return read_from(self.url, read_object, await self.call(asked))
+        message = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
+        return read_from(self.url, read_object, await self.call(message))
 
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
     ) -> dict[str, Any]:
         """As `cordon`, and end or move what runs there; call it again to see what is left.
 
-        What is kept warm ends, and what `on_failure: requeue` allows starts elsewhere. All other
+        Warm leases end, and leases with `on_failure: requeue` start elsewhere. All other
         leases last until they are released, or `seconds` from now where that is given.
         """
-        asked = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
-        return read_from(self.url, read_object, await self.call(asked | {"seconds": seconds}))
+        message = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
+        return read_from(self.url, read_object, await self.call(message | {"seconds": seconds}))
 
     async def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
         """Undo `cordon` or `drain` of this node, or of the whole cluster."""
-        asked = {"op": "uncordon", "cluster": cluster, "node": node}
-        return read_from(self.url, read_object, await self.call(asked))
+        message = {"op": "uncordon", "cluster": cluster, "node": node}
+        return read_from(self.url, read_object, await self.call(message))
 
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
@@ -372,8 +372,8 @@ class Client:
             NotFound: The server knows no such id, or has forgotten it.
 
         """
-        asked = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
-        return read_from(self.url, read_object, await self.call(asked))
+        message = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
+        return read_from(self.url, read_object, await self.call(message))
 
     async def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; return the waiter as it ended.
@@ -403,7 +403,7 @@ class Client:
     def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
         """Return the news of topics as they come: `async for event in client.watch("policies")`.
 
-        A socket of its own carries them. What a slow reader missed is told by an event `missed`.
+        A socket of its own carries them. An event `missed` says how much a slow reader lost.
 
         Args:
             topics: `policies` (what aliases mean, open circuits, failing examples), `leases`
@@ -411,8 +411,8 @@ class Client:
 
         Raises:
             RequestRefused: There is no such topic.
-            ConnectionFailed: The server cannot be reached, or went away: what happens until the
-                next watch is not told.
+            ConnectionFailed: The server cannot be reached, or went away. The next watch does not
+                repeat what happens until then.
 
         """
         return watch(self._endpoint, topics)

@@ -1,4 +1,4 @@
-"""One open socket to a server, with many requests in flight, told apart by their `id`.
+"""One open socket to a server, with many requests in flight, matched by their `id`.
 
 Used by `Client`, which opens a new one when this one ends. A `Connection` never retries.
 """
@@ -147,7 +147,7 @@ class Connection:
         still_open = set[str]()
         if reply.success:
             self.session = lost.session
-            with contextlib.suppress(KeyError, TypeError):  # Then all are asked again.
+            with contextlib.suppress(KeyError, TypeError):  # Then all are sent again.
                 still_open = {str(each) for each in reply.data["open"]}
         self._coming = {
             number: came

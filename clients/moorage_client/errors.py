@@ -18,7 +18,7 @@ class MoorageError(Exception):
 class ConnectionFailed(MoorageError):
     """Nothing answered at the URL, or the socket broke before the reply came.
 
-    What had been asked may or may not have happened; what is safe to repeat has been repeated.
+    The request may or may not have taken effect. One that is safe to repeat was repeated.
 
     Args:
         url: The URL that was tried.
@@ -60,7 +60,7 @@ class SettingRefused(MoorageError):
 
 
 class Timeout(MoorageError, TimeoutError):
-    """No reply came in time. What had been asked may still happen; a late lease is given back."""
+    """No reply came in time. The request may still take effect; a late lease is released."""
 
 
 class LeaseLost(MoorageError):

@@ -149,14 +149,14 @@ class Link:
         self._progress[number] = on_progress, last
 
     def _heard(self, event: Event) -> None:
-        number, told = str(event.id), event.data
-        if number not in self._progress or not isinstance(told, dict):
+        number, progress = str(event.id), event.data
+        if number not in self._progress or not isinstance(progress, dict):
             return
         on_progress, last = self._progress[number]
-        if told.get("state") in last:
+        if progress.get("state") in last:
             del self._progress[number]
-        # Its error is told by the event loop: it must not end the connection.
-        asyncio.get_running_loop().call_soon(on_progress, told)
+        # The event loop reports its error, which must not end the connection.
+        asyncio.get_running_loop().call_soon(on_progress, progress)
 
     async def disconnect(self) -> None:
         """Drop the socket without waiting for the server; the next call opens another."""

@@ -151,7 +151,7 @@ class GlobalClusterMetricsClient:
     def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
         """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
 
-        A service that takes none is asked as documented, by URL parameters.
+        A service that takes none gets URL parameters, as documented.
         """
         url, filtering = f"{self.base_url}/cluster/query", dict(query_params or {})
         with _send("POST", url, json=filtering) as response:
@@ -296,7 +296,7 @@ class Services:
         return self._enveloped("GET", _alias(alias, "/canary"), kind=dict[str, Any])
 
     def start_shadow(self, alias: str, policy_rule_uri: str) -> Any:
-        """Ask a candidate what the active version is asked, unseen; return the alias."""
+        """Run a candidate beside the active version, without effect; return the alias."""
         body = {"policy_rule_uri": policy_rule_uri}
         return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=dict[str, Any])
 
@@ -320,7 +320,7 @@ class Services:
     def replace_cluster(self, document: Document) -> Any:
         """Replace the document of the cluster `document["id"]`; return it as stored.
 
-        Fields that only the stored one has are taken out: a server keeps what it is not told of.
+        Fields that only the stored one has are removed; a server alone would preserve them.
         """
         path = f"/clusters/{quote(str(document['id']), safe='')}"
         stored = {name for found in self.clusters({"id": document["id"]}) for name in found}

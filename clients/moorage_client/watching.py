@@ -17,7 +17,7 @@ from moorage_client.link import OPEN_SECONDS_MAX
 from moorage_client.loops import LoopThread
 
 UNREAD_MAX: Final = 10_000
-"""News kept for a program that is slow to take them; beyond it the oldest are dropped."""
+"""News buffered for a slow program; beyond this the oldest are dropped."""
 
 
 class Watch:
@@ -64,7 +64,7 @@ class Watch:
         """Return the next news; None where it is closed, or nothing happened for so long.
 
         Raises:
-            ConnectionFailed: The server went away, and all that it told has been returned.
+            ConnectionFailed: The server went away, and all its news were returned.
 
         """
         loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class News:
         return self._thread.run(self._watch.next(timeout)) if self._open else None
 
     def close(self) -> None:
-        """Close the socket; a thread that waits for news is told None. Twice is once."""
+        """Close the socket; a thread that waits for news gets None. Idempotent."""
         if self._open:
             self._open = False
             self._closed(self)

@@ -44,7 +44,7 @@ def test_a_lease_whose_token_cannot_be_kept_is_printed_with_it(homeless, harbour
     assert done.returncode == 0, done.stderr
     [lease] = harbour.leases.values()
     assert lease["id"] in done.stdout
-    assert f"it was not kept: {lease['token']}" in done.stderr
+    assert f"it was not stored: {lease['token']}" in done.stderr
     assert "MOORAGE_STATE" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -63,7 +63,7 @@ def test_a_named_state_file_or_token_needs_no_home(shell, harbour, tmp_path):
     shell.environment.pop("HOME", None)
     asked = shell("ask", "first:1-x", "--ttl=20")
     [lease] = harbour.leases.values()
-    assert f"it was not kept: {lease['token']}" in asked.stderr
+    assert f"it was not stored: {lease['token']}" in asked.stderr
     for command in ("renew", "release"):
         done = shell(command, lease["id"], f"--lease-token={lease['token']}")
         assert (done.returncode, done.stderr) == (0, "")

@@ -108,7 +108,7 @@ _Notice = Annotated[
         min=0,
         max=WAIT_SECONDS_MAX,
         metavar="SECONDS",
-        help="With --preemptible: how long it stays once it is told",
+        help="With --preemptible: how long it stays after the notice",
         rich_help_panel=_LEASE,
     ),
 ]
@@ -328,7 +328,7 @@ def renew(
         typer.Option(min=1, max=TTL_SECONDS_MAX, help="Seconds from now (else the lease's own)"),
     ] = None,
     lease_token: Annotated[
-        str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
+        str | None, typer.Option(help="Token of the lease (else the one that `moorage ask` stored)")
     ] = None,
 ) -> None:
     """Make a lease last longer."""
@@ -371,9 +371,9 @@ def release(
 
 def flush(
     session: CommandSession,
-    cluster: Annotated[str, typer.Option(help="Only what is kept on this cluster")] = "",
+    cluster: Annotated[str, typer.Option(help="Only those on this cluster")] = "",
 ) -> None:
-    """End what is kept warm after its release."""
+    """End your warm leases."""
     flushed = session.run(lambda client: client.flush(cluster))
     if session.json:
         print_json(flushed)
@@ -485,7 +485,7 @@ def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
             f"{lease.fencing}. Release it with: moorage release {lease.id}"
         )
         if not stored:
-            note(f"Note its token, it was not kept: {lease.token}")
+            note(f"Note its token, it was not stored: {lease.token}")
     if answer.reasons:
         fields(answer.reasons)
 

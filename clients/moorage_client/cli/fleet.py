@@ -232,7 +232,7 @@ def drain(
 ) -> None:
     """Place nothing new on a node or cluster, and end or move what runs there.
 
-    What is kept warm ends, and what may be requeued starts elsewhere. Run it again to see what is
+    Warm leases end, and what may be requeued starts elsewhere. Run it again to see what is
     left.
     """
 
@@ -248,14 +248,14 @@ def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
     async def work(client: Any) -> Any:
         return await client.uncordon(*await _node(client, place))
 
-    told = session.run(work)
+    done = session.run(work)
     if session.json:
-        print_json(told)
+        print_json(done)
     else:
         say(
             f"{place} is in service"
-            if not told["unavailable"]
-            else f"{place} is {told['unavailable']}"
+            if not done["unavailable"]
+            else f"{place} is {done['unavailable']}"
         )
 
 
@@ -287,12 +287,12 @@ async def _node(client: Any, place: str) -> tuple[str, str]:
     return cluster, begin[0] if node not in names and len(begin) == 1 else node
 
 
-def _out_of_service(session: CommandSession, told: Mapping[str, Any]) -> None:
+def _out_of_service(session: CommandSession, done: Mapping[str, Any]) -> None:
     if session.json:
-        print_json(told)
+        print_json(done)
         return
-    place = "/".join(filter(None, (told["cluster_id"], short_name(told["node_id"] or ""))))
-    leases = told["leases"]
+    place = "/".join(filter(None, (done["cluster_id"], short_name(done["node_id"] or ""))))
+    leases = done["leases"]
     there = f"{counted(len(leases), 'lease')} there: {', '.join(leases)}"
     left = there if leases else "no lease is there"
-    say(f"{place} is {told['unavailable']}; {left}")
+    say(f"{place} is {done['unavailable']}; {left}")

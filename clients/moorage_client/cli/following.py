@@ -1,4 +1,4 @@
-"""`moorage fleet import kubernetes --watch`: clusters that a server is kept up to date about."""
+"""`moorage fleet import kubernetes --watch`: a server follows clusters."""
 
 import json
 import queue
@@ -16,7 +16,7 @@ from moorage_client.inventory import Document
 from moorage_client.inventory.kubernetes_live import cluster_id_of, followed
 
 RETRY_SECONDS: Final = 2.0
-"""Pause before a server that did not answer is told again."""
+"""Pause before a server that did not answer is tried again."""
 
 _Lines = queue.Queue[tuple[str, bytes]]
 
@@ -67,8 +67,8 @@ def _known(services: Any, names: Sequence[str]) -> dict[str, Document]:
 
 
 def _register(services: Any, document: Document) -> None:
-    """Store a document; a server that does not answer is told again until it does."""
-    told = False
+    """Store a document; try again until the server answers."""
+    noted = False
     while True:
         try:
             services.put_cluster(document)
@@ -80,9 +80,9 @@ def _register(services: Any, document: Document) -> None:
             reason = error
         else:
             return
-        if not told:
+        if not noted:
             note(f"{document['id']}: {reason}; it is tried again")
-        told = True
+        noted = True
         time.sleep(RETRY_SECONDS)  # A server that comes back says so to no client.
 
 

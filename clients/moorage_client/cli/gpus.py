@@ -16,7 +16,7 @@ from moorage_client.cli.shapes import ClusterRow, NodeRow
 SIZES: Final = (1, 2, 4, 8)
 """GPUs of one node that requests usually ask for."""
 AT_ONCE: Final = 8
-"""Clusters that are asked about at a time."""
+"""Clusters read at a time."""
 WHOLE: Final = 1000
 
 

@@ -33,7 +33,7 @@ REFRESH_SECONDS: Final = 2.0
 PAUSE_SECONDS: Final = 0.25
 """Between two looks at least: news come in bursts."""
 RETRY_SECONDS: Final = 1.0
-"""Before a server that went away is asked again."""
+"""Pause before a lost server is tried again."""
 
 WatchFlag = Annotated[
     bool,

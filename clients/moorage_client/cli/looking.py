@@ -98,13 +98,13 @@ def why(
     ] = False,
 ) -> None:
     """Show why a request was answered as it was, or why a lease ended."""
-    told = session.run(lambda client: client.why(subject, nodes=nodes))
+    answer = session.run(lambda client: client.why(subject, nodes=nodes))
     if session.json or not nodes:
-        _about(session, told)
+        _about(session, answer)
         return
-    rows = read_as(list[NodeVerdictRow], told.pop("node_verdicts", None) or [])
-    more = told.pop("next", None)
-    _about(session, told)
+    rows = read_as(list[NodeVerdictRow], answer.pop("node_verdicts", None) or [])
+    more = answer.pop("next", None)
+    _about(session, answer)
     for row in rows:
         say(f"  {row.cluster_id}: {row.text}")
     if more:

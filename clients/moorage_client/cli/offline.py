@@ -148,8 +148,8 @@ def _show(report: dict[str, Any]) -> None:
         outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
         p50, longest = 1e3 * report["p50_seconds"], 1e3 * report["max_seconds"]
         seeds = ", ".join(map(str, report["hash_seeds"]))
-        asked = counted(len(report["requests"]), "request")
-        say(f"{asked}: {outcomes}; under hash seeds {seeds}")
+        count = counted(len(report["requests"]), "request")
+        say(f"{count}: {outcomes}; under hash seeds {seeds}")
         if longest:  # Of rankings and blocks no time is taken.
             say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
     if report["printed"]:

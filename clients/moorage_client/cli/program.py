@@ -219,7 +219,7 @@ def _failed(as_json: bool, error: MoorageError) -> int:
             print_json(failure_document(error))
         else:
             explain_failure(error)
-    except UnreadableError as unreadable:  # The reason was told; what else it said cannot be.
+    except UnreadableError as unreadable:  # The reason is shown; the rest cannot be read.
         _fail(as_json, failure("protocol_violated", str(unreadable)))
     return exit_of(error)
 

@@ -15,7 +15,7 @@ from moorage_client.cli.testing import test_first
 from moorage_client.errors import NotFound
 
 SAMPLES_SHOWN: Final = 10
-"""Latest differences that a person is shown; --json has all that the server kept."""
+"""Latest differences shown to a person; --json has all of the server's."""
 
 AliasArgument = Annotated[
     str,
@@ -147,7 +147,7 @@ def shadow(
     report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
 ) -> None:
-    """Ask a candidate what the active version is asked, unseen; see where it differs; end that."""
+    """Run a candidate beside the active version, without effect; show differences; end that."""
     _one_of(uri, report, stop)
     with session.services() as services:
         if report:
@@ -192,7 +192,7 @@ def logs(
     shown = read_as(shapes.PolicyLogs, found)
     if circuit := shown.rests:
         note(
-            f"{shown.policy_rule_uri} is not asked for another {circuit.retry_after_seconds:g} s:"
+            f"{shown.policy_rule_uri} rests for another {circuit.retry_after_seconds:g} s:"
             f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline."
         )
     if not shown.printed:

@@ -365,7 +365,7 @@ class _Reader:
         """Pass on what there is: of one start, or, where `only` is 0, of this and all later ones.
 
         Raises:
-            NotFound: Nothing is kept.
+            NotFound: There is no output.
 
         """
         while True:
@@ -399,7 +399,7 @@ class _Reader:
 
         Args:
             wait_seconds: How long to wait for it.
-            skip: Go on with a later start, and say so, where nothing is kept of this one.
+            skip: Go on with a later start, and say so, where this one has no output.
 
         """
         while True:
@@ -411,7 +411,7 @@ class _Reader:
                 later = [attempt for attempt in attempts if attempt > self.attempt]
                 if not (skip and later):
                     raise
-                note(f"of attempt {self.attempt} no output is kept")
+                note(f"of attempt {self.attempt} there is no output")
                 self.attempt, self.offset = min(later), 0
             else:
                 self._write(_decoded(part.base64))

@@ -1,7 +1,7 @@
 """What the server package does for the command line: try policies, and hand out those that ship.
 
 A client does not import the server's packages: a program of the server package is started with this
-interpreter, told the job as JSON, and answers JSON.
+interpreter, gets the job as JSON, and answers JSON.
 """
 
 import json

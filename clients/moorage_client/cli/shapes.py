@@ -226,7 +226,7 @@ class ShadowReport(Struct):
 
 
 class ShownCircuit(Struct):
-    """Why a policy is not asked for a while."""
+    """Why a policy rests for a while."""
 
     retry_after_seconds: float = 0.0
     overruns: int = 0

@@ -54,7 +54,7 @@ def state_path() -> Path:
 
 
 class TokenFile:
-    """The tokens of the leases that were asked for on this machine by this user.
+    """The tokens of the leases that this user requested on this machine.
 
     Args:
         path: The file; missing is the same as empty.

@@ -65,11 +65,11 @@ def whatif(
     ] = None,
 ) -> None:
     """Say what would come of a change, or of a request; nothing is changed."""
-    asked = json_object(request, "--request")
-    if asked is None and policy:
+    wanted = json_object(request, "--request")
+    if wanted is None and policy:
         lease = {"wait_seconds": wait, "priority": priority}
-        asked = {"policy_rule_uri": policy, "inputs": {}, "resources": {"gpus": gpus}}
-        asked |= {"lease": lease}
+        wanted = {"policy_rule_uri": policy, "inputs": {}, "resources": {"gpus": gpus}}
+        wanted |= {"lease": lease}
     change = {
         "add_nodes": [_nodes(each) for each in add_nodes or ()],
         "cordon": [_place(each) for each in cordon or ()],
@@ -79,37 +79,40 @@ def whatif(
         "policies": dict(_swapped(each) for each in swap or ()),
     }
     change = {name: each for name, each in change.items() if each}
-    if asked is None and not change:
+    if wanted is None and not change:
         raise typer.BadParameter("give a request (--policy or --request), or a change, or both")
     message: dict[str, Any] = {"op": "whatif", "change": change}
-    if asked is not None:
-        message["request"] = asked
-    told = session.run(lambda client: client.call(message))
+    if wanted is not None:
+        message["request"] = wanted
+    outcome = session.run(lambda client: client.call(message))
     if session.json:
-        print_json(told)
+        print_json(outcome)
     else:
-        _show(told)
+        _show(outcome)
 
 
-def _show(told: dict[str, Any]) -> None:
-    for warning in told["warnings"]:
+def _show(outcome: dict[str, Any]) -> None:
+    for warning in outcome["warnings"]:
         note(f"warning: {warning}")
-    if (answer := told["answer"]) is not None:
+    if (answer := outcome["answer"]) is not None:
         say(f"the request is {answer['state']}{_about(answer)}")
     rows = [
-        *(("granted", row["request"], _places(row)) for row in told["granted"]),
+        *(("granted", row["request"], _places(row)) for row in outcome["granted"]),
         *(
             ("preempted", row["lease"], f"by {row['by'] or 'another tenant'}")
-            for row in told["preempted"]
+            for row in outcome["preempted"]
         ),
-        *(("drained", row["lease"], f"{row['becomes']} {_places(row)}") for row in told["drained"]),
+        *(
+            ("drained", row["lease"], f"{row['becomes']} {_places(row)}")
+            for row in outcome["drained"]
+        ),
     ]
     if rows or answer is None:
         empty = "Nothing that you may see would differ"
         table(("what", "lease or request", "what becomes of it"), rows, empty=empty)
-    for kind, many in told["others"].items():
+    for kind, many in outcome["others"].items():
         say(f"of others: {many} {kind}")
-    if tenants := told.get("other_tenants"):  # Servers of old do not count them.
+    if tenants := outcome.get("other_tenants"):  # Servers of old do not count them.
         say(f"they are of {tenants} other tenant{'s' if tenants > 1 else ''}")
 
 

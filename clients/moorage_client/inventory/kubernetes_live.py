@@ -23,7 +23,7 @@ STOP_SECONDS_MAX: Final = 10.0
 
 
 def is_live(source: str) -> bool:
-    """Tell whether a source is a cluster that is to be asked."""
+    """Return whether a source is a cluster to read from."""
     return source.partition(":")[0] == KUBERNETES
 
 

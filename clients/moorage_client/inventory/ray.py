@@ -1,6 +1,6 @@
 """The nodes of a Ray cluster, as a cluster document: from its dashboard, or from what Ray printed.
 
-The dashboard is asked over plain HTTP, so neither a `ray` package nor one of the cluster's own
+The dashboard is read over plain HTTP, so neither a `ray` package nor one of the cluster's own
 version is needed: `GET /api/v0/nodes` is what `ray list nodes` asks, `GET /nodes?view=summary`
 adds the names and sizes of the devices. Where a cluster has no dashboard, the output of
 `ray.nodes()` as JSON is read instead.
@@ -83,7 +83,7 @@ def ray_inventory(
         source: How errors call it.
         nodes: As `ray list nodes --detail --format json` or `ray.nodes()` has them.
         cluster_id: Id of the cluster; empty: still to be chosen.
-        summary: What the dashboard measured of them, where it was asked.
+        summary: What the dashboard measured of them, if it was read.
 
     Raises:
         InventoryError: No node is alive, or a field is not what Ray documents.
@@ -153,7 +153,7 @@ def _devices(
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
     model = next(named, "")
     seen = [each for each in measured.get("gpus") or () if isinstance(each, dict)]
-    if len(seen) != count:  # Ray was told another number; then who is who is not known.
+    if len(seen) != count:  # Ray was started with another number: which is which is unknown.
         return [device(model) for _ in range(count)]
     return [
         device(

@@ -9,9 +9,9 @@ What can go wrong is one tree, below `MoorageError`:
     ├── GraphError         no graph: a cycle, a taken name, a missing node (also a ValueError)
     ├── ResourceError      an impossible amount, or one never acquired (also a ValueError)
     ├── JournalError       a journal that cannot be used
-    ├── TaskStopped        why a cancelled task was told to stop
+    ├── TaskStopped        why a cancelled task got a stop signal
     ├── PoolBroken         `run_in` is a pool of which a process was killed: no retry helps
-    └── TaskTimeout        why a task was told to stop that took too long (also a TimeoutError)
+    └── TaskTimeout        why a task that took too long was stopped (also a TimeoutError)
 """
 
 from moorage_client.workflow.async_executor import AsyncResourceAwareExecutor

@@ -41,8 +41,8 @@ class AsyncResourceAwareExecutor(BaseExecutor):
     async def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
         """Run every node once and return what came of it.
 
-        Where this is cancelled, the run is: what runs is told to stop and waited for, at most
-        `stop_seconds`, before the cancellation goes on.
+        Where this is cancelled, the run is: what runs gets a stop signal, and has
+        `stop_seconds` at most before the cancellation goes on.
 
         Args:
             tasks: By node. A node without a task is SKIPPED, and holds up nothing.
@@ -85,7 +85,7 @@ class _AsyncRun:
         )
         self._returns: deque[tuple[RunningNode, Any, BaseException | None]] = deque()
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
-        self._taking = False  # The loop was told that there are returns.
+        self._taking = False  # The loop knows that there are returns.
         self._turning = False  # The next nodes are started in the next turn of the loop.
         self._over = asyncio.Event()
         self._running: dict[RunningNode, asyncio.TimerHandle | None] = {}
@@ -282,7 +282,7 @@ class _Crew:
     Args:
         threads_max: Functions that run at a time.
         run: Calls the task of a node, on a thread.
-        returned: Is told how that went, on the thread.
+        returned: Called with the outcome, on the thread.
 
     """
 

@@ -18,7 +18,7 @@ from moorage_client.workflow.requirements import ResourceRequirements, finite
 from moorage_client.workflow.running import RunningNode
 
 STOP_SECONDS: Final = 10.0
-"""How long a task may go on after it was told to stop, by default."""
+"""How long a task may go on after its stop signal, by default."""
 WORKERS_MIN: Final = 32
 """Threads at most, by default, on small machines: tasks mostly wait for other processes."""
 WORKERS_PER_CORE: Final = 4
@@ -43,8 +43,8 @@ class BaseExecutor:
         timeouts: Seconds that an attempt may take: one number, or by name.
         retries: How often a node that failed or timed out is tried again: a number, or by name.
         retry_seconds: How long to wait before each further attempt.
-        stop_seconds: How long a task that was told to stop is waited for. One that goes on even
-            then is left behind, on a daemon thread, and keeps what it holds until it ends.
+        stop_seconds: How long to wait for a task after its stop signal. One that goes on even then
+            is left behind, on a daemon thread, and holds its resources until it ends.
         journal: Remembers what completed, so that a later run goes on from there.
         run_in: Where tasks are called instead of on the threads of the executor, which then only
             wait: a `ProcessPoolExecutor`, for tasks that compute in Python. They and what they
@@ -119,7 +119,7 @@ class BaseExecutor:
     def cancel(self) -> None:
         """Cancel what this executor runs now. From any thread, also from a task or a callback.
 
-        Nodes that did not start are CANCELLED; those that run are told to stop: coroutines are
+        Nodes that did not start are CANCELLED; those that run get a stop signal: coroutines are
         cancelled, and other tasks find `current_node().stopped`. A task that returns all the same
         has completed.
         """
@@ -228,7 +228,7 @@ async def _wait_for(value: Awaitable[Any]) -> Any:
 
 
 def wait_for(value: Awaitable[Any], node: RunningNode) -> Any:
-    """Run an awaitable to its end on this thread; cancel it when its node is told to stop."""
+    """Run an awaitable to its end on this thread; cancel it when its node gets a stop signal."""
 
     async def wait() -> Any:
         loop, waiting = asyncio.get_running_loop(), asyncio.ensure_future(value)

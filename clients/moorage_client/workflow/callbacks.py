@@ -11,7 +11,7 @@ class ExecutionCallbacks:
 
     The sync executor calls them on the thread that runs the node, the async one on its event loop;
     they should return quickly. An exception never leaks resources. In `on_start` and `on_complete`
-    it fails the node; anywhere else it is kept in `ExecutionResult.callback_errors`.
+    it fails the node; anywhere else it is stored in `ExecutionResult.callback_errors`.
 
     The order for one node: `on_resource_acquired`, `on_start`, the task, then `on_complete` or
     `on_failure`, `on_resource_released`. A node that is tried again does not fail before its last

@@ -88,7 +88,7 @@ class Execution:
             no lock that is held while this is called.
         kinds: Of each task, by name: nodes of different kinds are never admitted together.
         space: Whether a task of this kind can be started now, whatever the pool has.
-        on_stop: Called, from any thread, with a node that is told to stop.
+        on_stop: Called, from any thread, with a node that gets a stop signal.
 
     """
 
@@ -274,7 +274,7 @@ class Execution:
         node.refused = refused
         if grant is not None:
             grant.on_lost = node.stop
-            if grant.lost is not None:  # It was lost before anybody could be told.
+            if grant.lost is not None:  # It was lost before `on_lost` was set.
                 node.stop(grant.lost)
         if self.cancelled:  # It was granted before it could leave the line.
             node.stop(stopped_run())
@@ -454,7 +454,7 @@ class Execution:
 def _status(
     node: RunningNode, error: BaseException | None
 ) -> tuple[NodeStatus, BaseException | None]:
-    """Return how a task ended, from what it raised and why it was told to stop."""
+    """Return how a task ended, from what it raised and why it got a stop signal."""
     why = node.stopped_by
     if isinstance(why, TaskTimeout):
         return NodeStatus.TIMED_OUT, why

@@ -18,7 +18,7 @@ class Grant:
     """What one node holds.
 
     Args:
-        requirements: What it asked for.
+        requirements: What it requested.
         placement: Where its GPUs are, one share per node; empty where a pool only counts.
         environment: Variables for the processes that it starts.
         held: The pool's own record of it.

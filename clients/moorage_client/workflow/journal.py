@@ -1,17 +1,17 @@
 """A run's journal: what a restarted program must know to go on, in one file of JSON lines.
 
 Every line is written and fsynced before what it announces happens outside: a key before a lease is
-asked for with it. So a program that is killed at any moment, and started again with the same
+requested with it. So a program that is killed at any moment, and started again with the same
 journal, asks with the same key, and gets the lease that it already has. Lines of one moment share
 one fsync.
 
 | `event` | Fields | Written |
 |---|---|---|
 | `run` | `id`, `graph` | first; the graph as a digest of its nodes and edges |
-| `asked` | `node`, `key` | before a lease is asked for |
+| `asked` | `node`, `key` | before a lease is requested |
 | `granted` | `node`, `key`, `lease`, `token` | once it is granted |
 | `released` | `node`, `key` | once it is over: the next one has another key |
-| `completed` | `node`, `result` | once a task returned; a result that is not JSON is not kept |
+| `completed` | `node`, `result` | once a task returned; a result that is not JSON is left out |
 
 A line that a crash cut short is ignored, and cut off before the next one is written.
 """

@@ -77,9 +77,9 @@ class LeasedPool:
         with LeasedPool("first_fit:1.0-stable") as pool:
             result = ResourceAwareExecutor(dag, pool, requirements).execute(tasks)
 
-    Each node's lease is asked for when it is ready, renewed while it runs, and released after. The
-    task finds its placement in `current_node()`. When a lease is lost, the task is told to stop
-    and its node fails, or is tried again. Asks and renewals have a thread of their own.
+    Each node's lease is requested when the node is ready, renewed while it runs, and released
+    after. The task finds its placement in `current_node()`. When a lease is lost, the task gets a
+    stop signal and its node fails, or is tried again. Asks and renewals have a thread of their own.
 
     Args:
         policy_rule_uri: The policy that decides, `name:version-tag`.
@@ -192,7 +192,7 @@ class LeasedPool:
         """Return whether the fleet has so much in all; a policy may still refuse it.
 
         Raises:
-            ResourceError: It cannot be asked of a server (a ValueError).
+            ResourceError: No server can grant it (a ValueError).
 
         """
         demand_of(requirements)
@@ -228,7 +228,7 @@ class LeasedPool:
         by: Callable[[], None] | None,  # noqa: ARG002  # The server wakes whom it serves.
         journal: RunJournal | None,
     ) -> None:
-        """Release a lease; the server is told in the background."""
+        """Release a lease, in the background."""
         held: _Held | None = grant.held
         self._note(node_name, "release", held.units if held else {})
         if held is not None:
@@ -367,7 +367,7 @@ class LeasedPool:
         try:
             await self._connected.hand_back(lease)
         except LeaseLost:
-            pass  # Its node was told.
+            pass  # Its node knows.
         except MoorageError as error:
             self._problem(error)
             return

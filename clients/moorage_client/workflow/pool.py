@@ -34,7 +34,7 @@ class ResourcePool:
     """Named resources with finite capacities.
 
     Waiters are served in order: others may go first while they fit and it does not, but
-    at most `waiting.OVERTAKEN_MAX` times; then what is freed is kept for it. So `try_acquire`
+    at most `waiting.OVERTAKEN_MAX` times; then what is freed is reserved for it. So `try_acquire`
     may be False although enough is available: it is spoken for.
 
     Args:
@@ -131,7 +131,7 @@ class ResourcePool:
     async def acquire_async(
         self,
         requirements: ResourceRequirements,
-        timeout: float | None = None,  # noqa: ASYNC109  # It is told apart from a cancellation.
+        timeout: float | None = None,  # noqa: ASYNC109  # Not the same as a cancellation.
         *,
         node_name: str | None = None,
     ) -> bool:

@@ -44,7 +44,7 @@ def units(amount: float, what: str) -> int:
 
 
 def wanted(amount: float, what: str) -> int:
-    """Return an amount that is asked for, in units; errors as `units`.
+    """Return a requested amount, in units; errors as `units`.
 
     Raises:
         ResourceError: It is more than nothing, and less than a unit: it would be had for nothing.

@@ -20,7 +20,7 @@ class RunningNode:
         number: Of the node, within its graph.
         attempt: From 1.
         grant: What it holds; None for a node that requires nothing.
-        on_stop: Called, with this, when it is told to stop.
+        on_stop: Called, with this, at its stop signal.
 
     """
 
@@ -100,7 +100,7 @@ class RunningNode:
         return self._event.wait(timeout)
 
     def stop(self, why: BaseException) -> bool:
-        """Tell it to end; False where it was told before. For the executors."""
+        """Send the stop signal; False: it was sent before. For the executors."""
         with _making_events:
             if self.stopped_by is not None:
                 return False
@@ -127,7 +127,7 @@ class RunningNode:
             return True
 
     def on_stop(self, call: "Callable[[RunningNode], object] | None") -> None:
-        """Have this called when it is told to end, at once if it was. For the executors."""
+        """Have this called at the stop signal, at once if it was sent. For the executors."""
         with _making_events:
             self._on_stop = call
             late = self.stopped and call is not None

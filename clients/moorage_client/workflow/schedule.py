@@ -3,7 +3,7 @@
 Pure: no clock, no threads, no tasks. A shell asks for a node, runs it, and tells how it went; each
 of that costs O(log n), or O(successors), however large the graph is.
 
-Ready nodes are kept in groups that need the same: when one of a group does not fit, none does.
+Ready nodes lie in groups that need the same: when one of a group does not fit, none does.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ class Schedule:
         """Return the first ready node whose group is admitted, which runs from now on.
 
         Args:
-            admit: A group that it refuses is not asked about again before `unblock`.
+            admit: It sees a group that it refused again after `unblock` only.
 
         """
         heads = self._heads

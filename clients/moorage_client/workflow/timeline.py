@@ -38,18 +38,18 @@ class ResourceSnapshot:
     elapsed: float = 0.0
 
 
-# A change as it is kept: names, units there are and units in use of each, when, for whom, what.
+# A change as it is stored: names, units there are and units in use of each, when, for whom, what.
 _Change = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], float, str | None, str]
 
 
 class ResourceTimeline:
     """All changes of a pool in order, the oldest dropped beyond `snapshots_max`.
 
-    Safe to use from any thread. Snapshots are made when they are asked for: a pool notes two small
+    Safe to use from any thread. Snapshots are made when they are read: a pool notes two small
     tuples per change.
 
     Args:
-        snapshots_max: How many are kept.
+        snapshots_max: How many are stored.
 
     """
 
@@ -155,7 +155,7 @@ class ResourceTimeline:
 
     @property
     def snapshots(self) -> list[ResourceSnapshot]:
-        """All snapshots that are kept, by their times."""
+        """All stored snapshots, by their times."""
         with self._lock:
             # Times that were given by hand may go back.
             changes, first = sorted(self._changes, key=itemgetter(3)), self._first
