@@ -213,5 +213,5 @@ class _Mirrors:
 
     async def first_read(self) -> None:
         if self._clusters is not None:
-            with contextlib.suppress(ServiceError):  # Every ask is told so until it answers.
+            with contextlib.suppress(ServiceError):  # Every request says so until it answers.
                 await self._clusters.read_soon()

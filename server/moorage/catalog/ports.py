@@ -102,7 +102,7 @@ class ClusterSearch(Protocol):
     async def matching(self, asked: Filter) -> list[ClusterId]:
         """Return the clusters that a filter of `matchType` `cluster` finds, live or not, by id.
 
-        Where it also asks for metrics, those are asked first, and a cluster has to meet both.
+        Where it also names metrics, those are read first, and a cluster has to meet both.
 
         Raises:
             ServiceError: `too_large` where a `$regex` would read too much; `busy`.
@@ -198,7 +198,7 @@ class Catalog:
         search: Finds clusters.
         freshness: Sees to it that memory has what an ask needs.
         memory: All that the hot path reads, on the event loop.
-        aliases: Names that mean a version of a policy; where a URI is asked for, they may stand.
+        aliases: Names that mean a version of a policy; they may stand in the place of a URI.
         executors: Names under which other servers have policies executed here.
         contexts: What policies remember, on the disk.
         warnings: What was damaged on the disk and is done without, each a sentence for the log.

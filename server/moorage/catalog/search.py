@@ -62,7 +62,7 @@ class DocumentSearch:
         self._companion, self._key = companion, key
         self._entries = (clusters, metrics)
         self._indexes = (DocumentIndex(), DocumentIndex())
-        self._changed: set[str] | None = None  # Until something is asked, nothing is indexed.
+        self._changed: set[str] | None = None  # Before the first search, nothing is indexed.
         self._thread = ThreadPoolExecutor(1, "catalog-search")
         self._updated: Future[None] | None = None
         self._waiting = 0
@@ -85,7 +85,7 @@ class DocumentSearch:
                 return clusters.matching(asked.condition)
             if asked.condition == EVERYTHING:
                 return [name for name in metrics.matching(companion) if name in clusters]
-            # Both must hold, so the order is free: whichever finds few is asked first.
+            # Both must hold, so the order is free: whichever finds few goes first.
             found = clusters.matching(asked.condition)
             if len(found) <= FEW:
                 return metrics.matching(restricted(companion, self._key, found))

@@ -2,7 +2,7 @@
 
 `catalog.documents.policies` calls `read_archive` with the bytes of an upload, which are hostile
 until proven otherwise. Nothing is written to disk, and nothing of the content is parsed, compiled
-or run. Accepted are `.zip`, `.tar.gz` and `.tar.xz`, told apart by their first bytes; the policy
+or run. Accepted are `.zip`, `.tar.gz` and `.tar.xz`, recognized by their first bytes; the policy
 lies at `code/function.py`, or at `function.py`; all may lie in one folder above, as archives that
 GitHub makes have it.
 """
@@ -55,7 +55,7 @@ _ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
 _GZIP, _XZ = b"\x1f\x8b\x08", b"\xfd7zXZ\x00"
 _ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED: Final = 0x1
-# What packing a folder on a laptop leaves behind. Bytecode is no source: never kept.
+# What packing a folder on a laptop leaves behind. Bytecode is no source: never stored.
 _LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
 
 

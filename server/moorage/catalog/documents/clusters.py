@@ -78,7 +78,7 @@ def read_cluster_document(given: Any) -> CheckedCluster:
 def check_names(cluster: Cluster) -> None:
     """Refuse names that no machine has: they would be shown, logged and joined to paths.
 
-    What is stored already is not asked.
+    Stored documents are exempt.
 
     Raises:
         ServiceError: `bad_message` naming the field.
@@ -217,7 +217,7 @@ def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
         return ()
     try:
         key = _encode(group)
-    except (TypeError, ValueError, OverflowError):  # No JSON: told where it is, below.
+    except (TypeError, ValueError, OverflowError):  # No JSON: its place is named below.
         return _read_gpus(group)
     return _kind(key)
 

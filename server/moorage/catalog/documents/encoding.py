@@ -107,7 +107,7 @@ def pack(document: Any) -> bytes:
 def snapshot(given: Any) -> tuple[bytes, Document]:
     """Return a document as JSON, and as a restart will read it from there.
 
-    What is kept in memory is this copy: no caller holds a reference to it, and it is what the
+    The memory holds this copy: no caller holds a reference to it, and it is what the
     disk has.
     """
     if not isinstance(given, dict):

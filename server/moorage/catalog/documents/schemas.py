@@ -1,7 +1,7 @@
 """The schemas of one PolicyRule document: read when it is uploaded, enforced on every call.
 
 `catalog.documents.policies` reads them; admission checks a request with them before its policy is
-asked, and the sandbox's host what the policy is told and what it answers. The mini-language itself
+asked, and the sandbox's host what the policy gets and what it answers. The mini-language itself
 is `policy.schema`. What a policy returned is hostile, so it is checked here, outside its cell.
 """
 

@@ -52,7 +52,7 @@ What = Literal[
     "shadow_ended",
 ]
 Standing = Literal["good", "untried", "failing"]
-"""How a version did while it was active: it answered well; it was not asked; it was failing."""
+"""How a version did while it was active: it answered well; it had no requests; it was failing."""
 
 
 class AliasChange(Struct, frozen=True, omit_defaults=True):
@@ -129,7 +129,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     owner: str = ""
 
     def owned_by(self, who: str) -> bool:
-        """Tell whether a tenant made it, and so sees whole what is asked under it."""
+        """Return whether a tenant made it, and so may see all of its requests."""
         return self.owner == who
 
     @property
@@ -156,7 +156,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     def fallbacks(self) -> list["Former"]:
         """Return versions that were active before, the best to fall back to first.
 
-        Those that last answered well come before those that were never asked, and the later ones
+        Those that last answered well come before those without requests, and the later ones
         before the earlier; what was failing when it was left is not among them.
         """
         last: dict[str, tuple[Former, Standing]] = {}

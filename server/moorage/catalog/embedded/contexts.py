@@ -16,7 +16,7 @@ from moorage.protocol.faults import ServiceError
 __all__ = ["ContextKey", "KeptContexts"]
 
 CONTEXTS_MAX: Final = 8192
-"""Contexts in the file; beyond it nothing more is kept, which only restarts notice."""
+"""Contexts in the file; no more are stored beyond it, which only restarts notice."""
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
@@ -36,7 +36,7 @@ class KeptContexts:
         self._store = store
 
     async def load(self) -> list[ContextEntry]:
-        """Return all that is kept.
+        """Return all contexts.
 
         Raises:
             ServiceError: `unavailable`.
@@ -55,7 +55,7 @@ class KeptContexts:
         """Keep contexts as they now are; empty bytes: forget that one.
 
         Raises:
-            ServiceError: `unavailable`, `busy`; then nothing of it was kept.
+            ServiceError: `unavailable`, `busy`; then none of it was stored.
 
         """
         taken = list(changes)

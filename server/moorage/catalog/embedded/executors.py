@@ -20,7 +20,7 @@ from moorage.protocol.faults import ServiceError
 __all__ = ["DEFAULT_EXECUTOR", "Executors"]
 
 DEFAULT_EXECUTOR: Final = "moorage"
-"""The executor that every server has without being told."""
+"""The executor that every server has by itself."""
 EXECUTORS_MAX: Final = 1000
 """Registered executors; one more is refused with `too_large`."""
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")

@@ -1,4 +1,4 @@
-"""Who changed a policy, and when: the changes of each URI, kept in the catalog's file.
+"""Who changed a policy, and when: the changes of each URI, in the catalog's file.
 
 The catalog notes a change in the transaction that makes it, so there is no change
 without its note. What is noted outlives the policy: its removal is in its history too.

@@ -60,7 +60,7 @@ class Memory:
         self._blobs: dict[str, tuple[int, bytes]] = {}
 
     def take_over(self, loaded: StoredRecords) -> None:
-        """Keep what the store held when it was opened, of the parts that are kept there."""
+        """Load what the store held when it was opened."""
         if "clusters" not in self._elsewhere:
             for entry, live, cluster in loaded.clusters:
                 self._put_cluster(entry, live=live)
@@ -151,7 +151,7 @@ class Memory:
         return frozenset(entry.id for entry in self.clusters.values())
 
     def documents(self, cluster_ids: Sequence[str]) -> list[Document]:
-        """Return cluster documents as stored, in the order asked for, without unknown ones.
+        """Return cluster documents as stored, in the given order, without unknown ones.
 
         Raises:
             ServiceError: `too_large`.
@@ -183,7 +183,7 @@ class Memory:
             cluster_ids: Which ones; unknown ids are left out.
 
         Returns:
-            `(id, version, blob)`, in the order asked for. The blob is msgpack of
+            `(id, version, blob)`, in the given order. The blob is msgpack of
             `{"data": document, "cluster_metrics": metrics or None}`; the version grows when
             either changes, and no other content ever has the same version.
 

@@ -1,1 +1,1 @@
-"""What is remembered of external services, and how they are asked."""
+"""What is remembered of external services, and how they are read."""

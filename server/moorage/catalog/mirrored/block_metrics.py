@@ -35,10 +35,10 @@ class BlockMetricsMirror:
     """The metrics of all blocks, as an external service has them.
 
     Args:
-        service: Is asked.
+        service: Where they are read.
         checked: Returns the block's id of a metrics document, or refuses it.
         keep: Takes all documents, in the place of those before.
-        fresh_seconds: What was read longer ago is asked for again, and never used instead.
+        fresh_seconds: Older values are read again, and never used instead.
 
     """
 

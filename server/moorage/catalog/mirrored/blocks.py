@@ -1,6 +1,6 @@
 """Blocks of a site with a block metrics service of its own: `catalog.opening` makes them.
 
-The block documents are kept here all the same; only their metrics are read from the service.
+The block documents lie here all the same; only their metrics are read from the service.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ class MirroredBlocks:
     """`catalog.ports.Blocks` with metrics of an external service.
 
     Args:
-        kept: Holds the blocks, and what the mirror read.
+        kept: The blocks, and what the mirror read.
         mirror: Reads the service.
 
     """

@@ -4,7 +4,7 @@
 when it last asked and what is missing; the documents themselves lie in the catalog's memory, where
 everything else reads them, and get there by `keep` and `drop`.
 
-However many asks need something at one time, a service is asked one bulk question at a time: what
+However many asks need something at one time, a service gets one bulk request at a time: what
 is wanted meanwhile goes into the next one (`catalog.mirrored.batches`).
 """
 
@@ -73,7 +73,7 @@ class ClusterMirror:
     """All clusters of an external registry, read again every `refresh_seconds`.
 
     Args:
-        registry: Is asked.
+        registry: Where they are read.
         memory: Holds the documents.
         refresh_seconds: A change there is seen here after at most this long, as long as the
             registry answers.
@@ -270,14 +270,14 @@ class MetricsMemory(Protocol):
 
 
 class MetricsMirror:
-    """Metrics of an external service, asked for when an ask needs them.
+    """Metrics of an external service, read when a request needs them.
 
     Args:
-        service: Is asked.
+        service: Where they are read.
         memory: Holds the documents.
-        fresh_seconds: What was read longer ago is asked for again, and never used instead.
+        fresh_seconds: Older values are read again, and never used instead.
 
-    While the service fails, none waits for it: asks go on without metrics and are told so, and
+    While the service fails, none waits for it: requests go on without metrics, with a warning, and
     it is probed in the background.
     """
 

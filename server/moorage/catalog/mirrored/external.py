@@ -28,8 +28,8 @@ class External:
         policies: Of the policy store.
         timeout_seconds: The whole of one question, repetitions included.
         cluster_refresh_seconds: The registry is read this often.
-        metrics_fresh_seconds: Metrics older than this are asked for again.
-        policy_fresh_seconds: Policies older than this are asked for again.
+        metrics_fresh_seconds: Metrics older than this are read again.
+        policy_fresh_seconds: Policies older than this are read again.
         stale_seconds_max: How long clusters and policies are served, with a warning, while their
             service does not answer.
 

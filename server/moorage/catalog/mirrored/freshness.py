@@ -1,4 +1,4 @@
-"""What an ask needs of a catalog with mirrored parts: whether memory has it, else who is asked."""
+"""Whether memory has what a request needs of mirrored parts, else which service does."""
 
 import asyncio
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class MirroredFreshness:
         uri, warnings = self.aliases.meaning(uri), list[str]()
         clusters, metrics = self.clusters, self.metrics
         wanted = cluster_ids is None or len(cluster_ids) > 0
-        # One after the other: what the first refuses, the others need not be asked for.
+        # One after the other: after a refusal of the first, the others need not be read.
         if self.policies is not None and is_policy_uri(uri):
             reserved = 0
             if searching:

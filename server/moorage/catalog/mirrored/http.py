@@ -112,7 +112,7 @@ class ServiceReply:
 
 @dataclass(slots=True)
 class Breaker:
-    """Whether a service is to be asked at all.
+    """Whether to send a service anything at all.
 
     Closed until `FAILURES_MAX` failures in a row; then open for a while; then one question probes,
     and its outcome closes or opens it again. Times are those of one monotonic clock.
@@ -209,7 +209,7 @@ class Service:
         """Put a question and return what `read` made of the answer.
 
         Args:
-            request: What is asked.
+            request: What to send.
             read: Turns an answer below 500 into a value, or raises `WrongAnswer`. What it finds
                 undecodable is a wrong answer, too. It may run in a thread, so it touches nothing
                 but its argument.

@@ -3,7 +3,7 @@
 `catalog.opening` puts one in the place of each embedded part whose service is named. Mirrored
 documents lie in the same memory as embedded ones, and everything that reads them is the same code;
 what differs is how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
-that they are changed where they are kept, not here.
+that they are changed at their service, not here.
 """
 
 from collections.abc import Mapping
@@ -142,7 +142,7 @@ class MirroredSearch:
 
     Args:
         index: Over the documents in memory.
-        service: Is asked.
+        service: Where they are read.
 
     """
 

@@ -5,7 +5,7 @@ is prepared as an upload is: read on paper here, compiled and run in a jail only
 
 Its own examples run here too, but no request waits for them, and where they fail the policy is used
 all the same: it was published at its store, by one who may do that, and other servers rely on it.
-What is found is told with every answer.
+Every answer names what was found.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from moorage.protocol.faults import ServiceError
 __all__ = ["PolicyMirror"]
 
 POLICIES_KEPT_MAX: Final = 1_000
-"""Policies kept in memory; beyond it the one asked for longest ago is let go."""
+"""Policies in memory; beyond it the least recently used one is dropped."""
 POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
 """Their files and documents; beyond it likewise."""
 ROUNDS: Final = 10
@@ -45,9 +45,9 @@ def _now() -> float:
 
 @dataclass(slots=True)
 class _Remembered:
-    """A policy in memory: as what it was read, when it was last asked for, when last answered.
+    """A policy in memory: as what it was read, when it was last requested, when last answered.
 
-    `wanted` says whether an ask has used it since it was last asked for, `doubt` why its examples
+    `wanted` says whether an ask has used it since it was last requested, `doubt` why its examples
     fail.
     """
 
@@ -63,14 +63,14 @@ class _Remembered:
 
 
 class PolicyMirror:
-    """Policies of an external store, by URI, asked for when an ask names them.
+    """Policies of an external store, by URI, read when a request names them.
 
     Args:
-        store: Is asked.
+        store: Where they are read.
         prepare: Turns a PolicyRule document into a record, as for an upload.
         keep: Puts a record into memory, in the place of the one before.
         drop: Takes a policy out of memory.
-        fresh_seconds: What was read longer ago is asked for again. What is in use is asked for
+        fresh_seconds: What was read longer ago is read again. What is in use is read
             again before that, by `run`, so that no ask has to.
         stale_seconds_max: Where the store does not answer, a policy that is known is used that
             long, with a warning.
@@ -113,7 +113,7 @@ class PolicyMirror:
             for uri in [
                 u for u, entry in self._kept.items() if entry.wanted and entry.asked_at < due
             ]:
-                with contextlib.suppress(ServiceError):  # What fails is told by the next ask.
+                with contextlib.suppress(ServiceError):  # The next request reports what fails.
                     await self._read(uri)
 
     async def examine(self, examine: Examine) -> None:

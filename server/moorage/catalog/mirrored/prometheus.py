@@ -43,13 +43,13 @@ VALUE_MAX: Final = 1e15
 """Any sample, a petabyte included; larger ones are left out like those that are no number."""
 
 _NOW: Final = "vector(time())"
-# All questions of a round are about one instant, and ages are told on one clock: Prometheus's own.
+# All questions of a round are about one instant, and ages are by one clock: Prometheus's own.
 _UNREACHABLE: Final = "unreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusSource:
-    """Which Prometheus server is asked, and how its series are understood.
+    """Which Prometheus server is read, and how its series are understood.
 
     Args:
         url: Its base URL; credentials as those of `catalog.mirrored.http.Service`.

@@ -1,4 +1,4 @@
-"""What a mirrored part answers to a change: it is made where the documents are kept, not here."""
+"""What a mirrored part answers to a change: it is made where the documents are stored, not here."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn

@@ -50,7 +50,7 @@ _SAMPLED: Final = {
 # An instant query answers with the time of the question; `timestamp` tells when it was measured.
 
 QUERIES: Final = (_HOST_NAMES, *_DEVICE_FIELDS, *_HOST_METRICS, *_SAMPLED)
-"""What is asked, each for the whole fleet at once."""
+"""The queries, each for the whole fleet at once."""
 
 _MIB: Final = 1 << 20
 _PORT: Final = re.compile(r":\d+$")
@@ -121,7 +121,7 @@ class _Machine:
     sampled: dict[str, float] = field(default_factory=dict)
 
     def take(self, query: str, sample: MetricSample) -> bool:
-        """Note a sample; False: it is about no device that could be told."""
+        """Note a sample; False: it is about no device that is known."""
         if half := _SAMPLED.get(query):
             # Every series of a node is measured at once; the newest says when.
             self.sampled[half] = max(sample.value, self.sampled.get(half, 0.0))

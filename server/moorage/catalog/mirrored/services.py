@@ -1,4 +1,4 @@
-"""The four external services as they are documented: what is asked, and what it means.
+"""The four external services as documented: their requests, and what they mean.
 
 `catalog.mirrored.clusters` keeps what they say. Nothing that they say is believed unchecked:
 envelopes, ids, documents and depth are validated as those of a client are, and one bad document
@@ -322,7 +322,7 @@ def _read_clusters(
             leave_out(read.left_out, document, "id", number, str(error))
             continue
         if wanted is not None and checked.id not in wanted:
-            continue  # It was not asked for.
+            continue  # It was not requested.
         if checked.id in read.found or checked.id in read.same:
             leave_out(read.left_out, document, "id", number, "the registry lists it twice")
             continue
@@ -345,7 +345,7 @@ def _read_metrics(
             check_depth(document)
             cluster_id = cluster_id_of(document.get("clusterId"), "clusterId")
             if wanted is not None and cluster_id not in wanted:
-                continue  # It was not asked for.
+                continue  # It was not requested.
             _, complete = read_metrics_document(document)
             entry = DocumentEntry(cluster_id, complete, pack(complete), len(content))
         except (ServiceError, WrongAnswer) as error:

@@ -49,7 +49,7 @@ class ContextClient:
 
     For policies that must not lose a change: the dict `context` of `eval` is written back whole
         when
-    it was current, and dropped when another process was faster; here the policy is told.
+    it was current, and dropped when another process was faster; here the policy gets an error.
     """
 
     Conflict = ContextConflict

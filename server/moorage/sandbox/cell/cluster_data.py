@@ -193,7 +193,7 @@ class ClusterData(LazyDict):
         self._fetch = fetch
         self._fleet = fleet
 
-    __contains__ = dict.__contains__  # There are no extras, and it is asked often.
+    __contains__ = dict.__contains__  # There are no extras, and it is called often.
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a cell keeps of the host's answers: packed documents by kind and cluster, within a bound.
 
-Used by `worker`. What is kept is decoded again each time it is read, so no policy changes it.
+Used by `worker`. Entries are decoded at each read, so no policy changes them.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class DocumentCache:
             self._bytes = size
 
     def keep(self, kind: str, items: Mapping[str, bytes], bytes_max: int = KEPT_BYTES_MAX) -> None:
-        """Keep what there is room for, and what is not kept yet."""
+        """Store new entries while there is room."""
         documents = self._kinds.setdefault(kind, {})
         new = {name: packed for name, packed in items.items() if name not in documents}
         size = sum(map(len, new.values())) + len(new) * KEPT_ENTRY_BYTES

@@ -156,7 +156,7 @@ def _importer() -> FrameType | None:
     """Return where in the policy the import that runs now stands.
 
     None where a library imports, as those of Python do when they are first used: what it imports
-    is not the policy's, and it has to be told that it is not there.
+    is not the policy's, and the policy must learn that it is not there.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Nothing else says who imports.
     while frame is not None:

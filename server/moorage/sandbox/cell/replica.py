@@ -98,7 +98,7 @@ class Replica:
                 self.fleet.give(held.share)
 
     def reconsider(self, request: str) -> None:
-        """End the outstanding proposal of a request that is asked about again."""
+        """End the outstanding proposal of a request that is consulted again."""
         if request in self._outstanding:
             for held in self._drop(request):
                 self.fleet.give(held.share)

@@ -39,7 +39,7 @@ _READ_BYTES: Final = 1 << 14
 _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
 _DEMANDED: Final = tuple(name for name in Demand.__slots__ if name != "where")
-"""What policies are told of a demand: its labels are compared for them."""
+"""What policies see of a demand; its labels are compared for them."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -107,7 +107,7 @@ class Channel:
     def _read(self) -> bytes:
         """Wait for the next frame; those that come with it wait their turn.
 
-        Memory for many bytes is asked for only where a long frame has begun.
+        Memory for many bytes is allocated only where a long frame has begun.
         """
         while True:
             missing = self._reader.missing
@@ -146,7 +146,7 @@ class Worker:
         self._contexts: dict[str, bytes] = {}
         self._cache = cache
         self._keeping = False
-        """Whether what is kept is true now: the host says so with evaluations alone."""
+        """Whether the cache is current: the host says so with evaluations alone."""
         self._demands: dict[frames.DemandFields, Demand] = {}
         self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
         self._nonce = 0
@@ -317,7 +317,7 @@ class Worker:
         return found
 
     def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
-        """Answer an injected client: from what is kept, or let the host do it."""
+        """Answer an injected client from the cache, or let the host do it."""
         argument = arguments[0]
         try:
             if type(argument) is str:  # An id is the usual argument, and as plain as can be.

@@ -1,4 +1,4 @@
-"""How the host answers a cell's calls: a literal list of what may be asked, and of whom.
+"""How the host answers a cell's calls: a literal list of allowed calls and their receivers.
 
 Used by `channel`. The cell is not believed: a name that is not on the list means that the policy
 speaks on the channel itself, and its cell is killed.
@@ -163,7 +163,7 @@ def at_hand(services: HostServices, kind: str, cluster_ids: Sequence[str]) -> fr
     """Return what would be answered about these clusters, as far as it is at hand and small."""
     items: frames.Items = {}
     left = AHEAD_BYTES_MAX
-    with contextlib.suppress(CallRefusedError):  # Who asks for it is told.
+    with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
         for name, packed in _found(services, kind, cluster_ids[:AHEAD_MAX]):
             left -= len(packed)
             if left < 0:

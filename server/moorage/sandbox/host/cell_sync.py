@@ -38,7 +38,7 @@ _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
 
 
 class World:
-    """What there is to tell: the fleet, as cells are told of it.
+    """What to send: the fleet, as cells see it.
 
     Args:
         fleet: The live one.
@@ -86,7 +86,7 @@ class CellSync:
         self._settled: list[str] = []
         self.behind = False
         self._stale: dict[str, list[str]] | None = {}
-        """Changed clusters, each with the kinds that the cell kept; None: more than are counted."""
+        """Changed clusters, each with the kinds in the cell's cache; None: too many to count."""
         self._kept: defaultdict[str, set[str]] = defaultdict(set)
         """By kind, of which clusters the cell may keep something."""
 
@@ -106,7 +106,7 @@ class CellSync:
             self._version, self._layout = fleet.version, fleet.layout
 
     def settle(self, request: str) -> bool:
-        """Note that a proposal is no longer outstanding; False: more than a cell can be told."""
+        """Note that a proposal is no longer outstanding; False: more than fit in a frame."""
         self._settled.append(request)
         return len(self._settled) <= OUTSTANDING_MAX * 2
 
@@ -152,7 +152,7 @@ class CellSync:
         long, too, and then wait for the host no more.
         """
         if work.consult is None or work.sample is not None:
-            return b""  # Nothing else is told what is stale, or lasts.
+            return b""  # Other work needs no news of what is stale, or lasts.
         candidates = work.consult.ask.candidates
         if candidates is None:
             ids = self._world.fleet.cluster_ids  # Sorted.
@@ -194,7 +194,7 @@ class CellSync:
         )
 
     def _evaluate(self, work: Work) -> frames.Evaluate:
-        assert work.consult is not None  # `frame` asked for it.
+        assert work.consult is not None  # `frame` requires it.
         ask = work.consult.ask
         context, forget, work.chain = self.contexts.tell(ask.tenant)
         if work.sample is None:
@@ -227,7 +227,7 @@ class CellSync:
         )
 
     def _matching(self, work: Work) -> bytes:
-        """Return which rows have the labels that are asked for; a cell knows no labels."""
+        """Return which rows have the required labels; a cell knows no labels."""
         demand = work.consult.ask.demand if work.consult is not None else None
         if demand is None or not demand.where:
             return b""

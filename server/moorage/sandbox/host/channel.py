@@ -167,7 +167,7 @@ class Cell(asyncio.Protocol):
     def take_back(self) -> list[Work]:
         """Return what stands behind the head; what the cell says of it counts for nothing.
 
-        It is asked no more, since it will begin with it all the same: its owner ends it when
+        It gets no more work, since it will begin with this all the same: its owner ends it when
         the head is answered.
         """
         head, *behind = self.sent
@@ -179,7 +179,7 @@ class Cell(asyncio.Protocol):
     def settle(self, request: str) -> None:
         """Tell the cell, with its next consultation, that a proposal is no longer outstanding."""
         if self._sync is not None and not self._sync.settle(request):
-            self.retired = True  # It is never asked again, it seems; a fresh one starts clean.
+            self.retired = True  # It gets no more work, it seems; a fresh one starts clean.
 
     def document_changed(self, cluster_id: str) -> None:
         """Tell the cell, with its next consultation, that it holds an old document."""

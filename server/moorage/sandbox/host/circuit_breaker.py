@@ -1,4 +1,4 @@
-"""Which policies are not asked for a while, and for whom. Used by `pool`.
+"""Which policies rest for a while, and for whom. Used by `pool`.
 
 To stop a policy that never returns costs its neighbours a kill, a fork and a jail, each time.
 So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
@@ -26,7 +26,7 @@ from moorage.sandbox.wire.limits import Limits
 OPEN_SECONDS_MIN: Final = 1.0
 """How long a circuit is open at first; each further time takes twice as long as the one before."""
 OPEN_SECONDS_MAX: Final = 30.0
-"""No circuit is open longer: then the policy is asked again, at the next request for it."""
+"""No circuit is open longer: then the next request for the policy closes it."""
 FORGIVEN_SECONDS: Final = 300.0
 """As many overruns as open a circuit are forgiven in this time, open time not counted."""
 ANSWERS_PER_OVERRUN: Final = 100
@@ -113,7 +113,7 @@ class CircuitBreaker:
         return run.level
 
     def refusal(self, work: Work, now: float) -> Refusal | None:
-        """Return why this is not asked now, if the circuit is open."""
+        """Return why this is not evaluated now, if the circuit is open."""
         if not self._runs or work.proxied:
             return None
         circuit = self.current(work.code.ref, work.tenant, now)

@@ -1,4 +1,4 @@
-"""The `context` of policies, kept on the host per policy version and tenant. Used by `channel`.
+"""The `context` of policies, stored on the host per policy version and tenant. Used by `channel`.
 
 The host never reads one: it keeps packed bytes and a version. A cell is sent the bytes only when
 it does not hold that version, and a change is accepted only if it was made from the version that
@@ -62,7 +62,7 @@ class Contexts:
         return self._version
 
     def restore(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
-        """Take over what was kept on the disk, each context at the version that it had.
+        """Take over what is on the disk, each context at its version.
 
         Args:
             contexts: All of them; version 0 where none was noted.
@@ -137,7 +137,7 @@ class SentContexts:
     Args:
         contexts: The host's.
         version: The policy version of the cell.
-        limit: Tenants a cell remembers at most; beyond it it is told to forget all of them.
+        limit: Tenants a cell remembers at most; beyond it the cell must forget all of them.
 
     """
 
@@ -198,5 +198,7 @@ class SentContexts:
         if chain is not None:
             chain.version, chain.broken = version, False  # The cell holds just this now.
         elif (other := self._chains.get(tenant)) is not None:
-            other.broken = True  # A management call's cell is told the context with the next ask.
+            other.broken = (
+                True  # A management call's cell gets the context with its next evaluation.
+            )
         return frames.CallAnswer(call.nonce, msgspec.msgpack.encode((version, b"")), "", 0)

@@ -172,7 +172,7 @@ class HostServices(Protocol):
 
         A policy that calls waits for the answer, and what is answered at once takes half the time.
         Cells keep it: `Sandbox.documents_changed` must be called with the id before `call` would
-        answer anything else. They are also sent what was not asked for yet, so this asks none.
+        answer anything else. They also get what they did not request yet, so this makes no call.
         """
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
@@ -188,7 +188,7 @@ class Sample:
             mix.
         fleet: What is there, in the place of the live fleet.
         services: Answer the injected clients, in the place of the server's.
-        consult: What is asked; None where `input_data` is given instead.
+        consult: The question; None where `input_data` is given instead.
         input_data: What `eval` is given then: JSON data.
         parameters: In the place of the policy's defaults, beside `input_data`.
         settings: In the place of the policy's defaults, beside `input_data`.
@@ -260,7 +260,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class OpenCircuit:
-    """A policy is not asked for a while, at the requests of one tenant.
+    """A policy rests for a while, at the requests of one tenant.
 
     Args:
         ref: The policy version.
@@ -281,7 +281,7 @@ class SandboxReport:
     """The state of the wall, for /metrics and doctor.
 
     Args:
-        mode: `jail`, or `unsafe` when a user asked for that.
+        mode: `jail`, or `unsafe` by a setting.
         layers: Active layers by name with what is known of them, e.g. `{"seccomp": "filter",
             "landlock": "abi 7"}`. An absent layer is absent here.
         probes: Attacks of the start-up self-test and how each was stopped.
@@ -292,7 +292,7 @@ class SandboxReport:
             `context_conflicts`: changes of a context that were void. `circuits_opened`,
             `circuit_refusals`: of the circuit breaker. `worker_starts`, `worker_losses`,
             `worker_doubts`, `bridge_restarts`: of workers on Ray.
-        circuits_open: Policies that are not asked now, counted once for each tenant.
+        circuits_open: Policies that rest now, counted once for each tenant.
         warning: Not empty when the wall does not stand (unsafe mode).
         workers: What is known of Ray and of each of its nodes that has been heard of.
         workers_up: On how many of them policies run.

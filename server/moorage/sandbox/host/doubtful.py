@@ -16,7 +16,7 @@ def doubtful(work: Work, value: Any, fleet: Fleet) -> bool:
     """Return whether an answer would be refused whatever else happens.
 
     Args:
-        work: What was asked.
+        work: The evaluation.
         value: The answer.
         fleet: As it is now.
 
@@ -36,5 +36,5 @@ def doubtful(work: Work, value: Any, fleet: Fleet) -> bool:
     named = {share.cluster_id for share in shares}
     known = {name: Cluster(name, ()) for name in named if fleet.part(name) is not None}
     verdict = verify(ask, shares, fleet, known, work.consult.reserved)
-    seen = work.fleet_version == fleet.version  # It was taken already when the policy was asked.
+    seen = work.fleet_version == fleet.version  # It was taken already when the policy began.
     return isinstance(verdict, Unsound) or (isinstance(verdict, Stale) and seen)

@@ -119,7 +119,7 @@ class Group:
     wanted_by: str = ""
     """The tenant that its latest cell was made for."""
     asked_at: float = 0.0
-    """When it was asked last, by the monotonic clock."""
+    """Time of its last evaluation, by the monotonic clock."""
     fault: Refusal | None = None
     fault_until: float = 0.0
     overruns: int = 0
@@ -127,9 +127,9 @@ class Group:
     doubted: dict[str, float] = field(default_factory=dict[str, float])
     """Until when a worker gets no cell of this policy, since one there failed."""
     _tenant: str | None = None
-    """The first that asked."""
+    """The first tenant that used it."""
     _shared: bool = False
-    """Another one has asked since."""
+    """Another one has used it since."""
     _heavy: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Until when a tenant's evaluations are expected to take long."""
     _quick_answers: dict[str, int] = field(default_factory=dict[str, int])
@@ -150,7 +150,7 @@ class Group:
     # Whose turn it is ----------------------------------------------------------------------
 
     def asked(self, work: Work) -> None:
-        """Note who uses this policy: where it is one tenant alone, no cell is kept from it."""
+        """Note who uses this policy: one tenant alone may use every cell."""
         self.asked_at = work.submitted_at
         if self._tenant is None:
             self._tenant = work.tenant
@@ -185,7 +185,7 @@ class Group:
             self._deciders = deciders + 1 / GRANTS_PER_CELL if granted else max(1.0, deciders / 2)
 
     def refuse_late(self, work: Work, fleet_version: int) -> Refusal | None:
-        """Refuse what is asked aside once the fleet is not that of the live question any more."""
+        """Refuse shadow work once the fleet is no longer that of the live question."""
         late = self.aside and work.fleet_version != fleet_version
         return moved_on(self.code.ref) if late else None
 

@@ -21,7 +21,7 @@ class CellProcess(Protocol):
 
     @property
     def in_touch(self) -> bool:
-        """Whether what the process was told last has reached its machine."""
+        """Whether the last message has reached the process's machine."""
 
     async def join(self, cell: asyncio.Protocol) -> None:
         """Connect the channel."""

@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 ASIDE: Final = "aside"
-"""Marks the cells, contexts and questions of policies that are asked on the side."""
+"""Marks the cells, contexts and questions of shadows."""
 PROPOSERS_MAX: Final = 65_536
 """Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
 CHECKS_MAX: Final = 4
@@ -130,7 +130,7 @@ class Sandbox:
         self.managed = Managed()
         self._proposers: OrderedDict[str, Cell] = OrderedDict()
         self._declined: OrderedDict[str, str] = OrderedDict()
-        """By request, the worker whose proposal came to nothing; it is not asked again there."""
+        """By request, the worker whose proposal came to nothing: another one is next."""
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
@@ -185,7 +185,7 @@ class Sandbox:
         """Ask the policy; later exactly one event about it is delivered.
 
         Args:
-            consult: What is asked.
+            consult: The question.
             code: The policy version it names.
 
         """
@@ -195,7 +195,7 @@ class Sandbox:
         work.avoided = self._declined.pop(ask.id, "")
         earlier = self._proposers.pop(ask.id, None)
         if earlier is not None:
-            earlier.settle(ask.id)  # It may be another cell that is asked this time.
+            earlier.settle(ask.id)  # Another cell may evaluate it this time.
         self._works[ask.id, consult.consultation] = work
         refusal = self._submit(work)
         if refusal is not None:
@@ -206,12 +206,12 @@ class Sandbox:
         """Ask another policy the same question, on the side; its answer changes nothing.
 
         It runs in a cell of its own at low priority, one for each tenant whatever the isolation:
-        who reads its answers for one shall not find what it was asked for another. It has contexts
+        who reads its answers for one shall not find another tenant's questions. It has contexts
         of its own, and sees the fleet as the cells of live policies do, but for the proposals of
         those that are not settled yet.
 
         Args:
-            consult: What a live policy is asked.
+            consult: The question to the live policy.
             code: The other policy.
 
         Returns:
@@ -261,7 +261,7 @@ class Sandbox:
     # Contexts ------------------------------------------------------------------------------
 
     def restore_contexts(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
-        """Take over the contexts that were kept on the disk, before any policy is asked."""
+        """Take over the contexts on the disk, before any evaluation."""
         self._pool.contexts.restore(contexts, beyond)
 
     def changed_contexts(self, bytes_max: int) -> list[ContextEntry]:
@@ -269,7 +269,7 @@ class Sandbox:
         return self._pool.contexts.take_changed(bytes_max)
 
     def contexts_unsaved(self, keys: Iterable[Key]) -> None:
-        """Return contexts that were taken and could not be kept: they are offered again."""
+        """Return contexts that could not be stored: they are offered again."""
         self._pool.contexts.changed |= dict.fromkeys(keys)
 
     @property
@@ -457,7 +457,7 @@ class Sandbox:
         return self._pool.circuits.current(ref, tenant, time.monotonic())
 
     def close_circuits(self, uri: str) -> None:
-        """Close the circuits of a policy, so that it is asked again."""
+        """Close the circuits of a policy."""
         self._pool.circuits.end(uri)
 
     @property

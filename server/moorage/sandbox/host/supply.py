@@ -1,7 +1,7 @@
 """Where a policy gets its next cell: on a worker, or on this machine. Used by `pool` alone.
 
 Where workers are up, cells are on them, and this machine has those that no worker can have: of what
-a worker failed at, of what is asked on the side, and of policies without any cell where all workers
+a worker failed at, of shadows, and of policies without any cell where all workers
 are full of others that are busy.
 
 No tenant has all cells, whatever it asks for: each may have three quarters of those that no other
@@ -38,7 +38,7 @@ class CellSupply:
         limits: All bounds.
         spawner: Of this machine.
         workers: All others; None: there are none.
-        groups: All groups, the one that was asked least lately first.
+        groups: All groups, the least recently used first.
         group_of: All cells that hold a policy.
         evict: Removes an idle cell.
 

@@ -1,4 +1,4 @@
-"""One thing that a cell is asked to do, and how its failure reads. Used by `channel` and `pool`."""
+"""One task of a cell, and how its failure reads. Used by `channel` and `pool`."""
 
 import asyncio
 import os
@@ -239,7 +239,7 @@ def crashed(reason: str, ref: PolicyRef) -> Refusal:
 
 
 def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
-    """Take note that a cell was killed from outside under work; return why it is not asked again.
+    """Take note that a cell was killed from outside under work; return why it is not tried again.
 
     One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
     done again elsewhere, once. Where its cells held nearly all they may, the policy eats the
@@ -290,7 +290,7 @@ def too_slow(ref: PolicyRef, seconds: float, shortage: str) -> Refusal:
 
 
 def moved_on(ref: PolicyRef) -> Refusal:
-    """Return the refusal of what was asked aside, and came too late for it."""
+    """Return the refusal of shadow work that came too late."""
     return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has moved on")
 
 

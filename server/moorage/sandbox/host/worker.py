@@ -190,7 +190,7 @@ class RemoteWorker(Spawner):
         """As in `Source`: its cells end with its agent, and `lose` tells."""
 
     def forget(self, number: int) -> None:
-        """Pass on nothing more of a cell; how it ended is told all the same."""
+        """Pass on nothing more of a cell, but how it ended."""
         self._processes.pop(number, None)
 
     def take(self, body: bytes) -> None:
@@ -221,7 +221,7 @@ class RemoteWorker(Spawner):
                 order.set_exception(SpawnError(message.reason[: relay.REASON_CHARACTERS_MAX]))
 
     def lose(self) -> None:
-        """Take note that it is gone: what its cells were at is told as lost."""
+        """Note that it is gone, and report its cells' work as lost."""
         self._closing = True
         self._up.clear()
         for order in self._orders.values():

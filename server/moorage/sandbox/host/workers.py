@@ -32,7 +32,7 @@ from moorage.sandbox.wire import frames, relay
 from moorage.sandbox.wire.limits import Limits
 
 PING_SECONDS: Final = 1.0
-"""How often bridge and agents are asked for a sign of life."""
+"""How often bridge and agents must give a sign of life."""
 WORKER_SILENT_SECONDS_MAX: Final = 5.0
 """How long an agent may be silent until its cells count as lost."""
 BRIDGE_SILENT_SECONDS_MAX: Final = 15.0
@@ -50,7 +50,7 @@ _ENVIRONMENT: Final = re.compile(
     r"(?:RAY_|PYTHON|LC_|GRPC_|grpc_).*|PATH|HOME|USER|LANG|TMPDIR|TZ|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|SSL_CERT_FILE|SSL_CERT_DIR|no_proxy|NO_PROXY"
 )
-"""Variables that Ray may need; all others, secrets among them, are kept from the bridge."""
+"""Variables that Ray may need; the bridge gets no others, secrets least of all."""
 
 
 class _Line(asyncio.Protocol):
@@ -98,14 +98,14 @@ class _Bridge:
     outgoing: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
     reason: str = ""
     pinged_at: float = 0.0
-    """When it was asked for the sign of life that it has not given yet; 0: there is none."""
+    """Time of the open request for a sign of life; 0: there is none."""
 
 
 class Workers:
     """All workers.
 
     Args:
-        settings: Where Ray is, and who is told of it.
+        settings: Where Ray is, and who gets its news.
         limits: All bounds.
         mode: With or without the wall.
         make: As in `Spawner`.

@@ -76,7 +76,7 @@ class Evaluate(_Frame, tag=2):
     snapshot: bytes | None
     parts: tuple[Part, ...]
     matching: bytes
-    """A bit for each row, set where it has the labels that are asked for; empty: all have."""
+    """A bit for each row, set where it has the required labels; empty: all have."""
     left_alone: tuple[ShareFields, ...] = ()
     """What the policy sees as held, since others reserved it."""
 
@@ -110,7 +110,7 @@ class Apply(_Frame, tag=6):
 class CallAnswer(_Frame, tag=4):
     """What a service said to a `Call`. `value` is msgpack; `message` is empty on success.
 
-    What `lasts` holds until the cell is told that the cluster is stale.
+    What `lasts` holds until a frame names the cluster as stale.
     """
 
     nonce: int
@@ -129,10 +129,10 @@ class Documents(_Frame, tag=5):
 
 
 class KeepDocuments(_Frame, tag=7):
-    """What to forget, and then what to keep before it is asked for. It answers nothing.
+    """What to forget, and then what to cache ahead of its first read. It has no answer.
 
     `stale` names clusters of which documents, or answers that last, have changed; None: all that
-    is kept. `kind` is the method whose answers the items are, or `DOCUMENTS`.
+    is cached. `kind` is the method whose answers the items are, or `DOCUMENTS`.
     """
 
     stale: tuple[str, ...] | None

@@ -12,9 +12,9 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 CONTEXT_BYTES_MAX: Final = 256 << 10
 """Packed `context` of one policy version and tenant; beyond it the answer is POLICY_ERROR."""
 CONTEXTS_MAX: Final = 4096
-"""Contexts kept on the host; the least recently used one is forgotten."""
+"""Contexts on the host; the least recently used one is forgotten."""
 CONTEXTS_PER_CELL_MAX: Final = 256
-"""Tenants whose context a cell remembers; beyond it the cell forgets all and is told again."""
+"""Tenants whose context a cell remembers; beyond it the cell forgets all and gets them again."""
 CELL_FRAME_BYTES_MAX: Final = 2 << 20
 """One frame from a cell; longer ones break the protocol."""
 INPUT_BYTES_MAX: Final = 16 << 20
@@ -24,7 +24,7 @@ HOST_FRAME_BYTES_MAX: Final = 64 << 20
 SNAPSHOT_BYTES_PER_SECOND: Final = 4 << 20
 """How slowly a cell may read a snapshot, on top of the policy's own time: a tenth of the usual."""
 PARTS_MAX: Final = 32
-"""Changed clusters that a cell is told of one by one; of more, it gets a whole snapshot."""
+"""Changed clusters that a cell gets one by one; of more, it gets a whole snapshot."""
 CALL_ANSWER_BYTES_MAX: Final = 8 << 20
 """Packed answer to one injected-client call; beyond it the client reports an error."""
 DOCUMENTS_BYTES_MAX: Final = 32 << 20
@@ -42,13 +42,13 @@ INSTANCES_MAX: Final = 8
 OUTSTANDING_MAX: Final = 4096
 """Unsettled lease proposals remembered per cell; beyond it the oldest counts as settled."""
 OUTPUT_RING_BYTES_MAX: Final = 64 << 10
-"""Printed and logged text kept per policy version and tenant; the oldest goes first."""
+"""Printed and logged text per policy version and tenant; the oldest goes first."""
 OUTPUT_RINGS_MAX: Final = 256
-"""Policy versions and tenants whose printed text is kept; the least recently written goes first."""
+"""Policy versions and tenants with stored text; the least recently written goes first."""
 FINDINGS_MAX: Final = 20
 """Findings of one check."""
 FETCH_BYTES_MAX: Final = 128 << 20
-"""Packed documents fetched at once; beyond it the policy is told to touch fewer clusters."""
+"""Packed documents fetched at once; beyond it the policy gets an error: touch fewer clusters."""
 PIPELINE_BYTES_MAX: Final = 16 << 20
 """Bytes sent to a cell and not yet answered, unless it is one single consultation."""
 KEPT_BYTES_MAX: Final = 64 << 20
@@ -56,15 +56,15 @@ KEPT_BYTES_MAX: Final = 64 << 20
 KEPT_ENTRY_BYTES: Final = 200
 """What keeping one takes beside its own bytes, in a dict under its id."""
 AHEAD_MAX: Final = 16
-"""Documents that follow one that was asked for, and are sent behind it before they are."""
+"""Documents sent behind a requested one, ahead of their own requests."""
 AHEAD_BYTES_MAX: Final = 16 << 10
-"""Their packed bytes together: they must not make the one that was asked for late."""
+"""Their packed bytes together: they must not delay the requested one."""
 AHEAD_KEPT_MAX: Final = 4096
-"""Documents of one kind that a cell was told of; at so many it is sent no more ahead."""
+"""Documents of one kind in a cell; at this many it gets no more ahead."""
 AHEAD_KEPT_BYTES_MAX: Final = 4 << 20
 """What a cell keeps, of `KEPT_BYTES_MAX`, beyond which it keeps nothing it did not ask for."""
 STALE_MAX: Final = 256
-"""Changed documents that a cell is told of one by one; of more, it forgets all."""
+"""Changed documents that a cell gets one by one; of more, it forgets all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Limits:
         calls_max: Injected-client calls and document fetches of one evaluation that the host has
             to answer: what the cell was sent before costs none.
         memory_mib: Address space a cell may use on top of what it starts with.
-        output_bytes_max: Printed and logged bytes kept of one evaluation.
+        output_bytes_max: Printed and logged bytes stored of one evaluation.
         cells_max: Living cells; the least recently used idle one makes room.
         cells_per_policy_max: Cells one policy may have while some of them are slow.
         pipeline_max: Consultations in flight to one cell.
@@ -96,7 +96,7 @@ class Limits:
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
         hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
             repeatable: the order of a set follows from it. None: each zygote draws its own.
-        spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
+        spares: Jailed, empty cells in reserve, so that a respawn does not wait for a fork.
 
     """
 

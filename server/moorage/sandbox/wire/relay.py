@@ -1,6 +1,6 @@
 """What the daemon, its bridge to Ray and the agents on Ray's nodes say to each other.
 
-A cell on another machine says what every cell says, and is told what every cell is told: these
+A cell on another machine sends and gets what every cell does: these
 messages carry those bytes, and the news of its process, between the daemon and its channel. The
 daemon believes no more of them than their grammar.
 """

@@ -163,7 +163,7 @@ class Agent:
         return self._outgoing_bytes > OUTGOING_BYTES_MAX
 
     def tell(self, message: relay.FromAgent) -> None:
-        """Have the daemon told."""
+        """Send it to the daemon."""
         self._outgoing.append(relay.encode(message))
         self._outgoing_bytes += len(self._outgoing[-1])
         self._news.set()
