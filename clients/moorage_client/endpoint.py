@@ -64,17 +64,17 @@ class Endpoint:
         """Return the WebSocket endpoint by arguments, else environment, else defaults.
 
         Raises:
-            SettingRefused: The URL is of something else, or the token cannot be sent.
+            SettingRefused: The environment's URL is of something else, or the token cannot be sent.
 
         """
-        found = _read_url(url, "url", "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
+        found = _read_url(url, "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
         return cls(found, read_token(token), setting(ca_file))
 
     @classmethod
     def of_http(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
         """Return the HTTP endpoint, likewise."""
         schemes = ("http://", "https://")
-        found = _read_url(url, "http_url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
+        found = _read_url(url, "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
         return cls(found.rstrip("/"), read_token(token), setting(ca_file))
 
     @property
@@ -152,19 +152,16 @@ class Endpoint:
         return f" (through the proxy {proxy}; NO_PROXY={host} does without)"
 
 
-def _read_url(
-    given: str | None, argument: str, variable: str, default: str, schemes: tuple[str, ...]
-) -> str:
+def _read_url(given: str | None, variable: str, default: str, schemes: tuple[str, ...]) -> str:
     """Return the URL to use.
 
     Raises:
-        SettingRefused: It has another scheme.
+        SettingRefused: The variable's has another scheme; connecting says so of one that is given.
 
     """
     found = setting(given, variable, default=default)
-    if not found.lower().startswith(schemes):
-        named = argument if setting(given) else variable
-        raise SettingRefused(named, f"expected a URL that begins with {' or '.join(schemes)}")
+    if not setting(given) and not found.lower().startswith(schemes):
+        raise SettingRefused(variable, f"expected a URL that begins with {' or '.join(schemes)}")
     return found
 
 

@@ -68,6 +68,8 @@ class HttpSession(requests.Session):
             return CertificateRefused(url, tls_reason(tls) + self.through)
         if through := self.through:
             return ProxyFailed(url, _cause(error) + through)
+        if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
+            return ConnectionFailed(url, "is not an http:// or https:// URL")
         return ConnectionFailed(url, _cause(error))
 
     def _show_token(self, request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -385,7 +385,7 @@ export interface FleetListingReply {
   policy_rule_uri?: string;
 }
 
-/** End what is kept warm, in one cluster or everywhere. */
+/** End your warm leases, in one cluster or everywhere. */
 export interface Flush {
   op: "flush";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -714,7 +714,7 @@ export interface ProvisionRequest {
   on_failure?: "end" | "requeue";
   /** So many starts in all, the first included. */
   attempts_max?: number | null;
-  /** How long the workload is kept after the release, for a request like it. Expected: a number of seconds between 0 and 604800. */
+  /** How long the workload stays after the release, for a request like it. Expected: a number of seconds between 0 and 604800. */
   keep_warm_seconds?: number;
 }
 
@@ -920,7 +920,7 @@ export interface RemoveQuotaReply {
   policy_rule_uri?: string;
 }
 
-/** Let a lease last longer: `ttl_seconds` from now, by default as long as it asked for. */
+/** Let a lease last longer: `ttl_seconds` from now, by default the TTL of its request. */
 export interface Renew {
   op: "renew";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -1098,7 +1098,7 @@ export interface ResumeReply {
   policy_rule_uri?: string;
 }
 
-/** A lease that the session was granted and that holds; `message` asked for it. */
+/** A lease that the session was granted and that holds; `message` requested it. */
 export interface ResumedLease {
   message: string | number | null;
   lease: LeaseAnswer;
@@ -1257,7 +1257,7 @@ export interface WaiterStatus {
   state: "waiting";
 }
 
-/** Be told about these topics from now on. */
+/** Get the news of these topics from now on. */
 export interface WatchTopics {
   op: "watch";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */

@@ -37,7 +37,7 @@ __all__ = [
 SYNC_SECONDS: Final = 1.0
 """How old a mark may be after a power cut. A sync with every commit would cost a third of them."""
 RESERVE_BYTES: Final = 16 << 20
-"""What is kept for releases and renewals on a full disk: some ten thousand of them."""
+"""Reserve for releases and renewals on a full disk: some ten thousand of them."""
 REFILL_SECONDS: Final = 2.0
 _SLOT_BYTES: Final = 4096
 """The two copies lie in blocks of their own: one torn write cannot spoil both."""

@@ -234,7 +234,7 @@ class LeaseTerms:
         priority: Higher goes first.
         preemptible: It may be ended early for others; `on_failure` says whether it starts again.
         runtime_seconds_min: But not before it has lasted so long.
-        notice_seconds: And not before it has been told for so long.
+        notice_seconds: The least time between the notice and the end.
         idempotency_key: The same request of a tenant with it gets the same lease; empty: none.
         project: Which project of its tenant it counts for; empty: none.
         ttl_seconds_min: So short will do where others reserved its nodes; 0: nothing shorter.
@@ -272,7 +272,7 @@ class Provision:
         on_failure: What a workload that fails does to its lease: `end` ends it; `requeue` gives
             back what it holds and has it wait for another place.
         attempts_max: Starts in all, the first among them, where a failure requeues.
-        keep_warm_seconds: How long the workload is kept after its release, for a request like it.
+        keep_warm_seconds: How long the workload stays after its release, for a request like it.
 
     """
 
@@ -285,7 +285,7 @@ class Provision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one start of a workload came to an end that was not asked for.
+    """How one start of a workload ended by itself.
 
     Args:
         attempt: Which start of it this was, from 1.
@@ -317,7 +317,7 @@ class Ask:
         policy: The policy that proposes.
         candidates: Clusters it may go to, or None for every live one.
         demand: What must fit, or None where the request gave no `resources`; see `alternatives`.
-        terms: The lease asked for, or None for advice.
+        terms: The requested lease, or None for advice.
         provision: What to start, or None.
         inputs: The request's own `inputs`, for the policy alone.
         parameters: Overrides of the policy's default parameters.
@@ -399,13 +399,13 @@ class Lease:
         fencing: Grows with every grant of this server and never repeats.
         granted_at: When, in seconds since the epoch.
         expires_at: When it ends unless it is renewed.
-        terms: As asked.
+        terms: As requested.
         provision: What runs on it, or None.
         state: `granted`; `starting` while a backend starts its workload; `active` once that
             runs; `failing` when that came to an end by itself, until the backend has put away what
             is left; `queued` while it waits for another place because its workload failed (it
             holds nothing then); `ending` while the backend stops or resets it (its GPUs are still
-            held); `warm` while its workload is kept for the next request like its own, and none
+            held); `warm` while its workload waits for the next request like its own, and none
             owns it (its GPUs are still held); `ended`.
         reason: Why it is queued, ending, warm or ended; empty in the other states.
         endpoint: Where its workload is reached, once that runs; empty where nowhere.
@@ -414,11 +414,11 @@ class Lease:
         asked_at: When its request came; its age in the queue counts from here.
         ask: The request, as long as a failure may send it back into the queue.
         inherited: Name of the warm workload that it took over; empty where its own was started.
-        likeness: `core.leases.likeness` of what was asked, where it may be kept warm; else empty.
+        likeness: `core.leases.likeness` of its request, where it may stay warm; else empty.
         retry_at: Until when it pauses while it is queued, in seconds since the epoch; else 0.
         faults: While it is queued, how often in a row its policy did not get to answer.
         notice: That it has to give way, and to whom; None where it need not.
-        choice: Which of the alternatives asked for it is, from 0; None: there were none.
+        choice: Which of the request's alternatives it is, from 0; None: there were none.
         devices: For each share of `placement`, which devices its `gpus` are, in their order; empty
             where the inventory does not say.
         lost: Those of them that its nodes have no more; no other lease gets them while it lasts.

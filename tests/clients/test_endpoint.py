@@ -18,7 +18,13 @@ from websockets.asyncio.server import serve
 
 from moorage_client import BlockingClient, Client, ClusterClient, Services
 from moorage_client.endpoint import Endpoint
-from moorage_client.errors import CertificateRefused, ProxyFailed, SettingRefused, Timeout
+from moorage_client.errors import (
+    CertificateRefused,
+    ConnectionFailed,
+    ProxyFailed,
+    SettingRefused,
+    Timeout,
+)
 from moorage_client.inventory.ray import dashboard_inventory
 from moorage_client.loops import LoopThread
 
@@ -162,6 +168,8 @@ def test_a_url_of_something_else_is_refused(variable, command, schemes, url, she
     done = shell(*command)
     assert done.returncode == 2
     assert f"{variable}: expected a URL that begins with {schemes}" in done.stderr
+    with Services(url) as services, pytest.raises(ConnectionFailed, match="is not an http:// or"):
+        services.policies()
 
 
 def test_a_password_of_netrc_does_not_replace_a_token(site, tmp_path, monkeypatch):

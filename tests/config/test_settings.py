@@ -59,7 +59,7 @@ def test_a_home_is_asked_for_only_where_no_folder_is_named(
     assert Config.load({"data_dir": tmp_path}, {}).data_dir == tmp_path
     assert Config.load({}, {"MOORAGE_DATA_DIR": str(tmp_path)}).data_dir == tmp_path
     assert Config.load({}, {"XDG_STATE_HOME": str(tmp_path)}).data_dir == tmp_path / "moored"
-    with pytest.raises(ConfigError, match=r"no home folder; name one with MOORAGE_DATA_DIR"):
+    with pytest.raises(ConfigError, match=r"no home folder; name one with --data"):
         Config.load({}, {})
 
 

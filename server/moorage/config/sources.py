@@ -253,7 +253,7 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
         try:
             home = Path(environ.get("HOME") or Path.home())
         except RuntimeError:  # Neither HOME nor an entry in the system's list of users.
-            wanted = f"this user has no home folder; name one with {PREFIX}DATA_DIR"
+            wanted = f"this user has no home folder; name one with --data or {PREFIX}DATA_DIR"
             raise ConfigError("data_dir", "data_dir (default)", wanted) from None
         state = str(home / ".local" / "state")
     return Path(state) / "moored"  # `moorage` beside it is the clients'.

@@ -193,7 +193,7 @@ class Gateway:
         await server.wait_closed()
 
     def tell(self, to: Address, reply: bytes) -> None:
-        """Answer a message. Exactly once for each; a session that is gone is not told.
+        """Answer a message. Exactly once for each; a session that is gone gets none.
 
         Args:
             to: The address that came with the message.

@@ -123,7 +123,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._listing = 0
-        """Number of the last message that asked for a list, while that is unanswered."""
+        """Number of the last unanswered message that reads a list; 0: none."""
         self._unanswered: dict[int, str | int | None] = {}
         """Number of each unanswered message, and its `id`; None: it has a place in the line."""
         self._line: deque[int] = deque()
@@ -172,7 +172,7 @@ class Session:
         """Read messages until the client is gone; those that it sent before it left included.
 
         Returns:
-            The session that is to go on over this connection, where the client asked for that.
+            The session that is to go on over this connection, where the client resumes one.
 
         """
         connection = self.connection
@@ -377,7 +377,7 @@ class Session:
         return not (self._gone or self._events or self._missed or self.connection.paused)
 
     def push(self, news: bytes) -> None:
-        """Send news. A client that leaves too many unread misses some, and is told how many.
+        """Send news. A client that leaves too many unread misses some, and learns how many.
 
         One that reads nothing at all is dropped, as for replies: see `slow_seconds_max`.
         """

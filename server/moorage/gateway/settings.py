@@ -40,7 +40,7 @@ class GatewaySettings:
         parked_max: Messages of a session that wait in the queue and so do not count as in
             flight. Beyond it those that are ready to wait are refused as busy, others count.
         events_max: Pushed messages that a session may have unread. Beyond it they are dropped,
-            and the session is told how many once it reads again.
+            and the session learns how many once it reads again.
         slow_seconds_max: How long a client may leave a full write buffer unread. Then: close
             1013, and the connection is cut `close_seconds_max` later.
         ping_interval_seconds: Pause between keepalive pings.
@@ -48,7 +48,7 @@ class GatewaySettings:
         open_seconds_max: How long an opening handshake may take. Then the connection is cut.
         close_seconds_max: How long a closing handshake may take. Then the connection is cut.
         resume_seconds: How long a session that lost its connection may be resumed; 0: not at all.
-            As many are kept as may be open, and each holds up to `HELD_BYTES_MAX`.
+            As many wait as may be open, and each holds up to `HELD_BYTES_MAX`.
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
         deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
         origins: Under which names, and for whose pages, the port answers. Any other: HTTP 403.

@@ -6,7 +6,7 @@ checkpoint, so that starting stays quick however long the history has grown.
 
 The exceptions:
 
-    LedgerError             the ledger cannot do what was asked; the message says what to do
+    LedgerError             the ledger cannot do this; the message says what to do
     ├── LedgerLocked        another process writes this ledger
     ├── LedgerCorrupt       what is on the disk is not what was written
     ├── FactUnknown         a newer release wrote a fact that this one cannot read
@@ -34,7 +34,7 @@ CHECKPOINTS_KEPT: Final = 2
 
 
 class LedgerError(Exception):
-    """The ledger cannot do what was asked; the message says what to do."""
+    """The ledger cannot do this; the message says what to do."""
 
 
 class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
@@ -214,7 +214,7 @@ class Ledger(Protocol):
     async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
         """Store facts that rebuild the state as of `seq`; durable when this returns.
 
-        Encoded and written in pieces, so that appends go on meanwhile. The newest two are kept.
+        Encoded and written in pieces, so that appends go on meanwhile. The newest two stay.
         A crash in the middle leaves the older ones as they were.
 
         Args:

@@ -1,4 +1,4 @@
-"""The ledger in one SQLite file: what the daemon uses unless it is told otherwise.
+"""The ledger in one SQLite file: what the daemon uses by default.
 
 Three parties share the file: the writing thread (`ledger.writer.GroupCommit`), one reading
     connection
@@ -53,7 +53,7 @@ class SqliteLedger:
 
     Args:
         path: The database file; made where it is missing, its directory too. Readable by its
-            owner only: what tenants asked for is in it.
+            owner only: requests of tenants are in it.
 
     """
 

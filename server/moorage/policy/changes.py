@@ -93,7 +93,7 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
     """Return device columns of a node that are close to each other, as far as it has such.
 
     All from the smallest NVLink group that suffices, else from one NUMA domain, else any. A
-    topology that the demand itself asks for is kept to.
+    topology that the demand itself names is respected.
 
     Args:
         fleet: The view.

@@ -66,7 +66,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
 def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
     """Return the rows to use: the highest score first, equal scores by the lowest row.
 
-    A gang takes the best nodes of one rack or zone if it asked for one, else of one cluster if one
+    A gang takes the best nodes of one rack or zone if it named one, else of one cluster if one
     cluster has room for it, else of all: going down the ranking, the first group to be complete
     wins.
 

@@ -19,7 +19,7 @@ from moorage.policy.inventory import Bools, Ints, NodeInventory
 from moorage.policy.matching import Matching
 
 ELIGIBLE_MAX: Final = 256
-"""Device masks kept per (models, memory, share) asked for; beyond it the cache starts afresh."""
+"""Device masks cached, one per demanded (models, memory, share); then the cache starts afresh."""
 
 
 class Misfit(IntEnum):
@@ -97,7 +97,7 @@ class Fleet(NodeInventory):
         return int(self.cpu_free[row]), int(self.memory_free[row]), self.gpu_free[row].tolist()
 
     def set_capacity(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
-        """Overwrite what is free on a node (for a replica that is told so)."""
+        """Overwrite what is free on a node (for a replica)."""
         self.cpu_free[row] = cpu
         self.memory_free[row] = memory
         self.gpu_free[row] = gpus
@@ -130,7 +130,7 @@ class Fleet(NodeInventory):
         return mask
 
     def matching(self, where: tuple[Requirement, ...]) -> Bools:
-        """Return which nodes have the labels that are asked for: bool `[nodes]`, do not write."""
+        """Return which nodes have the required labels: bool `[nodes]`, do not write."""
         return self._matching.mask(self, where)
 
     def fitting_gpus(self, demand: Demand, rows: Any = slice(None)) -> Bools:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
 
 CHANGES_MAX: Final = 65_536
-"""Changes remembered for `changed_since`; a reader further behind is told to look at all."""
+"""Changes remembered for `changed_since`; a reader further behind must look at all."""
 SPLICES_MAX: Final = 256
 """Changed clusters remembered for `spliced_since`; a reader further behind takes a snapshot."""
 
@@ -44,7 +44,7 @@ class NodeInventory:
         cluster_ids: Clusters, sorted; `cluster` holds indices into it.
         node_ids: `(cluster_id, node_id)` per row.
         gpu_ids: Device ids per row, in column order.
-        labels: Labels per row, as the inventory has them; empty in a replica, which is told what
+        labels: Labels per row, as the inventory has them; empty in a replica, which learns what
             they come to.
         devices: Which devices `gpu_ids` are, per row; empty where the inventory does not say, and
             in a replica.
@@ -265,7 +265,7 @@ class NodeInventory:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
-        """Number rows and changes again; -1 stands for what a splice already told."""
+        """Number rows and changes again; -1 stands for what a splice already did."""
         self._changes = [
             row if row < start else -1 if row < end else row + moved for row in self._changes
         ]
@@ -377,7 +377,7 @@ def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
 
     Args:
         fleet: A fleet, or a view of one.
-        demand: What is asked for.
+        demand: The demand.
 
     Returns:
         A group number for each node, int64 `[nodes]`; -1: it is in none. None: nothing.

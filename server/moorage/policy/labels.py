@@ -22,7 +22,7 @@ __all__ = ["NodeLabels", "capacity_type"]
 T = TypeVar("T")
 
 COLUMNS_MAX: Final = 64
-"""Columns kept; a policy that reads more makes them again."""
+"""Columns cached; a policy that reads more makes them again."""
 _NO_LABELS: Final[Mapping[str, str]] = {}
 
 CAPACITY_LABELS: Final = (
@@ -68,7 +68,7 @@ class NodeLabels:
             fleet: The view whose rows are meant.
             cluster_data: As in `input_data`; its clusters are the ones whose labels are known.
                 The others' nodes may not be used anyway, and count as having none.
-            read: A function of the labels alone, the same object every time: its values are kept
+            read: A function of the labels alone, the same object every time: its values are cached
                 until the inventory changes. The same tuple is returned as long as they are.
 
         """

@@ -17,7 +17,7 @@ CLUSTER_KEY: Final = "moorage/cluster"
 NODE_KEY: Final = "moorage/node"
 
 MASKS_MAX: Final = 256
-"""Answers, and columns, that are kept; beyond it they start afresh."""
+"""Answers, and columns, in the cache; beyond it they start afresh."""
 
 
 class _Column:

@@ -102,7 +102,7 @@ class ScarcityPrices:
 
         price = share of all requests x GPU milli / (1 + N / k)^2
 
-    N is how many copies the whole fleet could still hold, each node of this kind alone. It is kept
+    N is how many copies the whole fleet could still hold, each node of this kind alone. Updated
     from the nodes that changed. k is a number of copies: one for every `GPUS_PER_COPY` GPUs of the
     fleet, so that a fleet ten times as large has the same prices where ten times as many fit.
 

@@ -1,4 +1,4 @@
-"""What requests look like on a fleet, and how frequent each kind is: told, or learnt.
+"""What requests look like on a fleet, and how frequent each kind is: given, or learnt.
 
 Called by policies that value a node by the requests that will come. `read_typical` reads the mix
 from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
@@ -21,7 +21,7 @@ KIND_CHARACTERS_MAX: Final = 200
 """A request whose description is longer (a long list of models) is not learnt from."""
 
 SORTS_MAX: Final = 64
-"""Sorts of node told apart; further ones count as the first."""
+"""Sorts of node; further ones count as the first."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ def node_sorts(
 class MixLearner:
     """The mix of a fleet without a description: the requests seen, after a guess.
 
-    What was seen is kept in the policy's `context`, which outlives the policy's instance: `seen`, a
-    count and the sum of the memory asked for by kind. It is brought up to date once per `BATCH`
+    What was seen lies in the policy's `context`, which outlives the policy's instance: `seen`, a
+    count and the sum of the demanded memory by kind. It is brought up to date once per `BATCH`
     requests, since the server has to carry a changed context. What was seen is `used` each time the
     count has doubled (from `COUNT_MAX` on, been halved), however little the mix has moved: large
     requests are rare, and those who wait for them to weigh something turn them away (measured).
-    What is used is kept too, so that an instance that starts in the middle goes on as the last.
+    What is used is stored too, so that an instance that starts in the middle goes on as the last.
     """
 
     BATCH: Final = 64

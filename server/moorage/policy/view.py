@@ -44,11 +44,11 @@ class FleetView:
         demand: The ask's `resources`, or None.
         candidates: Clusters the ask may go to, or None for all.
         reserved: Nodes kept for others, as `(cluster_id, node_id)`.
-        matching: A bit for each node, set where it has the labels asked for; empty: all have.
+        matching: A bit for each node, set where it has the required labels; empty: all have.
 
     Attributes:
         demand: As given.
-        allowed: bool `[nodes]`: candidates that are not reserved and have the labels asked for;
+        allowed: bool `[nodes]`: candidates that are not reserved and have the required labels;
             None when every node is.
 
     """

@@ -80,7 +80,7 @@ class Holdings:
     Args:
         pool: The pool; no other object may check anything out of it.
         ttl_seconds: How long a checkout lasts that names neither a process nor a time.
-        note: Is told, in a sentence, what was taken back and why.
+        note: Gets a sentence that says what was taken back, and why.
 
     """
 

@@ -1,4 +1,4 @@
-"""A pool, served until it is told to stop: over a Unix socket or a loopback port.
+"""A pool, served until its stop signal: over a Unix socket or a loopback port.
 
 `moorage pool serve` runs it. A socket's file is for its user alone, and has a lock beside it: no
 second server takes the place of one that runs, so nothing is handed out twice.
@@ -47,7 +47,7 @@ async def serve(
         pool: The pool.
         address: Where; port 0 takes a free one.
         ready: Called with the address once requests are answered.
-        note: Is told what was taken back from holders, and why.
+        note: Gets a sentence that says what was taken back from holders, and why.
         ttl_seconds: How long a checkout lasts that names neither a process nor a time.
 
     Raises:

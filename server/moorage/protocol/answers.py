@@ -438,7 +438,7 @@ class ResumedWaiter(Struct):
 
 
 class ResumedLease(Struct):
-    """A lease that the session was granted and that holds; `message` asked for it."""
+    """A lease that the session was granted and that holds; `message` requested it."""
 
     message: str | int | None
     lease: LeaseAnswer

@@ -66,7 +66,7 @@ def is_large(value: Any) -> bool:
 
 
 def encode_in_parts(value: Any) -> Iterator[bytes]:
-    """Yield the JSON text of a value in parts, each encoded when it is asked for.
+    """Yield the JSON text of a value in parts, each encoded when it is read.
 
     Args:
         value: Not changed meanwhile; all that `msgspec.json.encode` takes, but the members

@@ -48,7 +48,7 @@ class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
 
 
 class Renew(OpMessage, frozen=True, kw_only=True, tag="renew"):
-    """Let a lease last longer: `ttl_seconds` from now, by default as long as it asked for."""
+    """Let a lease last longer: `ttl_seconds` from now, by default the TTL of its request."""
 
     lease: f.Identifier
     token: f.Identifier
@@ -56,7 +56,7 @@ class Renew(OpMessage, frozen=True, kw_only=True, tag="renew"):
 
 
 class Flush(OpMessage, frozen=True, kw_only=True, tag="flush"):
-    """End what is kept warm, in one cluster or everywhere."""
+    """End your warm leases, in one cluster or everywhere."""
 
     cluster: f.OptionalName = ""
     dry_run: f.Flag = False
@@ -140,7 +140,7 @@ class _Inquiry(OpMessage, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """The id asked about."""
+        """The id of the lease or request."""
         return self.lease or self.request
 
 
@@ -244,7 +244,7 @@ class Exec(OpMessage, frozen=True, kw_only=True, tag="exec"):
 
 
 class WatchTopics(OpMessage, frozen=True, kw_only=True, tag="watch"):
-    """Be told about these topics from now on."""
+    """Get the news of these topics from now on."""
 
     topics: f.Topics
 

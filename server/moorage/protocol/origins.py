@@ -45,7 +45,7 @@ class Foreign:
     """Why a request is refused.
 
     Args:
-        header: What told.
+        header: The one with it.
         reason: A sentence for the sender.
         setting: The daemon's setting that would let it in; empty where none does.
 
@@ -70,7 +70,7 @@ class Origins:
     Args:
         hosts: Its names beside those of loopback: what it listens on, and what operators add.
         origins: Other sites whose pages may ask, each as `read_origin` takes it.
-        pages_port: Where its own pages come from; 0: nowhere but from the port that is asked.
+        pages_port: Where its own pages come from; 0: nowhere but from this port.
 
     """
 

@@ -154,7 +154,7 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
         spec: What to start, as that backend reads it.
         on_failure: Whether the lease ends with a workload that fails, or waits for a new place.
         attempts_max: So many starts in all, the first included.
-        keep_warm_seconds: How long the workload is kept after the release, for a request like it.
+        keep_warm_seconds: How long the workload stays after the release, for a request like it.
 
     """
 

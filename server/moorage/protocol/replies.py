@@ -107,7 +107,7 @@ def failure(
         lease: A lease that exists all the same, so that its owner can release it.
         warnings: Sentences for a person.
         reasons: Why it was decided so.
-        policy_rule_uri: The version that was asked, where the request named an alias.
+        policy_rule_uri: The version that was evaluated, where the request named an alias.
 
     """
     error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
@@ -165,7 +165,7 @@ def event(name: str, data: Any, topic: str = "") -> bytes:
 
 
 def progress(id: str | int | None, data: Any) -> bytes:  # noqa: A002  # The wire's name.
-    """Write a pushed message: how far a request is whose client asked for `stream`."""
+    """Write a pushed message: how far a request with `stream` is."""
     named = {} if id is None else {"id": id}
     return _encode({"event": "progress", **named, "data": data})
 

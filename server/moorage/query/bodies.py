@@ -31,7 +31,7 @@ COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
     "policyFunction": (),
     "policyGraph": (),
 }
-"""By what is searched: the other documents that may be asked first, in this order."""
+"""By what is searched: the other documents that may be searched first, in this order."""
 
 NO_POLICY: Final = "default"
 """What existing bodies have for a URI where they name no policy."""

@@ -48,12 +48,12 @@ class _ColumnEntry:
 class DocumentIndex:
     """Documents by id.
 
-    It belongs to one thread. Documents are kept as they are given, not copied: none may write to
+    It belongs to one thread. Documents are stored as they are given, not copied: none may write to
     them afterwards.
 
     Args:
-        columns_max: Columns kept.
-        cells_max: Values kept in all columns together, 12 bytes each; a query has the columns that
+        columns_max: Columns in memory.
+        cells_max: Values in all columns together, 12 bytes each; a query has the columns that
             it needs, whatever their size.
 
     """

@@ -170,7 +170,7 @@ def _grouped(parser: Parser, value: Any, at: str) -> Stage:
         groups: dict[str, tuple[Any, list[Document]]] = {}
         for row in rows:
             value = key(row)
-            # As text, objects and lists are keys too; the order of the first of each is kept.
+            # As text, objects and lists are keys too; the order of the first of each stays.
             text = json.dumps(value, sort_keys=True, default=str)
             groups.setdefault(text, (value, []))[1].append(row)
         return [

@@ -45,7 +45,7 @@ class ResourceClaim:
         loop: Where its resource is made: the first caller's.
         stage: How far it is.
         callers: How many wait for it now.
-        taken: A caller has been told of the resource.
+        taken: A caller has the resource.
         release_at_once: It was released before it had a resource.
         resource: What it has.
         warm: A free resource to look at before it is handed out.

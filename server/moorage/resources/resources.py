@@ -284,7 +284,7 @@ class BackendResource(BaseResource):
         return None
 
     async def get_status(self) -> ResourceStatus:
-        """Return how it is now; a service is asked whether it answers.
+        """Return how it is now; a service is probed.
 
         One that does not is pending; what is unknown has stopped.
         """

@@ -1,4 +1,4 @@
-"""The runners that `ResourceEngine` finds without being told: one for each backend that works here.
+"""The runners that `ResourceEngine` finds by itself: one for each backend that works here.
 
 A backend is opened when it is first used, so that importing this costs nothing. What the library
 starts ends with the process that started it; what must outlive a process belongs to a daemon.

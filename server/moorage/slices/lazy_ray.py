@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     class _Ray:
-        """Stands for the module until something of it is asked for."""
+        """Stands for the module until something of it is used."""
 
         def __getattr__(self, name: str) -> Any:
             if importlib.util.find_spec("ray") is None:

@@ -93,7 +93,7 @@ class Reservations:
 
     Args:
         shape: What a slice is made of.
-        settings: How often the autoscaler is asked, and how long a slice may take to start.
+        settings: How often the autoscaler gets the request, and how long a slice may take to start.
         held: How many slices the pool has already.
         hosts: Where hosts come from; None: Ray gives what is free.
 
@@ -148,7 +148,7 @@ class Reservations:
         self._want(0)
 
     def _want(self, count: int, deadline: Deadline | None = None) -> None:
-        """Have so many: started ones are kept first."""
+        """Have this many: started ones stay first."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()

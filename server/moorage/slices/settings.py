@@ -42,9 +42,9 @@ class SliceSettings:
     """The bounds of all waits, and three permissions."""
 
     scale_poll_seconds: float = 30
-    """How often the autoscaler is asked again while a pool waits for slices."""
+    """How often the autoscaler gets the request again while a pool waits for slices."""
     scale_add_seconds_max: float = 604800
-    """How long `scale_multislice` waits for slices, unless it is told."""
+    """How long `scale_multislice` waits for slices by default."""
     slice_start_seconds_max: float = SLICE_ACTOR_START_TIMEOUT_S
     """How long a reserved slice may take to start, and `prepare_all_slices` for all hosts."""
     health_check_seconds_max: float = HEALTH_CHECK_TIMEOUT_S

@@ -9,7 +9,7 @@ Nothing here does I/O, but for what is written to a file that the caller opened.
 is one tree:
 
     SlotsError
-    ├── ResourceUnavailable         not now: the type, what was asked and what there is
+    ├── ResourceUnavailable         not now: the type, the request and what there is
     ├── EmptyResourcePoolError      the pool has no types at all
     ├── UnknownResourceType         the pool has no such type (also a TypeError)
     ├── InvalidRequest              the request is malformed (also a ValueError)

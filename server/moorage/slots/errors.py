@@ -18,7 +18,7 @@ class SlotsError(Exception):
 
 
 class ResourceUnavailable(SlotsError):
-    """What was asked for is not free now, or not in this pool; the message says which."""
+    """The request does not fit now, or not in this pool; the message says which."""
 
 
 class EmptyResourcePoolError(SlotsError):

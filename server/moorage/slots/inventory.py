@@ -256,7 +256,7 @@ class Allocator:
             `{"id", "slots"}`. Of instances that are equally full, the one listed first.
 
         Raises:
-            ResourceUnavailable: No instance has as many; it names what was asked and what there is.
+            ResourceUnavailable: No instance has as many; it names the request and what there is.
             UnknownResourceType: There is no such type.
             InvalidRequest: That is no number of slots.
 

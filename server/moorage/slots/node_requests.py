@@ -1,4 +1,4 @@
-"""What is asked of a pool that knows nodes, read: `NodeRequest`, or flat members."""
+"""A request to a pool that knows nodes, read: `NodeRequest`, or flat members."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self

@@ -1,4 +1,4 @@
-"""The pool that knows nodes: what is asked for together comes from one node.
+"""The pool that knows nodes: one request gets all from one node.
 
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
 nodes; the largest is placed first, each on the node that has most left afterwards, and where that

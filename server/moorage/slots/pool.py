@@ -226,7 +226,7 @@ class ResourcePool:
             `{type: [{"id", "slots"}]}`, in the order of the request, to be checked in.
 
         Raises:
-            ResourceUnavailable: Not all of it is free; it names what was asked and what there is.
+            ResourceUnavailable: Not all of it is free; it names the request and what there is.
             EmptyResourcePoolError: The pool has no types.
             UnknownResourceType: It has not that type. Also a `TypeError`.
             InvalidRequest: The request is malformed. Also a `ValueError`.

@@ -1,4 +1,4 @@
-"""What is asked of a pool, read: members, each of which one instance must satisfy."""
+"""A request to a pool, read: members, each of which one instance must satisfy."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

@@ -8,7 +8,7 @@ A description names instances by type, each with an id and its slots. It comes a
   writes it;
 - in short, `{type: count}`, for ids "0" to "count-1" with one slot each.
 
-An instance may have other keys, which are kept and mean nothing here.
+An instance may have other keys, which are preserved and mean nothing here.
 `part_of: {"type", "id"}` says that an instance is a part of another one, as a MIG instance is of
 its GPU: a holder of the whole has all of its parts, so the two are never handed out together.
 """
@@ -53,7 +53,7 @@ _OF_INSTANCES: Final = ("id", "slots", "part_of")
 _MISSPELT: Final = 0.85
 """So much like one of these, a key is no extra one: `slot` would go unnoticed."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
-"""No types: what is asked for by these names is nodes."""
+"""No types: these names request nodes."""
 
 
 @dataclass(frozen=True, slots=True)

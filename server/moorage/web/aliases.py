@@ -108,7 +108,7 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
 
     @router.post("/policy-alias/{alias}/shadow", summary="Start a shadow", **_CHOICE)
     async def start_shadow(alias: str, request: Request) -> Response:
-        """Ask a candidate what the active version is asked; no client sees its answers."""
+        """Run a candidate beside the active version; no client sees its answers."""
         choice = read_as(await read_document(request, bodies), VersionChoice)
         uri, who = choice.policy_rule_uri, who_of(request)
         return succeeded(await services.aliases.start_shadow(alias, uri, who))

@@ -319,7 +319,7 @@ def who_of(request: Request) -> Tenant:
 
 
 def read_as(body: dict[str, Any], kind: type[T]) -> T:
-    """Return a body as its type; what it is told of a field is that field's description.
+    """Return a body as its type; an error says a field's own description.
 
     Raises:
         ServiceError: `bad_message` naming the field that is wrong.

@@ -6,7 +6,7 @@ comes byte by byte.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
 there are too many, the one that has been idle for longest is closed. Busy ones are fewer than all
-by `RESERVED_MAX`, so there is always one to close, and health is told at any time.
+by `RESERVED_MAX`, so there is always one to close, and health is answered at any time.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What the web console is told and sends over HTTP, as types: see `schemas`."""
+"""What the web console gets and sends over HTTP, as types: see `schemas`."""
 
 from typing import Annotated, Any
 

@@ -84,6 +84,6 @@ def _note(scope: Scope) -> None:
         what=f"{scope['method']} {path}",
         **{**state.get(NAMED, {}), **scope.get("path_params", {})},
         remote=f"{client[0]}:{client[1]}" if client else "",
-        # What a proxy says, or anybody else: it is told apart from what is known.
+        # What a proxy says, or anybody else: it has a field of its own.
         forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
     )

@@ -457,7 +457,7 @@ def operation(
     bare: bool = False,
     refusals: bool = False,
 ) -> dict[str, Any]:
-    """Return what FastAPI's decorators are told of an endpoint.
+    """Return the arguments of FastAPI's decorators for an endpoint.
 
     Args:
         answer: The type of what it answers.

@@ -98,11 +98,11 @@ class WebServer:
         finally:
             ready.cancel()
         if self._serving.done():
-            self._serving.result()  # Raises what kept it from starting.
+            self._serving.result()  # Raises why it did not start.
         return bound
 
     def name_websocket_port(self, port: int) -> None:
-        """Have those told who speak WebSocket here."""
+        """Answer those who speak WebSocket here."""
         self._checks.websocket_port = port
 
     async def close(self) -> None:

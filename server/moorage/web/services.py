@@ -68,7 +68,7 @@ class AliasChanges(Protocol):
         """Return how the active version and the candidate do."""
 
     async def start_shadow(self, given: str, uri: str, who: str) -> Document:
-        """Ask a candidate what the active version is asked."""
+        """Run a candidate beside the active version."""
 
     async def stop_shadow(self, given: str, who: str) -> Document:
         """Ask the candidate no more."""
@@ -145,7 +145,7 @@ class WebServices:
         publications: What authors change about policies.
         aliases: What policies are known as.
         block_actions: Where blocks would run.
-        search: Takes what is asked (a filter or a ranking), its body, bare or in its envelope, and
+        search: Takes the kind (a filter or a ranking), its body, bare or in its envelope, and
             on whose behalf a policy ranks; returns the cluster documents that it finds, and
             warnings.
         execute: Takes an executor, a body and who asks; returns what the policy returned.

@@ -110,7 +110,7 @@ class DeviceHost:
     async def _end(self, task: Any) -> None:
         """Cancel a task until it has ended.
 
-        Ray forgets to kill a task that it was already asked to interrupt, so it is asked again.
+        Ray forgets to kill a task that it was already to interrupt, so this repeats it.
         """
         ended = asyncio.wrap_future(task.future())
         deadline = Deadline(self._settings.task_cancel_seconds_max)
@@ -123,7 +123,7 @@ class DeviceHost:
                     f"{self}: its task has not ended {deadline.seconds:g} s after it was"
                     " cancelled (EFORMER_TASK_CANCEL_TIMEOUT_S)"
                 )
-        ended.exception()  # The task's caller is told, too.
+        ended.exception()  # The task's caller gets it, too.
         if self._task is task:
             self._task = None
 
@@ -157,7 +157,7 @@ class DeviceHost:
             runtime_env: Ray's runtime environment.
             env: Environment variables; they win over those of the host.
             num_cpus: CPUs that the task takes, if the slice reserved any.
-            memory_bytes: Memory that it takes; outside of a slice 20 GB unless told.
+            memory_bytes: Memory that it takes; outside of a slice 20 GB by default.
             extra_resources: Other resources that it takes.
             timeout: Seconds after which the task is cancelled; None: never.
 

@@ -13,7 +13,7 @@ logger: Final = logging.getLogger("ray")
 
 
 class ResourcePoolManager(Generic[ActorInfoT]):
-    """A pool of actors that can be told their number; subclasses say what the actors are.
+    """A pool of actors of a number that can change; subclasses say what the actors are.
 
     Actors answer `get_info()`, `healthy()` and `shutdown()`.
 

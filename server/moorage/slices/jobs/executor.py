@@ -181,7 +181,7 @@ class RayExecutor:
     ) -> Any:
         """Run a job on all hosts of `pod_count` slices until all succeed; return the results.
 
-        Healthy slices are kept from one attempt to the next. Where `pod_count` has larger numbers,
+        Healthy slices stay from one attempt to the next. Where `pod_count` has larger numbers,
         they are tried between attempts, for `scale_poll_seconds` and once a minute at most.
 
         Args:
