@@ -31,6 +31,5 @@ def test_requests_over_what_can_be_decided_are_granted_or_busy() -> None:
     figures = overload()
     print(figures)
     assert figures["overload_grants_to_peak"] > 0
-    assert figures["overload_busy_to_asks"] > 0
     assert figures["overload_others"] == 0
     assert figures["overload_renewals"] > 0
