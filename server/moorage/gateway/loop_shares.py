@@ -1,4 +1,4 @@
-"""What the messages of one tenant take of one turn of the event loop."""
+"""Bounds on reading: the share of each tenant in one turn of the event loop."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ READ_SECONDS_MAX: Final = 0.002
 
 
 class LoopShares:
-    """Has tenants that send more than is read in one turn wait for the next ones."""
+    """Bounds how long the messages of one tenant are read in one turn."""
 
     def __init__(self) -> None:
         self._spent: dict[Tenant, float] = {}

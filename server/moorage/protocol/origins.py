@@ -45,7 +45,7 @@ class Foreign:
     """Why a request is refused.
 
     Args:
-        header: The one with it.
+        header: The name of the header with the foreign origin.
         reason: A sentence for the sender.
         setting: The daemon's setting that would let it in; empty where none does.
 

@@ -51,8 +51,14 @@ _SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
 
-_ZIP, _EMPTY_ZIP = b"PK\x03\x04", b"PK\x05\x06"
-_GZIP, _XZ = b"\x1f\x8b\x08", b"\xfd7zXZ\x00"
+_GZIP: Final = b"\x1f\x8b\x08"
+_SUFFIXES: Final = {
+    b"PK\x03\x04": ".zip",
+    b"PK\x05\x06": ".zip",  # Without members.
+    _GZIP: ".tar.gz",
+    b"\xfd7zXZ\x00": ".tar.xz",
+}
+"""Of each kind of archive, by its first bytes."""
 _ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED: Final = 0x1
 # What packing a folder on a laptop leaves behind. Bytecode is no source: never stored.
@@ -67,7 +73,7 @@ def bad_code(reason: str, expected: str) -> ServiceError:
 
 def is_archive(content: bytes) -> bool:
     """Return whether the bytes begin as an accepted archive does."""
-    return content.startswith((_ZIP, _EMPTY_ZIP, _GZIP, _XZ))
+    return content.startswith(tuple(_SUFFIXES))
 
 
 def read_archive(content: bytes) -> dict[str, bytes]:
@@ -82,11 +88,7 @@ def read_archive(content: bytes) -> dict[str, bytes]:
 
     """
     try:
-        members = (
-            _zip_members(content)
-            if content.startswith((_ZIP, _EMPTY_ZIP))
-            else _tar_members(content)
-        )
+        members = (_zip_members if _kind_of(content) == ".zip" else _tar_members)(content)
         return policy_files(collect(members))
     except ServiceError:
         raise
@@ -148,8 +150,7 @@ def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def _kind_of(content: bytes) -> str:
-    suffixes = {_ZIP: ".zip", _EMPTY_ZIP: ".zip", _GZIP: ".tar.gz", _XZ: ".tar.xz"}
-    return next(suffix for begin, suffix in suffixes.items() if content.startswith(begin))
+    return next(suffix for begin, suffix in _SUFFIXES.items() if content.startswith(begin))
 
 
 def _too_many() -> ServiceError:
