@@ -236,30 +236,42 @@ def _no_workload_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def container_engine() -> Iterator[Any]:
-    """A real Podman with an image of busybox; `DOCKER_HOST` names it while the tests run."""
+def podman() -> Iterator[tuple[Path, Any]]:
+    """A real Podman with an image of busybox: its socket, and a client of it."""
     for tool, package in (("podman", "podman"), ("runc", "runc"), ("busybox", "busybox-static")):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not here; on Debian: apt-get install {package}")
     if os.getuid() != 0:
         pytest.skip("the tests' own Podman needs root")
     pytest.importorskip("docker", reason="the extra `containers` is not installed")
-    with tempfile.TemporaryDirectory(prefix="pod-") as name, pytest.MonkeyPatch.context() as patch:
+    with tempfile.TemporaryDirectory(prefix="pod-") as name:
         folder = Path(name)
         place = folder / "podman.sock"
-        patch.setenv("DOCKER_HOST", f"unix://{place}")
         service = _serve(folder, place)
         try:
             with _connected(place) as api:
                 api.import_image_from_data(_busybox(), repository=IMAGE[:-2], tag=IMAGE[-1])
                 if not any(IMAGE in (each["RepoTags"] or ()) for each in api.images()):
                     api.tag(IMAGE[:-2], IMAGE[:-2], IMAGE[-1])  # Podman imports without the tag.
-                yield api
+                yield place, api
                 for each in api.containers(all=True):
                     api.remove_container(each["Id"], force=True, v=True)
         finally:
             service.terminate()
             service.wait()
+
+
+@pytest.fixture(scope="module")
+def container_engine(podman: tuple[Path, Any]) -> Iterator[Any]:
+    """A client of Podman, which `DOCKER_HOST` names for the tests of this file alone.
+
+    The daemons of other files have nothing to do with it: one that was slow would hold up their
+    starts.
+    """
+    place, api = podman
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", f"unix://{place}")
+        yield api
 
 
 @pytest.fixture
