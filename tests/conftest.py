@@ -54,6 +54,24 @@ _GROUPS: Final = {
 """Each test is in one of them; `make test-heavy GROUP=…` runs one, all but the first."""
 
 
+_LONG: Final = "a heavy test of a minute or more, which `.ci/run` leaves to `make test-all`"
+
+
+class _FailureLines:
+    """Say at once what failed: a run that is stopped in the middle prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print one line for a test that failed or is tried again."""
+        if report.outcome not in ("failed", "rerun"):
+            return
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        reason = report.longreprtext.rstrip().rpartition("\n")[2]
+        reporter.write_line(f"\n{report.outcome} at {report.when}: {report.nodeid}: {reason}")
+
+
 class _Leftovers(logging.Handler):
     """What asyncio says of tasks and futures when they are collected: they were not awaited."""
 
@@ -132,6 +150,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register a mark for each group."""
     for name, meaning in _GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    config.addinivalue_line("markers", f"long: {_LONG}")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailureLines(config))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
