@@ -48,7 +48,7 @@ MUTANTS = [
         "LeaseLifecycle.over",
         Replace("X = self._finished(X, ...)", "self._turn.emit(Stop(X))\nreturn"),
         "what was stopped is not started again",
-        87,
+        180,
     ),
     Mutant(
         "grants what is taken",
@@ -75,8 +75,8 @@ MUTANTS = [
         "offers what is cordoned",
         "NodeInventory._fill",
         Replace("self.closed > 0", "self.closed > 1"),
-        "nothing is granted where nothing can start|fits",
-        0,
+        "nothing is granted where nothing can start|fits|out of service",
+        5,
     ),
     Mutant(
         "offers what operators took out of service",
@@ -111,14 +111,14 @@ MUTANTS = [
         "withheld._shut",
         Replace("room.before(X, Y, Z, _)", "room.before(X, Y, Z, lease[2])"),
         "no reservation is broken",
-        116,
+        3000014,
     ),
     Mutant(
         "takes one lease for two when it counts what is used of a reservation",
         "_unused",
         Replace("_.subtract(X)", "_.subtract(X + X)"),
         "no reservation is broken|runs into a reservation",
-        21,
+        18,
     ),
     Mutant(
         "believes that a policy saw what was reserved while it thought",
@@ -188,7 +188,7 @@ MUTANTS = [
         "_Attempt._fewest",
         Replace("if not X(Y, Z):\n    return None", "if not X(Y, Z):\n    return tuple(Z)"),
         "no victim is chosen in vain|leaves for|it is told once",
-        0,
+        5,
     ),
     Mutant(
         "takes the minimum runtime for none",
@@ -314,14 +314,14 @@ MUTANTS = [
         "condense",
         Replace("yield Overtaken(...)", "yield from ()"),
         "a checkpoint gives the live state",
-        5,
+        5000004,
     ),
     Mutant(
         "forgets who waits for a quota",
         "Ranking.rooms",
         Replace("X[~self._over(X)]", "X[:0]"),
         "no request sleeps that could be served|priority goes first",
-        260,
+        5000144,
     ),
     Mutant(
         "forgets quotas in a checkpoint",
@@ -449,7 +449,7 @@ MUTANTS = [
         "WaitingQueue.rethink",
         Replace("[_ for _ in self._declined if _]", "()"),
         "no request sleeps that could be served",
-        3,
+        57,
     ),
     Mutant(
         "believes that what did not fit beside a reservation never fits",
@@ -704,7 +704,7 @@ MUTANTS = [
         "WaitingQueue.restore",
         Always("not _.pauses"),
         "stands in line, and no other",
-        21,
+        61,
     ),
     Mutant(
         "ends a lease because its policy did not get to answer",
@@ -787,7 +787,7 @@ MUTANTS = [
         "Backfill._wake_line",
         Drop("self._warm.capacity(...)"),
         "no request sleeps beside what could give way",
-        254,
+        5000042,
     ),
     Mutant(
         "hands the workload of one tenant to another",
