@@ -169,6 +169,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not _GROUP_OF_FIXTURE.keys().isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("heavy")
         item.add_marker(_group(item))
+        if _room(item) == "benchmarks" and item.get_closest_marker("heavy"):
+            item.add_marker("long")  # Figures: they are measured by hand.
     places = {room: place for place, room in enumerate(_LONG_ROOMS)}
     items.sort(key=lambda item: places.get(_room(item), len(places)))
 

@@ -117,7 +117,6 @@ def test_means_have_the_standard_errors_of_seeds_and_differences_are_paired():
     assert alone["allocated_percent"] == [90, None]
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 def test_the_table_is_plain_json_progress_is_told_and_pictures_are_drawn(folder):
     told = []

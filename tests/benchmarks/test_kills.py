@@ -26,7 +26,6 @@ def killed(*words: str) -> dict:
     return figures
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 def test_kills_leave_no_process_behind_and_start_none_twice():
     figures = killed("--kills", "8")
@@ -35,7 +34,6 @@ def test_kills_leave_no_process_behind_and_start_none_twice():
     assert figures["workloads_started"] >= 16
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, container_image):
     figures = killed("--kills", "5", "--category", "container", "--image", container_image)

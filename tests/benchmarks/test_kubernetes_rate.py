@@ -32,7 +32,6 @@ def table(path: Path, gpus: int) -> Path:
     return path
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.kubernetes
 def test_both_place_the_same_demand_on_the_same_nodes(tmp_path: Path) -> None:

@@ -122,7 +122,6 @@ def test_without_a_trace_it_says_what_it_needs():
         waiting()
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.skipif(not PHILLY.is_file(), reason="the trace shared/data/philly is missing")
 def test_three_months_of_a_real_cluster():

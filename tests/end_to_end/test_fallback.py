@@ -14,6 +14,8 @@ from served import Server, ask_message, cluster, policy, until
 
 from moorage.benchmarks.daemon_process import daemon
 from moorage_client import Client, ConnectionFailed, RequestRefused
+from moorage_client.endpoint import Endpoint
+from moorage_client.watching import Watch
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -342,22 +344,13 @@ def test_the_command_line_watches_and_the_client_says_what_is_wrong(steady):
 
 
 def test_a_watch_ends_with_the_server(tmp_path):
-    async def watching(url: str) -> None:
-        async with Client(url) as client:
-            await anext(client.watch("policies"))
-
     with daemon(tmp_path) as running:
-        url = running.ws
-
-        async def begun() -> asyncio.Task:
-            task = asyncio.ensure_future(watching(url))
-            await asyncio.sleep(0.3)  # Until it has begun to watch.
-            return task
 
         async def played() -> None:
-            task = await begun()
+            news = await Watch.begin(Endpoint(running.ws, None), ["policies"])
             os.kill(running.pid, 15)
             with pytest.raises(ConnectionFailed):
-                await asyncio.wait_for(task, 20)
+                await news.next(20)
+            await news.close()
 
         asyncio.run(played())

@@ -197,7 +197,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     renewals: list[float] = []
     renewing = asyncio.create_task(_renew(running.ws, load, renewals))
     await asyncio.sleep(WARM_SECONDS)
-    calm = max(renewals)
+    calm = max(renewals, default=float("inf"))
     renewals.clear()
     offering = asyncio.create_task(_offer(clients, load, peak * FACTOR))
     counted = await _counted(load)
