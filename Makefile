@@ -64,7 +64,7 @@ test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests tha
 
 # One of the groups in tests/conftest.py; empty for all.
 GROUP ?=
-# `no` leaves out the tests of a minute or more each.
+# `no` leaves out tests that take minutes each.
 LONG ?= yes
 AND_SHORT := $(if $(filter no,$(LONG)), and not long)
 
@@ -73,7 +73,7 @@ test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-too
 # Tests with Ray wait most of the time, beside the others; those leave it the processors, since a
 # raylet that does not start at once is given up.
 ifeq ($(GROUP),)
-	@mkdir -p build; $(BIN)/pytest -m "heavy and ray$(AND_SHORT)" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
+	@mkdir -p build; trap : INT; $(BIN)/pytest -m "heavy and ray$(AND_SHORT)" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
 	nice $(BIN)/pytest -m "heavy and not ray$(AND_SHORT)" -n auto --dist loadfile --no-loadscope-reorder \
 	    --durations 10; others=$$?; \
 	wait $$ray; ray=$$?; cat build/ray.log; exit $$((others | ray))

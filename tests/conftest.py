@@ -54,11 +54,8 @@ _GROUPS: Final = {
 """Each test is in one of them; `make test-heavy GROUP=…` runs one, all but the first."""
 
 
-_LONG: Final = "a heavy test of a minute or more, which `.ci/run` leaves to `make test-all`"
-
-
 class _FailureLines:
-    """Say at once what failed: a run that is stopped in the middle prints no summary."""
+    """Says at once what failed: a run that is killed in the middle prints no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -150,7 +147,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register a mark for each group."""
     for name, meaning in _GROUPS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    config.addinivalue_line("markers", f"long: {_LONG}")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_FailureLines(config))
 
@@ -169,8 +165,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not _GROUP_OF_FIXTURE.keys().isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("heavy")
         item.add_marker(_group(item))
-        if _room(item) == "benchmarks" and item.get_closest_marker("heavy"):
-            item.add_marker("long")  # Figures: they are measured by hand.
     places = {room: place for place, room in enumerate(_LONG_ROOMS)}
     items.sort(key=lambda item: places.get(_room(item), len(places)))
 

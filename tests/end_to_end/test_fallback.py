@@ -14,8 +14,6 @@ from served import Server, ask_message, cluster, policy, until
 
 from moorage.benchmarks.daemon_process import daemon
 from moorage_client import Client, ConnectionFailed, RequestRefused
-from moorage_client.endpoint import Endpoint
-from moorage_client.watching import Watch
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -347,10 +345,11 @@ def test_a_watch_ends_with_the_server(tmp_path):
     with daemon(tmp_path) as running:
 
         async def played() -> None:
-            news = await Watch.begin(Endpoint(running.ws, None), ["policies"])
-            os.kill(running.pid, 15)
-            with pytest.raises(ConnectionFailed):
-                await news.next(20)
-            await news.close()
+            async with Client(running.ws) as client:
+                news = await client.begin_watch("policies")
+                os.kill(running.pid, 15)
+                with pytest.raises(ConnectionFailed):
+                    await news.next(20)
+                await news.close()
 
         asyncio.run(played())

@@ -34,7 +34,6 @@ def one_run(trace, rule):
 
 
 @pytest.mark.parametrize("rule", ["fgd", "best_fit", "random"])
-@pytest.mark.long
 @pytest.mark.heavy
 def test_one_run_is_near_the_published_mean(rule):
     found = one_run("default", rule)
