@@ -28,6 +28,9 @@ settings.register_profile("steady", _UNTIMED, derandomize=True, database=None)
 settings.register_profile("wander", _UNTIMED, print_blob=True)
 settings.load_profile("steady")
 
+# Ray starts its workers at 15: beside other tests they would come too late.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent

@@ -79,6 +79,13 @@ class RayWorld:
         self.cluster.remove_node(host, allow_graceful=False)
         until(lambda: host.node_id not in {n["NodeID"] for n in ray.nodes() if n["Alive"]})
 
+    def mend(self) -> None:
+        """Have its two first nodes again, and no others."""
+        for number in self.hosts.keys() - {0, 1}:
+            self.kill(number)
+        for number in {0, 1} - self.hosts.keys():
+            self.add(number)
+
     def actors(self) -> list[str]:
         """Return the names of all actors of backends."""
         named = ray.util.list_named_actors(all_namespaces=True)
