@@ -9,7 +9,7 @@ import base64
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -70,6 +70,8 @@ class RayBackend:
         self._records = Records(root)
         self._nodes = frozenset[str]()
         self._listener: Listener | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called by any thread when a workload has failed: its node may be lost."""
         self._unwanted: set[str] = set()
         self._busy: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -258,6 +260,7 @@ class RayBackend:
     async def close(self) -> None:
         """Let go. Workloads go on running."""
         self._listener = None
+        self.on_failure = lambda: None
         await asyncio.to_thread(self.connection.close)
 
     # The cluster -------------------------------------------------------------------------------
@@ -321,6 +324,8 @@ class RayBackend:
                 self._busy += Counter()  # Forgets what is none any more.
 
     def _tell(self, workload: WorkloadReport) -> None:
+        if workload.phase is Phase.FAILED:
+            self.on_failure()
         if self._listener is not None:
             self._listener(workload)
 

@@ -100,7 +100,7 @@ def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
         held += sum(float(each.get(name, 0)) for each in leased)
         return min(max(float(free.get(name, 0)) + held, 0.0), total)
 
-    return node_document(
+    made = node_document(
         str(node["id"]),
         cpu_milli=round(offered("CPU") * 1000),
         memory_mib=int(offered("memory") / MIB),
@@ -109,6 +109,7 @@ def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
         zone=labels.get(ZONE_LABEL, ""),
         labels=labels,
     )
+    return made if node["answers"] else made | {"unavailable": "its raylet does not answer"}
 
 
 def _devices(

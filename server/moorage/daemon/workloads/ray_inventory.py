@@ -1,6 +1,7 @@
 """Keeps the cluster document of the Ray cluster that the backend `ray` starts workloads on."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -49,6 +50,7 @@ class RayInventory:
         self._state = state
         self._tell = tell
         self._finding = ""
+        self._failed = asyncio.Event()
         self._answered = time.monotonic()
         self._last: Document = {}
         self._seen: dict[str, Any] | None = None
@@ -57,13 +59,21 @@ class RayInventory:
         )
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look until cancelled; at once after a failure, before its lease gets another place."""
+        loop = asyncio.get_running_loop()
+
+        def hurry() -> None:
+            loop.call_soon_threadsafe(self._failed.set)
+
+        self._backend.on_failure = hurry
         while True:
+            self._failed.clear()
             finding = await self.look()
             if finding != self._finding:
                 self._finding = finding
                 self._tell(finding or f"the Ray cluster {self._cluster} answers")
-            await asyncio.sleep(LOOK_SECONDS)  # Ray does not tell what changes.
+            with contextlib.suppress(TimeoutError):  # Ray does not tell what changes.
+                await asyncio.wait_for(self._failed.wait(), LOOK_SECONDS)
 
     async def look(self) -> str:
         """Look once; return what is wrong."""

@@ -25,12 +25,12 @@ def observe(server: str) -> dict[str, Any]:
     free = available_resources_per_node()  # type: ignore[no-untyped-call]  # Ray has no types.
     alive = [each for each in ray.nodes() if each["Alive"]]  # type: ignore[no-untyped-call]  # As above.
 
-    def workers(node: dict[str, Any]) -> list[dict[str, Any]]:
+    def workers(node: dict[str, Any]) -> list[dict[str, Any]] | None:
         try:
             address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
             told = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
-        except Exception:  # noqa: BLE001  # A node that ends now is not asked again.
-            return []
+        except Exception:  # noqa: BLE001  # Ray lists a lost node for a while.
+            return None
         found = []
         for worker in told.core_workers_stats:
             used: dict[str, dict[str, float]] = {}
@@ -65,7 +65,8 @@ def observe(server: str) -> dict[str, Any]:
                 "resources": node.get("Resources", {}),
                 "labels": node.get("Labels", {}),
                 "free": free.get(node["NodeID"], {}),
-                "workers": found,
+                "answers": found is not None,
+                "workers": found or [],
                 "leased": leased.get(node["NodeID"], []),
             }
             for node, found in zip(alive, told, strict=True)

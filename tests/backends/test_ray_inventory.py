@@ -1,0 +1,28 @@
+"""The cluster document of a Ray cluster, of what was seen of it."""
+
+from typing import Any
+
+from moorage.backends.ray import inventory
+
+
+def seen(*, answers: bool) -> dict[str, Any]:
+    node = {
+        "id": "n1",
+        "name": "",
+        "address": "127.0.0.1",
+        "resources": {"GPU": 2.0, "CPU": 4.0, "memory": 1 << 30},
+        "labels": {},
+        "free": {"GPU": 2.0, "CPU": 4.0, "memory": 1 << 30},
+        "answers": answers,
+        "workers": [],
+        "leased": [],
+    }
+    return {"nodes": [node], "ours": []}
+
+
+def test_a_node_that_does_not_answer_is_listed_and_gets_nothing_new() -> None:
+    lost, fine = (
+        inventory.document("ray", seen(answers=answers))["nodes"]["nodeData"][0]
+        for answers in (False, True)
+    )
+    assert lost == fine | {"unavailable": "its raylet does not answer"}
