@@ -16,6 +16,7 @@ from moorage.commands.ledger import ledger
 from moorage.commands.prices import prices
 from moorage.commands.replay import replay
 from moorage.commands.serve import serve
+from moorage.commands.token import token
 from moorage.config.described import settings_help
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.extras import install_command
@@ -63,6 +64,7 @@ app.command(short_help="Tell what works here, and why not.")(doctor)
 app.command(short_help="Measure, as ratios to a baseline of the same run.")(bench)
 app.command(short_help="Ask AWS for instance types and prices.")(prices)
 app.add_typer(ledger, name="ledger")
+app.add_typer(token, name="token")
 
 
 def _open_standard_streams() -> None:

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings
 from moorage.model import Tenant
+from moorage.records.rights import Caller, Role
 from moorage_client import Client, RequestRefused
 
 
-def local(_: str | None) -> Tenant:
-    return Tenant("local")
+def local(_: str | None) -> Caller:
+    return Caller(Tenant("local"), Role.ADMIN)
 
 
 class Silent:

@@ -15,12 +15,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from moorage.core.effects import Address
-from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.model import SessionId, Tenant
 from moorage.protocol import AllocationRequest, Resume, success
 from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.logins import Tickets
+from moorage.records.rights import Caller, Role
 
 PATIENCE_SECONDS = 60.0
 """Bound of every wait; nothing is expected to come near it."""
@@ -54,12 +55,12 @@ class Harbour:
         self.changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def opened(self, session: SessionId, tenant: Tenant) -> None:
-        self.sessions[session] = tenant
+    def opened(self, session: SessionId, caller: Caller) -> None:
+        self.sessions[session] = caller.tenant
         self.ever.append(session)
         self._notify()
 
-    def lost(self, session: SessionId, tenant: Tenant) -> None:
+    def lost(self, session: SessionId, caller: Caller) -> None:
         del self.sessions[session]
         self._notify()
 
@@ -68,7 +69,7 @@ class Harbour:
         self._notify()
 
     def request_nowait(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> bool:
         if isinstance(message, Resume):
             still_open = self.gateway.unanswered(to)
@@ -77,20 +78,20 @@ class Harbour:
         assert isinstance(message, AllocationRequest)
         if message.inputs.get("do") == "wait" and not self.room.is_set():
             return False
-        self._take(to, tenant, message)
+        self._take(to, caller, message)
         return True
 
     async def request(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> None:
         assert isinstance(message, AllocationRequest)
         self.waiting += 1
         self._notify()
         await self.room.wait()
-        self._take(to, tenant, message)
+        self._take(to, caller, message)
 
-    def _take(self, to: Address, tenant: Tenant, message: AllocationRequest) -> None:
-        self.seen.append((to, tenant, message))
+    def _take(self, to: Address, caller: Caller, message: AllocationRequest) -> None:
+        self.seen.append((to, caller.tenant, message))
         self._notify()
         match message.inputs.get("do"):
             case "hold":
@@ -295,15 +296,15 @@ class Port:
         return answer
 
 
-def let_in(token: str | None) -> Tenant | None:
+def let_in(token: str | None) -> Caller | None:
     """Let in clients without a token, and two tenants by theirs."""
     tenants = {None: "local", "token-a": "a", "token-b": "b"}
     name = tenants.get(token)
-    return None if name is None else Tenant(name)
+    return None if name is None else Caller(Tenant(name), Role.ADMIN)
 
 
 Open = Callable[..., Awaitable[Port]]
-Authenticate = Callable[[str | None], Tenant | None]
+Authenticate = Callable[[str | None], Caller | None]
 
 
 @pytest.fixture

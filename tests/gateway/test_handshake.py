@@ -5,9 +5,10 @@ import base64
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.model import Tenant
 from moorage.protocol.origins import Origins
+from moorage.records.rights import Caller, Role
 
 
 async def refused(port, **options):
@@ -132,7 +133,7 @@ def bearer(token):
 
 def known(token):
     """Return whose a token is."""
-    return Tenant("a") if token in {"token-a", "ü?>"} else None
+    return Caller(Tenant("a"), Role.CLIENT) if token in {"token-a", "ü?>"} else None
 
 
 @pytest.mark.parametrize("token", ["token-a", "ü?>"])
@@ -174,7 +175,7 @@ async def test_a_ticket_opens_one_socket(open_port):
 
 
 async def test_a_wrong_ticket_is_refused_where_no_token_is_needed(open_port):
-    port = await open_port(tickets=SocketTickets(lambda _: Tenant("local")))
+    port = await open_port(tickets=SocketTickets(lambda _: Caller(Tenant("local"), Role.ADMIN)))
     offered = ["moorage", "moorage.ticket.guessed"]
     assert (await refused(port, subprotocols=offered)).status_code == 401
 

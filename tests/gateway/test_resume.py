@@ -8,6 +8,7 @@ import pytest
 from moorage.gateway.settings import HELD_BYTES_MAX
 from moorage.model import Tenant
 from moorage.protocol import Close, event
+from moorage.records.rights import Caller, Role
 
 LONG = 600.0
 """Longer than any test takes."""
@@ -154,11 +155,11 @@ async def test_a_session_is_resumed_by_its_own_tenant_alone(open_port):
 
 
 async def test_a_token_that_is_gone_ends_a_session_that_is_away(open_port):
-    tenants = {"old": Tenant("a")}
-    port = await open_port(authenticate=tenants.get, resume_seconds=LONG)
+    callers = {"old": Caller(Tenant("a"), Role.CLIENT)}
+    port = await open_port(authenticate=callers.get, resume_seconds=LONG)
     client = await port.client(additional_headers={"Authorization": "Bearer old"})
     await lose(port, client)
-    del tenants["old"]
+    del callers["old"]
     port.gateway.expel()
     assert not port.harbour.sessions
 

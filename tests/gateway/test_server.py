@@ -10,12 +10,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.core.effects import Address
-from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway.server import Gateway
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol import Close, event
 from moorage.protocol.codes import SESSION_HEADER
+from moorage.records.rights import Caller, Role
 
 
 async def test_a_session_is_announced_and_taken_back(port):
@@ -132,17 +133,20 @@ async def test_one_address_leaves_sessions_to_others(open_port):
 
 
 async def test_sessions_of_a_token_that_is_gone_or_anothers_now_are_closed(open_port):
-    tenants = {"old": Tenant("a"), "new": Tenant("a"), "moved": Tenant("a")}
-    port = await open_port(authenticate=tenants.get)
-    old, new, moved = [
+    a = Caller(Tenant("a"), Role.CLIENT)
+    callers = {"old": a, "new": a, "moved": a, "promoted": a}
+    port = await open_port(authenticate=callers.get)
+    old, new, moved, promoted = [
         await port.client(additional_headers={"Authorization": f"Bearer {token}"})
-        for token in tenants
+        for token in callers
     ]
-    del tenants["old"]
-    tenants["moved"] = Tenant("b")
+    del callers["old"]
+    callers["moved"] = Caller(Tenant("b"), Role.CLIENT)
+    callers["promoted"] = Caller(Tenant("a"), Role.ADMIN)
     port.gateway.expel()
     assert await old.close_code() == Close.UNAUTHORIZED
     assert await moved.close_code() == Close.UNAUTHORIZED
+    assert await promoted.close_code() == Close.UNAUTHORIZED
     await new.ask(1)
     assert await new.data() == {"n": 1}
 

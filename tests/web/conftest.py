@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from moorage.catalog.opening import open_catalog
-from moorage.daemon.requests.socket_tickets import SocketTickets
+from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller, Role
 from moorage.web.connections import CONNECTIONS_MAX
 from moorage.web.server import WebServer
 
@@ -36,12 +37,13 @@ class House:
         self.held = asyncio.Event()
 
     def authenticate(self, bearer):
-        return self.tokens.get(bearer)
+        tenant = self.tokens.get(bearer)
+        return None if tenant is None else Caller(tenant, Role.ADMIN)
 
-    def check_cluster(self, who, cluster_id):
+    def check(self, caller, cluster_id):
         """Let everybody change every cluster."""
 
-    check_new_cluster = check_cluster
+    check_new = check
 
     async def publish(self, document, who):
         prepared = await self.catalog.policies.prepare(document)
@@ -61,7 +63,7 @@ class House:
         documents = [{"id": "c1", "action": action, "tenant": tenant, "body": body}]
         return documents, body.get("warnings", [])
 
-    async def allocate(self, body, tenant):
+    async def allocate(self, body, caller):
         if body == b"hold":
             self.asked.set()
             await self.held.wait()
@@ -69,7 +71,7 @@ class House:
             raise RuntimeError("a bug")
         if body == b"busy":
             raise ServiceError(Code.BUSY, "later", details={"waiting": 3})
-        return 200, json.dumps({"success": True, "data": [tenant, len(body)]}).encode()
+        return 200, json.dumps({"success": True, "data": [caller.tenant, len(body)]}).encode()
 
     def readiness(self):
         return self.ready, {"catalog": "open"}

@@ -8,16 +8,23 @@ from moorage.config.kinds import REMOTE_TOKEN_CHARS_MIN
 from moorage.config.sources import EXTERNAL_SERVICES, PREFIX, ConfigError
 from moorage.protocol.origins import is_loopback
 
-__all__ = ["BACKENDS_AMONG_TENANTS", "check_together", "has_tenants"]
+__all__ = ["BACKENDS_AMONG_TENANTS", "NAMED_TOKENS_FILE", "check_together", "has_tenants"]
 
+NAMED_TOKENS_FILE: Final = "tokens.db"
+"""In the data folder; `moored token create` makes it."""
 BACKENDS_AMONG_TENANTS: Final = ("memory",)
 """Backends where workloads could not read what is another tenant's."""
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:
-    """Tell whether those who ask may be strangers to one another and to this machine."""
+    """Return whether callers may be strangers to one another and to this machine."""
     local = is_loopback(chosen["host"]) and is_loopback(chosen["http_host"])
-    return bool(chosen["tokens"]) or not local
+    return _has_tokens(chosen) or not local
+
+
+def _has_tokens(chosen: Mapping[str, Any]) -> bool:
+    """Return whether there are tokens in the settings, or named ones in the data folder."""
+    return bool(chosen["tokens"]) or (chosen["data_dir"] / NAMED_TOKENS_FILE).exists()
 
 
 def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -37,14 +44,15 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
 
     for setting in ("host", "http_host"):
         host = chosen[setting]
-        if not is_loopback(host) and not chosen["tokens"]:
+        if not is_loopback(host) and not _has_tokens(chosen):
             refuse(
                 setting if setting in sources else "host",
                 f"{host!r} can be reached from other machines, so `tokens` must say who may "
                 f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
-                f"or listen on 127.0.0.1",
+                f"make named ones with `moored token create`, or listen on 127.0.0.1",
             )
-        if not is_loopback(host) and min(map(len, chosen["tokens"])) < REMOTE_TOKEN_CHARS_MIN:
+        shortest = min(map(len, chosen["tokens"]), default=REMOTE_TOKEN_CHARS_MIN)
+        if not is_loopback(host) and shortest < REMOTE_TOKEN_CHARS_MIN:
             refuse(
                 "tokens",
                 f"expected tokens of {REMOTE_TOKEN_CHARS_MIN} characters or more, since other "

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from moorage.daemon.access.tokens import Tokens
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
 from moorage.daemon.requests.replies import Replies
-from moorage.daemon.requests.tokens import Tokens
 from moorage.daemon.tasks import Tasks
 from moorage.gateway.server import Gateway
 

@@ -20,12 +20,12 @@ import uvloop
 from moorage.backends.base import BackendError
 from moorage.config.settings import Config
 from moorage.daemon import descriptors
+from moorage.daemon.access.token_refresh import Rereading
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.daemon.start import start
-from moorage.daemon.token_refresh import Rereading
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import is_loopback

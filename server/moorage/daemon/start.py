@@ -22,6 +22,12 @@ from moorage.core import forecast
 from moorage.core.allocator import Allocator
 from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
+from moorage.daemon.access.console_logins import ConsoleLogins
+from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.access.rights import FleetRights
+from moorage.daemon.access.socket_tickets import SocketTickets
+from moorage.daemon.access.token_store import TokenStore
+from moorage.daemon.access.tokens import LOCAL, Tokens
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.clusters import FollowedClusters
@@ -39,26 +45,21 @@ from moorage.daemon.registry import RegistryChanges
 from moorage.daemon.requests import services
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.asks import Asks
-from moorage.daemon.requests.console_logins import ConsoleLogins
 from moorage.daemon.requests.consultations import Consultations
 from moorage.daemon.requests.context_keeper import ContextKeeper
 from moorage.daemon.requests.decisions import Decisions
 from moorage.daemon.requests.executor import PolicyExecutor
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
-from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.requests.map_news import MapNews
-from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
+from moorage.daemon.requests.operations import Lookups, Operations
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.requests.request_progress import RequestProgress
-from moorage.daemon.requests.rights import Rights
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.shape_news import ShapeNews
-from moorage.daemon.requests.socket_tickets import SocketTickets
-from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
 from moorage.daemon.tasks import Tasks
@@ -85,6 +86,7 @@ class Stores:
     ledger: Ledger
     allocator: Allocator
     lease_tokens: LeaseTokens
+    named_tokens: TokenStore
     catalog: Catalog
 
 
@@ -125,7 +127,6 @@ class RequestParts:
     calls: HttpCalls
     replies: Replies
     lookups: Lookups
-    rights: Rights
     router: Router
 
 
@@ -184,6 +185,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
     core.tasks.spawn(core.watchers.progress.run())
+    core.tasks.spawn(core.tokens.follow(core.gateway.expel))
     core.tasks.spawn(follow_disk(stores.ledger))
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core)
@@ -208,6 +210,8 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
     tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
+    named_tokens = TokenStore(config.data_dir)
+    stack.callback(named_tokens.close)
     allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
     allocator.replay(recovery.facts, recovery.fencing)
     path = config.data_dir / "catalog.db"
@@ -219,7 +223,7 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
-    return Stores(ledger, allocator, tokens, catalog)
+    return Stores(ledger, allocator, tokens, named_tokens, catalog)
 
 
 def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> Core:
@@ -233,12 +237,12 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     )
     if settings.sessions_max > settings.connections_max:
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
-    tokens = Tokens(config.tokens, config.operators)
-    logins = ConsoleLogins(tokens.tenant, config.console_login_seconds) if config.console else None
-    tickets = SocketTickets(tokens.tenant)
-    gateway = Gateway(settings, tokens.tenant, tickets, logins)
+    tokens = Tokens(config.tokens, config.operators, stores.named_tokens)
+    logins = ConsoleLogins(tokens.caller, config.console_login_seconds) if config.console else None
+    tickets = SocketTickets(tokens.caller)
+    gateway = Gateway(settings, tokens.caller, tickets, logins)
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
-    telling = (gateway.push, gateway.reads_on, tokens.is_operator, lambda: stores.ledger.last_seq)
+    telling = (gateway.push, gateway.reads_on, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
     queue = stores.allocator.requests.queue
     progress = RequestProgress(
@@ -333,16 +337,14 @@ def _requests(
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
-    rights = Rights(core.tokens.is_operator, state)
-    bounds = OperationBounds(config.lease_ttl_seconds_max, rights)
-    decisions = Decisions(stores.ledger, core.tokens.is_operator)
-    fleets = RecalledFleets(stores.ledger, decisions, core.tokens.is_operator)
-    terms = WhatIfBounds(
-        config.sandbox, _limits(config), core.tokens.is_operator, config.overtaken_max
-    )
+    decisions = Decisions(stores.ledger)
+    fleets = RecalledFleets(stores.ledger, decisions)
+    terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(access, decisions, fleets, whatifs)
-    operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
+    operations = Operations(
+        inbox, replies, core.watchers, management, lookups, config.lease_ttl_seconds_max
+    )
     return RequestParts(
         finder,
         publishing,
@@ -352,7 +354,6 @@ def _requests(
         calls,
         replies,
         lookups,
-        rights,
         Router(admission, operations, blocks, replies, tasks),
     )
 
@@ -415,7 +416,7 @@ def _web(
     allocation = services.AllocationServices(requests.router, requests.calls)
     behind = WebServices(
         clusters=catalog.clusters,
-        rights=requests.rights,
+        rights=FleetRights(stores.allocator.state),
         metrics=catalog.metrics,
         blocks=catalog.blocks,
         executors=catalog.executors,
@@ -429,7 +430,7 @@ def _web(
         execute=PolicyExecutor(catalog, sandbox).execute,
         allocate=allocation.allocate if config.allocate_over_http else None,
         operate=allocation.operate,
-        authenticate=core.tokens.tenant,
+        authenticate=core.tokens.caller,
         readiness=health.readiness,
         metrics_text=core.measures.text,
         tickets=core.tickets,
@@ -448,8 +449,7 @@ def _console(
     return Console(
         logins=core.logins,
         needs_login=lambda: core.tokens.required,
-        local_tenant=LOCAL_TENANT,
-        is_operator=core.tokens.is_operator,
+        local=LOCAL,
         websocket_port=lambda: core.gateway.port,
         expel=core.gateway.expel,
         try_policy=playground.run,

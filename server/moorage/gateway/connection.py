@@ -16,9 +16,10 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import Event, State
 
 from moorage.gateway.received import PART_BYTES_MIN, Received
-from moorage.model import SessionId, Tenant
+from moorage.model import SessionId
 from moorage.protocol.codes import Close
 from moorage.protocol.peers import Peers, most_of_one
+from moorage.records.rights import Caller
 
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 """How clients close that are done; browsers name no code."""
@@ -31,7 +32,7 @@ class GatewayConnection(ServerConnection):
         registry: All connections of the gateway; it enters and leaves by itself.
         opening: Those of them that have no session yet; the gateway takes it out when it has one.
         address: Where it comes from.
-        session_id, tenant, bearer, cookies: Set when the opening handshake lets it in: whose it is,
+        session_id, caller, bearer, cookies: Set when the opening handshake lets it in: the caller,
             and the token, or the console's cookies, that said so.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
@@ -62,7 +63,7 @@ class GatewayConnection(ServerConnection):
         self.address = ""
         self.connections_max = connections_max
         self.session_id = SessionId("")
-        self.tenant: Tenant | None = None
+        self.caller: Caller | None = None
         self.bearer: str | None = None
         self.cookies: list[str] = []
         self.on_writable: Callable[[bool], None] = _ignore
@@ -200,9 +201,9 @@ class GatewayConnection(ServerConnection):
 
     def _note(self, count: int) -> None:
         count = 0 if count < PART_BYTES_MIN else count
-        if count != self._noted_bytes and self.tenant is not None:
+        if count != self._noted_bytes and self.caller is not None:
             self._noted_bytes = count
-            self.received.note(self, self.tenant, count)
+            self.received.note(self, self.caller.tenant, count)
 
     def pause_writing(self) -> None:
         """Read no more from a client that does not read.

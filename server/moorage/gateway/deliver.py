@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moorage.core.effects import Address
-from moorage.model import SessionId, Tenant
+from moorage.model import SessionId
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
+from moorage.records.rights import Caller
 
 Request = AllocationRequest | BlockRequest | Operation
 
@@ -22,17 +23,17 @@ class Deliver(Protocol):
     exception is a defect, which the gateway passes to `failed`.
     """
 
-    def opened(self, session: SessionId, tenant: Tenant) -> None:
+    def opened(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists. It comes before its first request."""
 
     def request_nowait(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> "bool | asyncio.Future[None]":
         """Take a request without waiting: the hot path.
 
         Args:
             to: Where its answer goes.
-            tenant: Who asks.
+            caller: Who sends it.
             message: What it is.
             warnings: What is odd about it, for its reply.
 
@@ -44,7 +45,7 @@ class Deliver(Protocol):
         """
 
     async def request(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> None:
         """Take a request, waiting for room where needed.
 
@@ -54,7 +55,7 @@ class Deliver(Protocol):
         left still counts. It is cancelled only when the gateway stops and has waited in vain.
         """
 
-    def lost(self, session: SessionId, tenant: Tenant) -> None:
+    def lost(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over, and not resumed. Nothing of it comes after this."""
 
     def failed(self, error: BaseException) -> None:

@@ -15,7 +15,7 @@ from websockets.typing import Subprotocol
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
-from moorage.model import SessionId, Tenant
+from moorage.model import SessionId
 from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.credentials import (
     SUBPROTOCOL,
@@ -25,6 +25,7 @@ from moorage.protocol.credentials import (
 )
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.peers import Peers, most_of_one
+from moorage.records.rights import Caller
 
 
 class Doorman:
@@ -32,7 +33,7 @@ class Doorman:
 
     Args:
         settings: Limits.
-        authenticate: Given the bearer token, or None where there was none, returns whose it is,
+        authenticate: Given the bearer token, or None where there was none, returns the caller,
             or None to refuse.
         counts: Where refusals are counted.
         sessions: The connections that have one.
@@ -44,7 +45,7 @@ class Doorman:
     def __init__(
         self,
         settings: GatewaySettings,
-        authenticate: Callable[[str | None], Tenant | None],
+        authenticate: Callable[[str | None], Caller | None],
         counts: Counts,
         sessions: Peers[GatewayConnection],
         tickets: Tickets,
@@ -80,8 +81,8 @@ class Doorman:
             if self.draining:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
-        tenant, bearer = self._identified(connection, request)
-        if tenant is None:
+        caller, bearer = self._identified(connection, request)
+        if caller is None:
             self._counts.refused_unauthorized += 1
             answer = connection.respond(
                 http.HTTPStatus.UNAUTHORIZED,
@@ -95,21 +96,21 @@ class Doorman:
             answer = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
             answer.headers["Retry-After"] = "1"
             return answer
-        connection.tenant, connection.bearer = tenant, bearer
+        connection.caller, connection.bearer = caller, bearer
         return None
 
     def _identified(
         self, connection: GatewayConnection, request: Request
-    ) -> tuple[Tenant | None, str | None]:
-        """Return tenant and token of a request: from a header, a subprotocol or a cookie."""
+    ) -> tuple[Caller | None, str | None]:
+        """Return caller and token of a request: from a header, a subprotocol or a cookie."""
         bearer, readable = token_of(request.headers.get_all("Authorization"))
         offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
         if bearer is None and offered is not None:
             bearer, readable = self._shown(*offered)
-        tenant = self._authenticate(bearer) if readable else None
-        if tenant is None and bearer is None and offered is None:
-            tenant = self._logged_in(connection, request)
-        return tenant, bearer
+        caller = self._authenticate(bearer) if readable else None
+        if caller is None and bearer is None and offered is None:
+            caller = self._logged_in(connection, request)
+        return caller, bearer
 
     def _shown(self, kind: str, secret: str) -> tuple[str | None, bool]:
         """Return the token of a credential in a subprotocol, and whether it is valid."""
@@ -118,7 +119,7 @@ class Doorman:
         ticket = self._tickets.redeem(secret)
         return (None, False) if ticket is None else (ticket.token, True)
 
-    def _logged_in(self, connection: GatewayConnection, request: Request) -> Tenant | None:
+    def _logged_in(self, connection: GatewayConnection, request: Request) -> Caller | None:
         """Return whose page asks, by the cookie of the console.
 
         A browser says where the page comes from, and that has been looked at. Who does not say so
@@ -131,7 +132,7 @@ class Doorman:
         if login is None:
             return None
         connection.cookies = cookies
-        return login.tenant
+        return login.caller
 
     def _full(self, address: str) -> str | None:
         most = self._settings.sessions_max

@@ -21,13 +21,14 @@ from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.received import Received
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
-from moorage.model import SessionId, Tenant
+from moorage.model import SessionId
 from moorage.protocol.codes import Close, Code
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.messages import Resume
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.protocol.replies import failure
+from moorage.records.rights import Caller
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
 
@@ -79,7 +80,7 @@ class Gateway:
     Args:
         settings: Limits.
         authenticate: Given the bearer token of a handshake, or None where there was none,
-            returns whose it is, or None to refuse with 401.
+            returns the caller, or None to refuse with 401.
         tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
 
@@ -91,7 +92,7 @@ class Gateway:
     def __init__(
         self,
         settings: GatewaySettings,
-        authenticate: Callable[[str | None], Tenant | None],
+        authenticate: Callable[[str | None], Caller | None],
         tickets: Tickets,
         logins: Logins | None = None,
     ) -> None:
@@ -245,7 +246,7 @@ class Gateway:
         return f"{address[0]}:{address[1]}" if address else ""
 
     def expel(self) -> None:
-        """Close all sessions whose token or login is over, or means another tenant (4401)."""
+        """Close all sessions whose token or login is over, or means another caller (4401)."""
         for session in tuple(self._sessions.values()):
             self._expel_stranger(session)
 
@@ -253,11 +254,11 @@ class Gateway:
         """Close a session whose token or login is over; look again when a login ends."""
         connection = session.connection
         if not connection.cookies or self._logins is None:
-            if self._authenticate(connection.bearer) != session.tenant:
+            if self._authenticate(connection.bearer) != session.caller:
                 self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
             return
         login = self._logins.find(connection.cookies)
-        if login is None or login.tenant != session.tenant:
+        if login is None or login.caller != session.caller:
             self._drop(session, Close.UNAUTHORIZED, "the login is over; log in again")
             return
         pause = min(max(login.expires_at - time.time(), 0.0), _LOGIN_LOOK_SECONDS)
@@ -296,11 +297,11 @@ class Gateway:
 
     async def _handle(self, connection: ServerConnection) -> None:
         """Live through one session. The library closes the connection afterwards."""
-        if not isinstance(connection, GatewayConnection) or connection.tenant is None:
-            raise TypeError("a session without a tenant")
+        if not isinstance(connection, GatewayConnection) or connection.caller is None:
+            raise TypeError("a session without a caller")
         session = Session(
             connection,
-            connection.tenant,
+            connection.caller,
             self._deliver,
             self._settings,
             self._counts,
@@ -313,7 +314,7 @@ class Gateway:
         self._sessions[session.id] = session
         self._opening.remove(connection)
         self._open.add(connection, connection.address)
-        self._deliver.opened(session.id, session.tenant)
+        self._deliver.opened(session.id, session.caller)
         self._expel_stranger(session)  # Tokens may have changed since the handshake began.
         try:
             while (message := await session.serve()) is not None:
@@ -336,6 +337,7 @@ class Gateway:
             found.ends = None
         if not found.gone:
             self._close(found.connection, Close.RESUMED, "another connection resumed the session")
+        found.caller = session.caller  # A token of another role may resume it.
         found.resume(session, message)
         self._end(session)
         self._expel_stranger(found)  # It is looked at again when the login of this connection ends.
@@ -365,7 +367,7 @@ class Gateway:
             session.ends.cancel()
         self._kept.remove(session)
         del self._sessions[session.id]
-        self._deliver.lost(session.id, session.tenant)
+        self._deliver.lost(session.id, session.caller)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:
         session.lasts = False

@@ -20,7 +20,7 @@ from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver, Request
 from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.settings import HELD_BYTES_MAX, GatewaySettings
-from moorage.model import Code, SessionId, Tenant
+from moorage.model import Code, SessionId
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
@@ -44,6 +44,7 @@ from moorage.protocol.messages import (
     ignored_fields,
 )
 from moorage.protocol.replies import event, failure, failure_from
+from moorage.records.rights import Caller
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class Session:
 
     Args:
         connection: Its connection, already open.
+        caller: Who sends its messages.
         deliver: Where its requests go.
         settings: Its limits.
         counts: Shared with all sessions.
@@ -100,7 +102,7 @@ class Session:
     def __init__(
         self,
         connection: GatewayConnection,
-        tenant: Tenant,
+        caller: Caller,
         deliver: Deliver,
         settings: GatewaySettings,
         counts: Counts,
@@ -109,7 +111,8 @@ class Session:
         drop: Callable[["Session", int, str], None],
     ) -> None:
         self.id: SessionId = connection.session_id
-        self.tenant = tenant
+        self.caller = caller
+        self.tenant = caller.tenant
         self.connection = connection
         self.draining = False
         self.lasts = settings.resume_seconds > 0
@@ -300,7 +303,7 @@ class Session:
         self, to: Address, message: Request, warnings: Sequence[str]
     ) -> asyncio.Future[None] | None:
         try:
-            taken = self._deliver.request_nowait(to, self.tenant, message, warnings)
+            taken = self._deliver.request_nowait(to, self.caller, message, warnings)
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
             self._defect(error)
             return None
@@ -313,7 +316,7 @@ class Session:
 
     async def _hand_gone(self, to: Address, message: Request, warnings: Sequence[str]) -> None:
         try:
-            await self._deliver.request(to, self.tenant, message, warnings)
+            await self._deliver.request(to, self.caller, message, warnings)
         except Exception as error:  # noqa: BLE001  # As in `_take`.
             self._defect(error)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moorage.model import Tenant
+from moorage.records.rights import Caller
 
 __all__ = ["IssuedTicket", "Login", "Logins", "Tickets"]
 
@@ -17,14 +17,14 @@ class Login:
     """A person who has exchanged a token for a cookie.
 
     Args:
-        tenant: Whose the token is.
+        caller: Whom the token stands for.
         token: The token.
         csrf: What changing requests must carry, which no page of another site can read.
         expires_at: When it is over, in seconds since the epoch.
 
     """
 
-    tenant: Tenant
+    caller: Caller
     token: str = field(repr=False)
     csrf: str = field(repr=False)
     expires_at: float

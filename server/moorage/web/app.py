@@ -18,10 +18,19 @@ from starlette.routing import compile_path
 from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import ENCODING, TENANT, BodyReader, CountedBodies, failure, json_response
+from moorage.web.bodies import (
+    CALLER,
+    ENCODING,
+    TENANT,
+    BodyReader,
+    CountedBodies,
+    failure,
+    json_response,
+)
 from moorage.web.checks import HeadAsGet
 from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.notes import Noted
+from moorage.web.rights import check_right, right_of
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation
 from moorage.web.services import WebServices
@@ -79,18 +88,20 @@ def create_app(services: WebServices) -> FastAPI:
 def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None]]:
     async def authenticate(request: Request) -> None:
         token, readable = token_of(request.headers.getlist("authorization"))
-        tenant = services.authenticate(token) if readable else None
-        if tenant is None and token is None:
+        caller = services.authenticate(token) if readable else None
+        if caller is None and token is None:
             login = login_of(services.console, request)
-            tenant = None if login is None else login.tenant
-        if tenant is None:
+            caller = None if login is None else login.caller
+        if caller is None:
             raise ServiceError(
                 Code.UNAUTHORIZED,
                 "the request has no valid token; send `Authorization: Bearer <token>`",
                 field="authorization",
                 expected="Bearer <token>",
             )
-        setattr(request.state, TENANT, tenant)
+        setattr(request.state, CALLER, caller)
+        setattr(request.state, TENANT, caller.tenant)
+        check_right(caller, right_of(request.method, request.scope["route"].path))
 
     return authenticate
 

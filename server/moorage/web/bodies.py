@@ -27,12 +27,14 @@ from moorage.protocol.json_bounds import (
     is_deeper,
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
+from moorage.records.rights import Caller
 
 __all__ = [
     "BODY_BYTES_MAX",
     "TENANT",
     "BodyReader",
     "CountedBodies",
+    "caller_of",
     "failure",
     "is_of_clusters",
     "json_response",
@@ -48,6 +50,8 @@ __all__ = [
 T = TypeVar("T", bound=msgspec.Struct)
 ENCODING: Final = "encoding"
 """Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
+CALLER: Final = "caller"
+"""Where `web.app` leaves the caller in the request's state."""
 TENANT: Final = "tenant"
 """Where `web.app` leaves the authenticated tenant in the request's state."""
 NAMED: Final = "named"
@@ -312,10 +316,15 @@ def query_of(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
+def caller_of(request: Request) -> Caller:
+    """Return who sends a request."""
+    caller: Caller = getattr(request.state, CALLER)
+    return caller
+
+
 def who_of(request: Request) -> Tenant:
-    """Return the tenant whose token came with a request."""
-    tenant: Tenant = getattr(request.state, TENANT)
-    return tenant
+    """Return the tenant of the caller."""
+    return caller_of(request).tenant
 
 
 def read_as(body: dict[str, Any], kind: type[T]) -> T:

@@ -26,7 +26,8 @@ from moorage.model import Code
 from moorage.protocol.credentials import CONSOLE_COOKIE, console_cookies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.logins import Login
-from moorage.web.bodies import TENANT, BodyReader, read_as, read_document, succeeded, who_of
+from moorage.records.rights import Right
+from moorage.web.bodies import TENANT, BodyReader, caller_of, read_as, read_document, succeeded
 from moorage.web.console_types import (
     ConsoleLogin,
     ConsoleSession,
@@ -155,7 +156,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> APIRouter:
         """Try a policy in the jail, in a program of its own; nothing here changes."""
         body = await read_document(request, bodies)
         body.pop("trace", None)
-        return succeeded(await console.try_policy(body, who_of(request)))
+        return succeeded(await console.try_policy(body, caller_of(request)))
 
     @router.post(
         "/console/playground/backtest",
@@ -167,7 +168,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> APIRouter:
         body = await read_document(request, bodies)
         if not body.get("trace"):
             raise ServiceError.wrong_field("trace", "a table (CSV) as text")
-        return succeeded(await console.try_policy(body, who_of(request)))
+        return succeeded(await console.try_policy(body, caller_of(request)))
 
     return router
 
@@ -198,7 +199,7 @@ def _sessions(router: APIRouter, console: Console, bodies: BodyReader) -> None:
             return succeeded(_described(request, console, None))
         address = request.client.host if request.client is not None else ""
         cookie, login = await _enter(console, given.token, address, failing)
-        setattr(request.state, TENANT, login.tenant)  # For the log.
+        setattr(request.state, TENANT, login.caller.tenant)  # For the log.
         response = succeeded(_described(request, console, login))
         response.set_cookie(
             _cookie_name(request),
@@ -214,7 +215,7 @@ def _sessions(router: APIRouter, console: Console, bodies: BodyReader) -> None:
     async def log_out(request: Request) -> Response:
         """End the login of this browser, and close its WebSockets."""
         if (login := login_of(console, request)) is not None:
-            setattr(request.state, TENANT, login.tenant)
+            setattr(request.state, TENANT, login.caller.tenant)
             console.logins.leave(console_cookies(request.headers.getlist("cookie")))
             console.expel()
         response = succeeded({})
@@ -253,10 +254,11 @@ async def _enter(
 
 
 def _described(request: Request, console: Console, login: Login | None) -> dict[str, object]:
-    tenant = console.local_tenant if login is None else login.tenant
+    caller = console.local if login is None else login.caller
     return {
-        "tenant": tenant,
-        "operator": console.is_operator(tenant),
+        "tenant": caller.tenant,
+        "role": caller.role,
+        "operator": caller.may(Right.READ_ALL),
         "login": console.needs_login(),
         "csrf": "" if login is None else login.csrf,
         "websocket": f"ws://{_host(request)}:{console.websocket_port()}",

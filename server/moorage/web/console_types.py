@@ -29,6 +29,7 @@ class ConsoleSession(WebType):
     """
 
     tenant: str
+    role: str
     operator: bool
     login: bool
     csrf: str

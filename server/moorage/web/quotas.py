@@ -11,7 +11,7 @@ from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.fields import WaitSeconds, Weight
 from moorage.protocol.parts import QuotaAmounts
-from moorage.web.bodies import BodyReader, read_document, who_of
+from moorage.web.bodies import BodyReader, caller_of, read_document
 from moorage.web.schemas import WebType, operation
 from moorage.web.services import WebServices
 
@@ -39,7 +39,7 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     ) -> Response:
         given = {key: value for key, value in fields.items() if value is not None}
         said = {**change, **given}
-        status, answer = await services.operate({**said, "op": name}, who_of(request))
+        status, answer = await services.operate({**said, "op": name}, caller_of(request))
         return Response(answer, status, media_type="application/json")
 
     @router.get("/quotas", summary="List quotas", **operation(QuotaPage))

@@ -19,6 +19,7 @@ from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
 from moorage.web.bodies import (
     BodyReader,
+    caller_of,
     json_response,
     pipeline_of,
     query_in_url,
@@ -99,7 +100,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def create_cluster(request: Request) -> Response:
         """Store a new cluster document; answers it with the aggregates it omitted."""
         document = await _document(request, bodies)
-        services.rights.check_new_cluster(who_of(request), str(document.get("id", "")))
+        services.rights.check_new(caller_of(request), str(document.get("id", "")))
         return json_response(await services.clusters.create(document), 201)
 
     @router.post(
@@ -125,7 +126,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def update_cluster(cluster_id: str, request: Request) -> Response:
         """Answer the new document. Where other tenants have leases, only operators change it."""
         change = await _document(request, bodies)
-        services.rights.check_cluster(who_of(request), cluster_id)
+        services.rights.check(caller_of(request), cluster_id)
         return json_response(await services.clusters.update(cluster_id, change))
 
     @router.post(
@@ -141,7 +142,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
         document now. Where other tenants have leases, only operators change it.
         """
         document = await _document(request, bodies)
-        services.rights.check_cluster(who_of(request), cluster_id)
+        services.rights.check(caller_of(request), cluster_id)
         stored, new = await services.clusters.add_nodes(cluster_id, document)
         return json_response(stored, 201 if new else 200)
 
@@ -151,7 +152,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
 
         Where other tenants have leases on it, only operators remove it.
         """
-        services.rights.check_cluster(who_of(request), cluster_id)
+        services.rights.check(caller_of(request), cluster_id)
         return json_response(await services.clusters.delete(cluster_id))
 
     return router
@@ -376,8 +377,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
         4xx: the request is refused; 500: the policy or the server failed.
         """
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
-        tenant = who_of(request)
-        status, answer = await allocate_for(body, tenant)
+        status, answer = await allocate_for(body, caller_of(request))
         return Response(answer, status, media_type="application/json")
 
     return router

@@ -20,6 +20,7 @@ from moorage.protocol.registry import (
     Metrics,
     PolicyDocuments,
 )
+from moorage.records.rights import Caller
 
 __all__ = ["AliasChanges", "BlockActions", "Console", "Publications", "WebServices"]
 
@@ -99,11 +100,11 @@ class BlockActions(Protocol):
 class ClusterRights(Protocol):
     """Checks the right to change a cluster document; raises `unauthorized` (403)."""
 
-    def check_cluster(self, who: Tenant, cluster_id: str, /) -> None:
-        """Check that a tenant may change or delete a cluster."""
+    def check(self, caller: Caller, cluster_id: str, /) -> None:
+        """Check that a caller may change or delete a cluster."""
 
-    def check_new_cluster(self, who: Tenant, cluster_id: str, /) -> None:
-        """Check that a tenant may add a cluster of this id."""
+    def check_new(self, caller: Caller, cluster_id: str, /) -> None:
+        """Check that a caller may add a cluster of this id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +114,7 @@ class Console:
     Args:
         logins: Who has logged in.
         needs_login: Whether there are tokens.
-        local_tenant: Who everybody is where there are none.
-        is_operator: Whether a tenant sees what all others hold.
+        local: The caller of each request where there are none.
         websocket_port: Where the WebSocket is.
         expel: Closes the WebSockets whose login is over.
         try_policy: Takes what is to be tried in the playground, and for whom; returns what came
@@ -124,11 +124,10 @@ class Console:
 
     logins: Logins
     needs_login: Callable[[], bool]
-    local_tenant: Tenant
-    is_operator: Callable[[Tenant], bool]
+    local: Caller
     websocket_port: Callable[[], int]
     expel: Callable[[], None]
-    try_policy: Callable[[Document, Tenant], Awaitable[Document]]
+    try_policy: Callable[[Document, Caller], Awaitable[Document]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +136,7 @@ class WebServices:
 
     Args:
         clusters: Their documents.
-        rights: Decides which tenant may change them.
+        rights: Decides who may change them.
         metrics: Theirs.
         blocks: Their documents, and the documents of their metrics.
         executors: Their documents.
@@ -152,8 +151,8 @@ class WebServices:
         allocate: Takes the body of `POST /allocate` and who asks; returns the status and the JSON
             of the answer. None: that endpoint is not served.
         operate: Takes an operation, as on the socket, and who asks; returns the same as `allocate`.
-        authenticate: Takes the bearer token, or None where there is none; returns its tenant, or
-            None to answer 401.
+        authenticate: Takes the bearer token, or None where there is none; returns the caller,
+            or None to answer 401.
         readiness: Returns whether requests can be served, and what says so, by component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
         tickets: Let pages of browsers open a WebSocket.
@@ -175,9 +174,9 @@ class WebServices:
         Awaitable[tuple[list[Document], list[str]]],
     ]
     execute: Callable[[str, Document, Tenant], Awaitable[Any]]
-    allocate: Callable[[bytes, Tenant], Awaitable[tuple[int, bytes]]] | None
-    operate: Callable[[Document, Tenant], Awaitable[tuple[int, bytes]]]
-    authenticate: Callable[[str | None], Tenant | None]
+    allocate: Callable[[bytes, Caller], Awaitable[tuple[int, bytes]]] | None
+    operate: Callable[[Document, Caller], Awaitable[tuple[int, bytes]]]
+    authenticate: Callable[[str | None], Caller | None]
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]
     tickets: Tickets

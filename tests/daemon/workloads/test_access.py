@@ -13,7 +13,7 @@ from moorage.backends.local.backend import LocalBackend
 from moorage.core.effects import Information
 from moorage.core.events import Event, WorkloadEnded
 from moorage.core.facts import Refusal
-from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.control import WorkloadControl

@@ -13,9 +13,9 @@ import msgspec
 from moorage.catalog.ports import Catalog
 from moorage.core.state import State
 from moorage.daemon.offline import offline
-from moorage.model import Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import CHECKS_BUSY
 
@@ -50,7 +50,7 @@ class Playground:
         self,
         catalog: Catalog,
         state: State,
-        recalled: Callable[[str, Tenant], Awaitable[Fleet]],
+        recalled: Callable[[str, Caller], Awaitable[Fleet]],
         mode: Mode,
     ) -> None:
         self._catalog = catalog
@@ -59,7 +59,7 @@ class Playground:
         self._mode = mode
         self._turns = FairSemaphore(AT_ONCE_MAX, WAITING_MAX, busy=CHECKS_BUSY)
 
-    async def run(self, body: Mapping[str, Any], tenant: Tenant) -> dict[str, Any]:
+    async def run(self, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Try a policy on a fleet; with a `trace`, backtest it.
 
         Raises:
@@ -71,13 +71,13 @@ class Playground:
         trace = body.get("trace", "")
         if not isinstance(trace, str):
             raise ServiceError.wrong_field("trace", "a table (CSV) as text")
-        async with self._turns.turn(tenant):
+        async with self._turns.turn(caller.tenant):
             job = {
                 "policy": await self._policy(body),
                 "requests": _requests(body),
                 "trace": trace,
                 "mode": self._mode,
-                **await self._fleet(body.get("fleet", "live"), tenant),
+                **await self._fleet(body.get("fleet", "live"), caller),
             }
             seconds = BACKTEST_SECONDS_MAX if trace else RUN_SECONDS_MAX
             packed = await asyncio.to_thread(msgspec.json.encode, job)
@@ -92,7 +92,7 @@ class Playground:
             return {name: each for name, each in found.items() if name != "digest"}
         raise ServiceError.wrong_field("code", "code as text, or a `policy_rule_uri` instead")
 
-    async def _fleet(self, wanted: Any, tenant: Tenant) -> Fleet:
+    async def _fleet(self, wanted: Any, caller: Caller) -> Fleet:
         match wanted:
             case "live":
                 documents = await self._catalog.clusters.query({})
@@ -103,7 +103,7 @@ class Playground:
             case {"clusters": [dict(), *_] as documents} if len(wanted) == 1:
                 return {"documents": documents}
             case {"decision": str(request)} if len(wanted) == 1:
-                return await self._recalled(request, tenant)
+                return await self._recalled(request, caller)
             case _:  # Anything else that JSON has.
                 expected = '"live", {"clusters": [documents]} or {"decision": request id}'
                 raise ServiceError.wrong_field("fleet", expected)

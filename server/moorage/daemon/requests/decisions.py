@@ -6,7 +6,6 @@ fact: the last refusals are kept here, each beside the fact that was the last on
 
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import time
 from typing import Any, Final
@@ -17,8 +16,9 @@ from moorage.core.events import Asked, ConsultFailed, Event, Proposed
 from moorage.core.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
 from moorage.core.turn import Turn
 from moorage.ledger.base import PAGE_FACTS_MAX, Ledger, LedgerEntry, LedgerError
-from moorage.model import Ask, Code, Lease, RequestId, Tenant
+from moorage.model import Ask, Code, Lease, RequestId
 from moorage.protocol.messages import DecisionListing
+from moorage.records.rights import Caller, Right
 
 REFUSALS_MAX: Final = 10_000
 """Refusals kept; beyond it the oldest is forgotten."""
@@ -57,13 +57,11 @@ class Decisions:
 
     Args:
         ledger: Has what are facts. No fact is stepped before this is made.
-        is_operator: Tells who sees what was decided for all tenants.
 
     """
 
-    def __init__(self, ledger: Ledger, is_operator: Callable[[Tenant], bool]) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._is_operator = is_operator
         self._seq = ledger.last_seq
         self._open: dict[RequestId, Ask] = {}
         self._refused: deque[RefusedAtOnce] = deque()
@@ -108,16 +106,16 @@ class Decisions:
         """Return a request that was refused at once, if it is one of the last."""
         return self._by_request.get(request)
 
-    async def page(self, message: DecisionListing, tenant: Tenant) -> Response:
-        """Return one page of what was decided for a tenant; for an operator, for all."""
+    async def page(self, message: DecisionListing, caller: Caller) -> Response:
+        """Return one page of decisions: those for the caller's tenant, or all with the right."""
         wanted = message.equalities()
         for name in wanted:
             if name not in FILTERS:
                 known = ", ".join(FILTERS)
                 reason = f"filters.{name}: expected one of {known}."
                 return Refusal(Code.BAD_MESSAGE, reason, f"filters.{name}", f"one of {known}")
-        if not self._is_operator(tenant):
-            wanted["tenant"] = tenant
+        if not caller.may(Right.READ_ALL):
+            wanted["tenant"] = caller.tenant
         before = (
             _place(message.cursor) if message.cursor else LedgerPlace(self.ledger.last_seq + 1, 0)
         )

@@ -20,6 +20,7 @@ from moorage.core.fleet_map import FleetMap
 from moorage.core.state import State
 from moorage.model import SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "map"
 PAUSE_SECONDS: Final = 0.1
@@ -45,7 +46,6 @@ class MapNews:
         state: What the map is made of.
         push: Sends news to a session.
         reads_on: Tells whether a session has taken all that it was sent.
-        is_operator: Tells who sees what all tenants hold.
         revision: Returns the number of the last durable fact.
 
     """
@@ -55,13 +55,11 @@ class MapNews:
         state: State,
         push: Callable[[SessionId, bytes], None],
         reads_on: Callable[[SessionId], bool],
-        is_operator: Callable[[Tenant], bool],
         revision: Callable[[], int],
     ) -> None:
         self._state = state
         self._push = push
         self._reads_on = reads_on
-        self._is_operator = is_operator
         self._revision = revision
         self._watching: dict[SessionId, _Watching] = {}
         self._wanted = asyncio.Event()
@@ -69,9 +67,9 @@ class MapNews:
         self._too_many = False
         self._number = 0
 
-    def add(self, session: SessionId, tenant: Tenant) -> None:
+    def add(self, session: SessionId, caller: Caller) -> None:
         """Send a session the whole map soon, also where it has been sent it before."""
-        viewer = None if self._is_operator(tenant) else tenant
+        viewer = None if caller.may(Right.READ_ALL) else caller.tenant
         self._watching[session] = _Watching(viewer)
         self._wanted.set()
 

@@ -26,20 +26,20 @@ from moorage.core.events import (
     UnreserveAsked,
 )
 from moorage.core.facts import Refusal
+from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.requests.decisions import Decisions
-from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.replies import Replies, ReplyContext
-from moorage.daemon.requests.rights import Rights
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.model import ClusterId, Code, NodeId, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller, Right
 
 log = structlog.get_logger("moored")
 
@@ -64,30 +64,16 @@ class Lookups:
     async def answer(
         self,
         message: wire.DecisionListing | wire.DecisionFleet | wire.PastFleet | wire.WhatIf,
-        tenant: Tenant,
+        caller: Caller,
     ) -> Response:
         """Answer a question."""
         if isinstance(message, wire.WhatIf):
-            return await self.whatifs.answer(message, tenant)
+            return await self.whatifs.answer(message, caller)
         if isinstance(message, wire.DecisionListing):
-            return await self.decisions.page(message, tenant)
+            return await self.decisions.page(message, caller)
         if isinstance(message, wire.PastFleet):
-            return await self.fleets.at(message.at, tenant)
-        return await self.fleets.told(message.request, tenant)
-
-
-@dataclass(frozen=True, slots=True)
-class OperationBounds:
-    """What not everybody may do.
-
-    Args:
-        ttl_seconds_max: How long a lease may be renewed for at a time.
-        rights: Decides which tenant may do which operation.
-
-    """
-
-    ttl_seconds_max: float
-    rights: Rights
+            return await self.fleets.at(message.at, caller)
+        return await self.fleets.told(message.request, caller)
 
 
 class Operations:
@@ -99,7 +85,7 @@ class Operations:
         watchers: Sessions that watch.
         management: Runs `management` of policies.
         lookups: What is answered beside the core.
-        bounds: What not everybody may do.
+        ttl_seconds_max: The longest that a lease may be renewed for.
 
     """
 
@@ -110,15 +96,14 @@ class Operations:
         watchers: Watchers,
         management: Management,
         lookups: Lookups,
-        bounds: OperationBounds,
+        ttl_seconds_max: float,
     ) -> None:
         self._inbox = inbox
         self._replies = replies
         self._watchers = watchers
         self._management = management
         self._lookups = lookups
-        self._ttl_seconds_max, self._rights = bounds.ttl_seconds_max, bounds.rights
-        self._is_operator = bounds.rights.is_operator
+        self._ttl_seconds_max = ttl_seconds_max
 
     def lost(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session of a tenant is over."""
@@ -127,13 +112,11 @@ class Operations:
         self._inbox.post(SessionLost(session), tenant)  # Behind what it sent.
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
-        self, to: Address, tenant: Tenant, message: wire.Operation
+        self, to: Address, caller: Caller, message: wire.Operation
     ) -> None:
         """Do what a message says; it is answered at `to`, now or later."""
+        tenant = caller.tenant
         self._replies.expect(to, ReplyContext(message.id))
-        if (refusal := self._rights.refusal(tenant, message)) is not None:
-            self._replies.answer(to, refusal)
-            return
         match message:
             case wire.Release():
                 self._release(to, tenant, message)
@@ -151,44 +134,45 @@ class Operations:
             case wire.Flush():
                 self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
-                self._cordon(to, tenant, message)
+                self._cordon(to, caller, message)
             case wire.ReserveNodes() | wire.UnreserveNodes():
                 self._reserve(to, tenant, message)
             case wire.ReservationListing():
-                self._list(to, "reservations", tenant, message)
+                self._list(to, "reservations", caller, message)
             case wire.SetQuota() | wire.RemoveQuota():
                 self._set_quota(to, tenant, message)
             case wire.QuotaListing():
-                self._list(to, "quotas", tenant, message)
+                self._list(to, "quotas", caller, message)
             case wire.Cancel():
                 cancel = CancelAsked(to, self._replies.named(to, message.request), tenant)
                 self._post(cancel, tenant, dry_run=message.dry_run)
             case wire.Status():
-                self._inquire(to, "status", tenant, message)
+                self._inquire(to, "status", caller, message)
             case wire.Why():
-                self._inquire(to, "why", tenant, message)
+                self._inquire(to, "why", caller, message)
             case wire.QueueListing():
-                self._list(to, "queue", tenant, message)
+                self._list(to, "queue", caller, message)
             case wire.LeaseListing():
-                self._list(to, "leases", tenant, message)
+                self._list(to, "leases", caller, message)
             case wire.FleetListing():
-                self._list(to, "fleet", tenant, message)
+                self._list(to, "fleet", caller, message)
             case wire.Manage():
                 self._replies.answer_later(to, self._manage(to, tenant, message))
             case wire.DecisionListing() | wire.DecisionFleet() | wire.PastFleet() | wire.WhatIf():
-                self._replies.answer_later(to, self._lookups.answer(message, tenant))
+                self._replies.answer_later(to, self._lookups.answer(message, caller))
             case wire.Logs() | wire.Exec():
                 self._look_into(to, tenant, message)
             case wire.WatchTopics():
-                self._replies.answer(to, self._watch(to, tenant, message))
+                self._replies.answer(to, self._watch(to, caller, message))
             case wire.Resume():
-                told = {"topics": self._watchers.resumed(to.session, tenant)}
+                told = {"topics": self._watchers.resumed(to.session, caller)}
                 left = self._replies.resumed(to, self._watchers.lease)
                 self._replies.answer(to, Information(left | told))
             case _:
                 assert_never(message)
 
-    def _cordon(self, to: Address, tenant: Tenant, message: wire.Cordon | wire.Uncordon) -> None:
+    def _cordon(self, to: Address, caller: Caller, message: wire.Cordon | wire.Uncordon) -> None:
+        tenant = caller.tenant
         cluster, node = ClusterId(message.cluster), NodeId(message.node)
         match message:
             case wire.Drain(reason=reason, seconds=seconds):
@@ -197,7 +181,8 @@ class Operations:
                 asked = CordonAsked(to, tenant, cluster, node, "cordon", reason)
             case wire.Uncordon():
                 asked = CordonAsked(to, tenant, cluster, node, "uncordon")
-        self._post(asked, tenant, dry_run=message.dry_run)
+        sees_all = caller.may(Right.READ_ALL)
+        self._post(asked, tenant, dry_run=message.dry_run, sees_all=sees_all)
         if not message.dry_run:
             about = {"what": asked.mode, "cluster": cluster, "node": node}
             _note(tenant, self._replies.remote(to), about)
@@ -233,8 +218,8 @@ class Operations:
         tenant: Tenant,
         *,
         dry_run: bool,
+        sees_all: bool = False,
     ) -> None:
-        sees_all = isinstance(asked, CordonAsked) and self._is_operator(asked.tenant)
         self._inbox.post(DryRun(asked.to, asked, sees_all) if dry_run else asked, tenant)
 
     def _reserve(
@@ -278,9 +263,9 @@ class Operations:
         if remote := self._replies.remote(to):  # `web.notes` tells of HTTP.
             _note(who, remote, about)
 
-    def _watch(self, to: Address, tenant: Tenant, message: wire.WatchTopics) -> Response:
+    def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
         try:
-            return Information({"topics": self._watchers.add(to.session, tenant, message.topics)})
+            return Information({"topics": self._watchers.add(to.session, caller, message.topics)})
         except ServiceError as error:
             return refusal_of(error)
 
@@ -288,12 +273,12 @@ class Operations:
         self,
         to: Address,
         question: Any,
-        tenant: Tenant,
+        caller: Caller,
         message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing | wire.QuotaListing "
         "| wire.ReservationListing",
     ) -> None:
-        filters = message.equalities()
-        sees_all = self._is_operator(tenant)
+        filters, tenant = message.equalities(), caller.tenant
+        sees_all = caller.may(Right.READ_ALL)
         if question == "quotas" and not sees_all:
             filters["tenant"] = tenant
         page = (filters, message.cursor, message.limit)
@@ -303,12 +288,11 @@ class Operations:
         self,
         to: Address,
         question: Literal["status", "why"],
-        tenant: Tenant,
+        caller: Caller,
         message: "wire.Status | wire.Why",
     ) -> None:
-        inquiry = Inquired(
-            to, question, tenant, message.subject, sees_all=self._is_operator(tenant)
-        )
+        tenant, sees_all = caller.tenant, caller.may(Right.READ_ALL)
+        inquiry = Inquired(to, question, tenant, message.subject, sees_all=sees_all)
         if isinstance(message, wire.Why) and message.nodes:
             wanted = {"nodes": True}
             inquiry = replace(inquiry, filters=wanted, after=message.after, limit=message.limit)

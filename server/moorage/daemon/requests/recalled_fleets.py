@@ -21,6 +21,7 @@ from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller, Right
 
 RECALLS_OF_TENANT_MAX: Final = 4
 """Fleets that are made for a tenant, or wait for that; further ones are refused as busy."""
@@ -45,71 +46,67 @@ class RecalledFleets:
     Args:
         ledger: Has them.
         decisions: Has what was refused at once.
-        is_operator: Tells who may see what was decided for others.
 
     """
 
-    def __init__(
-        self, ledger: Ledger, decisions: Decisions, is_operator: Callable[[Tenant], bool]
-    ) -> None:
+    def __init__(self, ledger: Ledger, decisions: Decisions) -> None:
         self._ledger = ledger
         self._decisions = decisions
-        self._is_operator = is_operator
         self._turns = FairSemaphore()
         self._recalling: Counter[Tenant] = Counter()
 
-    async def before(self, request: str, tenant: Tenant) -> dict[str, Any]:
+    async def before(self, request: str, caller: Caller) -> dict[str, Any]:
         """Return the clusters as they were when a request was decided, and what was held there.
 
         Raises:
             ServiceError: `unknown_request`, `unavailable`.
 
         """
-        _, state = await self._recalled(request, tenant)
+        _, state = await self._recalled(request, caller)
         leases = state.leases.values()
         return {
             "clusters": [state.offered(each) for each in state.clusters.values()],
             "held": [share for lease in leases for share in lease.placement],
         }
 
-    async def told(self, request: str, tenant: Tenant) -> Response:
+    async def told(self, request: str, caller: Caller) -> Response:
         """Return the same as a page draws it, and the message to ask again.
 
         Raises:
             ServiceError: As `before`.
 
         """
-        decided, state = await self._recalled(request, tenant)
+        decided, state = await self._recalled(request, caller)
         told = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
-        return Information(told | {"packed": await self._packed(state, tenant)})
+        return Information(told | {"packed": await self._packed(state, caller)})
 
-    async def at(self, at: float, tenant: Tenant) -> Response:
+    async def at(self, at: float, caller: Caller) -> Response:
         """Return the fleet at a time, as a page draws it.
 
         Raises:
             ServiceError: `unavailable`.
 
         """
-        async with self._turn(tenant):
+        async with self._turn(caller.tenant):
             try:
                 state, seq = await self._state(lambda entry: entry.at <= at)
             except LedgerError as error:
                 raise _unreadable(error) from error
-            packed = await self._packed(state, tenant)
+            packed = await self._packed(state, caller)
         return Information({"at": at, "seq": seq, "packed": packed})
 
-    async def _packed(self, state: State, tenant: Tenant) -> str:
+    async def _packed(self, state: State, caller: Caller) -> str:
         shown = FleetMap(state)
         for lease in state.leases.values():
             shown.put(lease)
         shown.take_changed()
-        snapshot = shown.snapshot(None if self._is_operator(tenant) else tenant)
+        snapshot = shown.snapshot(None if caller.may(Right.READ_ALL) else caller.tenant)
         return await asyncio.to_thread(packed_text, snapshot)
 
-    async def _recalled(self, request: str, tenant: Tenant) -> tuple[DecidedAt, State]:
-        async with self._turn(tenant):
+    async def _recalled(self, request: str, caller: Caller) -> tuple[DecidedAt, State]:
+        async with self._turn(caller.tenant):
             try:
-                decided = await self._decided(request, tenant)
+                decided = await self._decided(request, caller)
                 state, _ = await self._state(lambda entry: entry.seq < decided.seq)
             except LedgerError as error:
                 raise _unreadable(error) from error
@@ -136,13 +133,13 @@ class RecalledFleets:
             self._recalling[tenant] -= 1
             self._recalling += Counter()  # Drops counts of 0.
 
-    async def _decided(self, request: str, tenant: Tenant) -> DecidedAt:
-        may_see_all, refused = self._is_operator(tenant), self._decisions.refused(request)
-        if refused is not None and (may_see_all or refused.ask.tenant == tenant):
+    async def _decided(self, request: str, caller: Caller) -> DecidedAt:
+        may_see_all, refused = caller.may(Right.READ_ALL), self._decisions.refused(request)
+        if refused is not None and (may_see_all or refused.ask.tenant == caller.tenant):
             return DecidedAt(refused.place.seq + 1, refused.at, refused.ask)
         for entry in await self._ledger.history(request):
             found = _subject(entry.fact)
-            if found is not None and (may_see_all or found.tenant == tenant):
+            if found is not None and (may_see_all or found.tenant == caller.tenant):
                 return DecidedAt(entry.seq, entry.at, found)
         reason = (
             f"the ledger has no decision about {request} of yours, and it is none of the last "

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import Sequence
 
 from moorage.core.effects import Address
+from moorage.daemon.access.rights import refusal
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.requests.admission import Admission
+from moorage.daemon.requests.answers import refuse
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
 from moorage.gateway.deliver import Request
-from moorage.model import SessionId, Tenant
+from moorage.model import SessionId
 from moorage.protocol.messages import AllocationRequest, BlockRequest
+from moorage.records.rights import Caller
 
 
 class Router:
@@ -40,32 +43,34 @@ class Router:
         self._replies = replies
         self.failed = tasks.fail
 
-    def opened(self, session: SessionId, tenant: Tenant) -> None:
+    def opened(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists."""
-        del tenant  # Every request brings it along.
+        del caller  # Every request brings it along.
         self._replies.opened(session)
 
-    def lost(self, session: SessionId, tenant: Tenant) -> None:
+    def lost(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over."""
         self._replies.lost(session)
-        self._operations.lost(session, tenant)
+        self._operations.lost(session, caller.tenant)
 
     async def request(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> None:
         """Take a request that `request_nowait` did not."""
         assert isinstance(message, AllocationRequest)
-        await self._admission.request(to, tenant, message, warnings)
+        await self._admission.request(to, caller.tenant, message, warnings)
 
     def request_nowait(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> "bool | asyncio.Future[None]":
         """Take a request; it is answered at `to`, now or later."""
-        if isinstance(message, AllocationRequest):
-            return self._admission.request_nowait(to, tenant, message, warnings)
-        if isinstance(message, BlockRequest):
+        if (no := refusal(caller, message)) is not None:
+            self._replies.send(to, refuse(no, message_id=message.id))
+        elif isinstance(message, AllocationRequest):
+            return self._admission.request_nowait(to, caller.tenant, message, warnings)
+        elif isinstance(message, BlockRequest):
             # The gateway keeps the order of the replies.
-            self._replies.send_later(to, self._blocks.answer(tenant, message, warnings))
+            self._replies.send_later(to, self._blocks.answer(caller.tenant, message, warnings))
         else:
-            self._operations.take(to, tenant, message)
+            self._operations.take(to, caller, message)
         return True

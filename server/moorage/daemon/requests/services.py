@@ -19,6 +19,7 @@ from moorage.catalog.values import Document as JsonDocument
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.facts import Refusal
+from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.vetting import vet, vet_change
@@ -26,7 +27,6 @@ from moorage.daemon.requests.answers import refuse
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
 from moorage.daemon.requests.router import Router
-from moorage.daemon.requests.tokens import LOCAL_TENANT
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
@@ -34,6 +34,7 @@ from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.json_bounds import LARGE_BYTES
+from moorage.records.rights import Caller
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -186,35 +187,35 @@ class AllocationServices:
         self._calls = calls
         self._turns = FairSemaphore(rests=True)
 
-    async def allocate(self, body: bytes, tenant: Tenant) -> tuple[int, bytes]:
+    async def allocate(self, body: bytes, caller: Caller) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""
         try:
             if len(body) > LARGE_BYTES:
-                async with self._turns.turn(tenant):
+                async with self._turns.turn(caller.tenant):
                     message, warnings = _allocation(body)
             else:
                 message, warnings = _allocation(body)
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._answered(message, tenant, warnings)
+        return await self._answered(message, caller, warnings)
 
-    async def operate(self, operation: JsonDocument, tenant: Tenant) -> tuple[int, bytes]:
+    async def operate(self, operation: JsonDocument, caller: Caller) -> tuple[int, bytes]:
         """Do what an operation says; return the status and the JSON of the answer."""
         try:
             message = wire.decode(msgspec.json.encode(operation))
         except BadMessage as error:
             return status_of(error.code), _unread(error)
-        return await self._answered(message, tenant)
+        return await self._answered(message, caller)
 
     async def _answered(
-        self, message: Request, tenant: Tenant, warnings: Sequence[str] = ()
+        self, message: Request, caller: Caller, warnings: Sequence[str] = ()
     ) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer to a message."""
         if self._calls.draining:
             return status_of(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
-        if not self._router.request_nowait(to, tenant, message, warnings):
-            await self._router.request(to, tenant, message, warnings)
+        if not self._router.request_nowait(to, caller, message, warnings):
+            await self._router.request(to, caller, message, warnings)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         if verdict.error is None:
@@ -237,7 +238,7 @@ def _unread(error: BadMessage) -> bytes:
 async def settle(router: Router, calls: HttpCalls) -> None:
     """Return once all that the core has decided until now is durable: answers leave in order."""
     to, future = calls.open()
-    router.request_nowait(to, LOCAL_TENANT, wire.Status(request="settled"))
+    router.request_nowait(to, LOCAL, wire.Status(request="settled"))
     await future
 
 

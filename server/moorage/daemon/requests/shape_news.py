@@ -10,6 +10,7 @@ from moorage.core.shapes import AskedShapes, ShapeCounts
 from moorage.core.state import State
 from moorage.model import Demand, SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "shapes"
 PAUSE_SECONDS: Final = 1.0
@@ -23,7 +24,6 @@ class ShapeNews:
         state: Has the fleet.
         push: Sends news to a session.
         reads_on: Tells whether a session has taken all that it was sent.
-        is_operator: Tells for whom the requests of all tenants count.
         revision: Returns the number of the last durable fact.
 
     Attributes:
@@ -36,22 +36,20 @@ class ShapeNews:
         state: State,
         push: Callable[[SessionId, bytes], None],
         reads_on: Callable[[SessionId], bool],
-        is_operator: Callable[[Tenant], bool],
         revision: Callable[[], int],
     ) -> None:
         self.asked = AskedShapes()
         self._state = state
         self._push = push
         self._reads_on = reads_on
-        self._is_operator = is_operator
         self._revision = revision
         self._watching: dict[SessionId, tuple[Tenant | None, Any]] = {}
         self._counts: dict[Demand, ShapeCounts] = {}
         self._wanted = asyncio.Event()
 
-    def add(self, session: SessionId, tenant: Tenant) -> None:
+    def add(self, session: SessionId, caller: Caller) -> None:
         """Tell a session the shapes at once, also where it has been told them before."""
-        self._watching[session] = (None if self._is_operator(tenant) else tenant, None)
+        self._watching[session] = (None if caller.may(Right.READ_ALL) else caller.tenant, None)
         self._wanted.set()
 
     def lost(self, session: SessionId) -> None:

@@ -45,6 +45,7 @@ from moorage.daemon.requests.shape_news import ShapeNews
 from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
+from moorage.records.rights import Caller
 from moorage.sandbox.host.sandbox import OpenCircuit
 
 TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
@@ -103,7 +104,7 @@ class Watchers:
         self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
         self._counts: Counter[str] = Counter()
 
-    def add(self, session: SessionId, tenant: Tenant, topics: Sequence[str]) -> list[str]:
+    def add(self, session: SessionId, caller: Caller, topics: Sequence[str]) -> list[str]:
         """Tell a session the news of these topics from now on; return all that it watches.
 
         Raises:
@@ -121,19 +122,19 @@ class Watchers:
                     details={"known": list(TOPICS)},
                 )
         for topic in topics:
-            self._watching[topic][session] = tenant
+            self._watching[topic][session] = caller.tenant
         if MAP in topics:
-            self._map.add(session, tenant)
+            self._map.add(session, caller)
         if SHAPES in topics:
-            self._shapes.add(session, tenant)
+            self._shapes.add(session, caller)
         return self._watched(session)
 
     def _watched(self, session: SessionId) -> list[str]:
         return [topic for topic in TOPICS if session in self._watching[topic]]
 
-    def resumed(self, session: SessionId, tenant: Tenant) -> list[str]:
+    def resumed(self, session: SessionId, caller: Caller) -> list[str]:
         """Tell it the map and the shapes as a whole again; return all that it watches."""
-        return self.add(session, tenant, self._watched(session))
+        return self.add(session, caller, self._watched(session))
 
     def lost(self, session: SessionId) -> None:
         """Forget a session."""

@@ -6,7 +6,7 @@ what-if changes anything here or holds anything up.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from moorage.protocol.changes import Change, read_change
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
+from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
 
@@ -50,14 +51,12 @@ class WhatIfBounds:
     Args:
         mode: Of the jail.
         limits: Of one evaluation.
-        is_operator: Tells who sees what would become of others.
         overtaken_max: As of the queue.
 
     """
 
     mode: Mode
     limits: Limits
-    is_operator: Callable[[Tenant], bool]
     overtaken_max: int
 
 
@@ -88,7 +87,7 @@ class WhatIfs:
         self._bounds = bounds
         self._under_way: set[Tenant] = set()
 
-    async def answer(self, message: wire.WhatIf, tenant: Tenant) -> Response:
+    async def answer(self, message: wire.WhatIf, caller: Caller) -> Response:
         """Return what would come of a change.
 
         Raises:
@@ -99,16 +98,17 @@ class WhatIfs:
             reason = "Missing required fields: request or change"
             expected = "a request, or something that changes"
             return Refusal(Code.MISSING_FIELDS, reason, "request", expected)
+        tenant = caller.tenant
         if tenant in self._under_way or len(self._under_way) >= AT_ONCE_MAX:
             reason = f"A what-if of yours, or {AT_ONCE_MAX} of others, are being answered."
             return Refusal(Code.BUSY, reason, expected="the same what-if, when they are answered")
         self._under_way.add(tenant)
         try:
-            return await self._answer(message, tenant)
+            return await self._answer(message, caller)
         finally:
             self._under_way.discard(tenant)
 
-    async def _answer(self, message: wire.WhatIf, tenant: Tenant) -> Response:
+    async def _answer(self, message: wire.WhatIf, caller: Caller) -> Response:
         try:
             change, warnings = read_change(message.change), list[str]()
         except BadMessage as error:
@@ -121,10 +121,10 @@ class WhatIfs:
             return swaps
         ask = None
         if message.request is not msgspec.UNSET:
-            ask = await self._ask(tenant, message.request, swaps, warnings)
+            ask = await self._ask(caller.tenant, message.request, swaps, warnings)
         if isinstance(ask, Refusal):
             return ask
-        packed = await self._packed(change, swaps, ask, tenant)
+        packed = await self._packed(change, swaps, ask, caller)
         told = await offline("whatif", packed, SECONDS_MAX)
         return Information({**told, "warnings": warnings})
 
@@ -202,7 +202,7 @@ class WhatIfs:
         return made if isinstance(made, Refusal) else replace(made[0], dry_run=False)
 
     async def _packed(
-        self, change: Change, swaps: dict[str, PolicyRef], ask: Ask | None, tenant: Tenant
+        self, change: Change, swaps: dict[str, PolicyRef], ask: Ask | None, caller: Caller
     ) -> bytes:
         """Return the job; the state is copied before anything else has its turn."""
         at = time.time()
@@ -220,8 +220,8 @@ class WhatIfs:
             "change": change,
             "swaps": swaps,
             "asks": ask is not None,
-            "tenant": tenant,
-            "sees_all": self._bounds.is_operator(tenant),
+            "tenant": caller.tenant,
+            "sees_all": caller.may(Right.READ_ALL),
             "mode": self._bounds.mode,
             "limits": self._bounds.limits,
             "overtaken_max": self._bounds.overtaken_max,

@@ -17,7 +17,7 @@ from moorage.backends.base import (
 from moorage.core.effects import Information
 from moorage.core.facts import Refusal
 from moorage.daemon import descriptors
-from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.readers import LogView, Readers
 from moorage.model import Code, Lease, RequestId, SessionId, Tenant

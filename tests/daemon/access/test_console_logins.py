@@ -1,15 +1,19 @@
 """Logins to the console: of one tenant so many, at no other one's cost."""
 
-from moorage.daemon.requests.console_logins import (
+from moorage.daemon.access.console_logins import (
     LOGINS_MAX,
     LOGINS_OF_TENANT_MAX,
     ConsoleLogins,
 )
 from moorage.model import Tenant
+from moorage.records.rights import Caller, Role
 
 
 def logins() -> ConsoleLogins:
-    return ConsoleLogins(lambda token: Tenant(token) if token else None, 3600.0)
+    def caller(token: str | None) -> Caller | None:
+        return Caller(Tenant(token), Role.CLIENT) if token else None
+
+    return ConsoleLogins(caller, 3600.0)
 
 
 def cookie(logins: ConsoleLogins, tenant: str) -> str:

@@ -2,13 +2,14 @@
 
 import pytest
 
-from moorage.daemon.requests import socket_tickets
-from moorage.daemon.requests.socket_tickets import TICKET_SECONDS, TICKETS_MAX, SocketTickets
+from moorage.daemon.access import socket_tickets
+from moorage.daemon.access.socket_tickets import TICKET_SECONDS, TICKETS_MAX, SocketTickets
 from moorage.model import Tenant
+from moorage.records.rights import Caller, Role
 
 
 def tickets() -> SocketTickets:
-    return SocketTickets(lambda token: Tenant(token) if token else None)
+    return SocketTickets(lambda token: Caller(Tenant(token), Role.CLIENT) if token else None)
 
 
 def test_a_ticket_is_good_once() -> None:

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.access.lease_tokens import digest
 from moorage.model import Tenant
 from moorage.protocol.logins import Login
+from moorage.records.rights import Caller
 
 LOGINS_OF_TENANT_MAX: Final = 100
 """Logins of one tenant at one time; beyond it its oldest is over."""
@@ -24,13 +25,13 @@ class ConsoleLogins:
     """Logins by the digest of their cookie.
 
     Args:
-        authenticate: Given a token, returns whose it is, or None.
+        authenticate: Given a token, returns the caller, or None.
         lasts_seconds: How long a login lasts.
 
     """
 
     def __init__(
-        self, authenticate: Callable[[str | None], Tenant | None], lasts_seconds: float
+        self, authenticate: Callable[[str | None], Caller | None], lasts_seconds: float
     ) -> None:
         self._authenticate = authenticate
         self._lasts_seconds = lasts_seconds
@@ -38,22 +39,23 @@ class ConsoleLogins:
 
     def enter(self, token: str) -> tuple[str, Login] | None:
         """Exchange a token for a cookie; None: it is no tenant's."""
-        tenant = self._authenticate(token)
-        if tenant is None:
+        caller = self._authenticate(token)
+        if caller is None:
             return None
         cookie = secrets.token_urlsafe(32)
         until = time.time() + self._lasts_seconds
-        login = Login(tenant, token, secrets.token_urlsafe(32), until)
+        login = Login(caller, token, secrets.token_urlsafe(32), until)
         self._logins[digest(cookie)] = login
-        held = Counter(each.tenant for each in self._logins.values())
-        if held[tenant] > LOGINS_OF_TENANT_MAX:
-            self._end_oldest(tenant)
+        held = Counter(each.caller.tenant for each in self._logins.values())
+        if held[caller.tenant] > LOGINS_OF_TENANT_MAX:
+            self._end_oldest(caller.tenant)
         elif len(self._logins) > LOGINS_MAX:
             self._end_oldest(max(held, key=lambda each: held[each]))
         return cookie, login
 
     def _end_oldest(self, tenant: Tenant) -> None:
-        del self._logins[next(name for name, each in self._logins.items() if each.tenant == tenant)]
+        logins = self._logins.items()
+        del self._logins[next(name for name, each in logins if each.caller.tenant == tenant)]
 
     def find(self, cookies: Iterable[str]) -> Login | None:
         """Return the login that one of these cookies stands for, while it and its token last."""
@@ -61,7 +63,7 @@ class ConsoleLogins:
             login = self._logins.get(digest(cookie))
             if login is None:
                 continue
-            if login.expires_at > time.time() and self._authenticate(login.token) == login.tenant:
+            if login.expires_at > time.time() and self._authenticate(login.token) == login.caller:
                 return login
             del self._logins[digest(cookie)]
         return None

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from moorage.daemon.requests.lease_tokens import digest
-from moorage.model import Tenant
+from moorage.daemon.access.lease_tokens import digest
 from moorage.protocol.logins import IssuedTicket
+from moorage.records.rights import Caller
 
 TICKET_SECONDS: Final = 10.0
 """Lifetime of a ticket, from the HTTP answer to the handshake."""
@@ -23,23 +23,21 @@ class SocketTickets:
     """Tickets by their digest, the oldest first.
 
     Args:
-        tenant: Given a token, returns whose it is, or None.
+        authenticate: Given a token, returns the caller, or None.
 
     """
 
-    def __init__(self, tenant: Callable[[str | None], Tenant | None]) -> None:
-        self._tenant = tenant
+    def __init__(self, authenticate: Callable[[str | None], Caller | None]) -> None:
+        self._authenticate = authenticate
         self._tickets: dict[str, IssuedTicket] = {}
 
     def issue(self, token: str | None) -> tuple[str, IssuedTicket]:
         """Issue a ticket for a token, None on a server without tokens; return secret and record."""
         self._forget_expired()
         if len(self._tickets) >= TICKETS_MAX:
-            held = Counter(self._tenant(each.token) for each in self._tickets.values())
-            most = max(held, key=lambda each: held[each])
-            del self._tickets[
-                next(n for n, each in self._tickets.items() if self._tenant(each.token) == most)
-            ]
+            owners = {name: self._owner(ticket) for name, ticket in self._tickets.items()}
+            most = Counter(owners.values()).most_common(1)[0][0]
+            del self._tickets[next(name for name, owner in owners.items() if owner == most)]
         secret = secrets.token_urlsafe(32)
         ticket = self._tickets[digest(secret)] = IssuedTicket(token, time.time() + TICKET_SECONDS)
         return secret, ticket
@@ -48,6 +46,10 @@ class SocketTickets:
         """Consume a ticket; return its record, or None if it is unknown, used or expired."""
         self._forget_expired()
         return self._tickets.pop(digest(secret), None)
+
+    def _owner(self, ticket: IssuedTicket) -> str:
+        caller = self._authenticate(ticket.token)
+        return "" if caller is None else caller.tenant
 
     def _forget_expired(self) -> None:
         now = time.time()

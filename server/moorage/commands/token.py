@@ -1,0 +1,152 @@
+"""`moored token`: named tokens of a server, in its data folder. The server may be running."""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from moorage.commands.errors import EXIT_USAGE, load_config
+from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.records.rights import Role
+
+token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_is_help=True)
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TENANT_CHARS_MAX: Final = 200
+_DURATION: Final = re.compile(r"([0-9]{1,6})([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+@token.command("create", short_help="Make a token and print it, once.")
+def token_create(
+    name: Annotated[str, typer.Argument(help="Name for lists and logs, e.g. `ci`.")],
+    role: Annotated[Role, typer.Option(help="What its holder may do.")],
+    tenant: Annotated[str, typer.Option(help="Whose leases and policies its holder works with.")],
+    expires: Annotated[
+        str, typer.Option(help="Lifetime, such as `12h`, `30d` or `8w`; `never` for none.")
+    ] = "never",
+    data: DataOption = None,
+    config: FileOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a token and print it; only its digest is stored. A running server takes it at once."""
+    if not _NAME.fullmatch(name):
+        _refuse("NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit")
+    if not _is_tenant(tenant):
+        _refuse("--tenant", f"a name of 1 to {_TENANT_CHARS_MAX} characters without spaces or `,`")
+    now = time.time()
+    expires_at = _end(expires, now)
+    folder = _folder(data, config)
+    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+
+    with _store_errors():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.closing(TokenStore(folder)) as store:
+            made = store.create(name, role, tenant, now, expires_at)
+    if as_json:
+        row = {"name": name, "role": role, "tenant": tenant, "expires_at": expires_at}
+        typer.echo(json.dumps({"token": made, **row}))
+        return
+    typer.echo(made)
+    typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
+
+
+@token.command("list", short_help="List tokens; none is shown itself.")
+def token_list(
+    data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
+) -> None:
+    """List all named tokens, with those that expired or were revoked."""
+    folder = _folder(data, config)
+    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+
+    now = time.time()
+    with _store_errors(), contextlib.closing(TokenStore(folder)) as store:
+        known = list(store.tokens().values())
+    if as_json:
+        rows = [
+            {
+                "name": each.name,
+                "role": each.role,
+                "tenant": each.tenant,
+                "state": each.state(now),
+                "created_at": each.created_at,
+                "expires_at": each.expires_at,
+                "revoked_at": each.revoked_at,
+            }
+            for each in known
+        ]
+        typer.echo(json.dumps(rows))
+        return
+    if not known:
+        typer.echo(f"No tokens in {folder}. Make one: moored token create NAME --role … --tenant …")
+    for each in known:
+        terms = _terms(each.role, each.tenant, each.expires_at)
+        typer.echo(f"{each.name}: {each.state(now)}, {terms}")
+
+
+@token.command("revoke", short_help="Refuse a token from now on.")
+def token_revoke(
+    name: Annotated[str, typer.Argument(help="Name of the token.")],
+    data: DataOption = None,
+    config: FileOption = None,
+) -> None:
+    """Refuse a token from now on; a running server ends its open sessions within a second."""
+    folder = _folder(data, config)
+    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+
+    with _store_errors(), contextlib.closing(TokenStore(folder)) as store:
+        if store.revoke(name, time.time()):
+            typer.echo(f"Token “{name}” is revoked.")
+        else:
+            typer.echo(f"Token “{name}” was revoked before.")
+
+
+def _folder(data: Path | None, config: Path | None) -> Path:
+    """Return the data folder. The rest of the settings may wait for a first token."""
+    loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
+    return load_config({"data_dir": data, **loopback}, config).data_dir
+
+
+def _is_tenant(tenant: str) -> bool:
+    if not 0 < len(tenant) <= _TENANT_CHARS_MAX or tenant == "*":
+        return False
+    return tenant.isprintable() and not any(each.isspace() or each == "," for each in tenant)
+
+
+def _end(expires: str, now: float) -> float | None:
+    """Return when a token made now expires; None: never."""
+    if expires == "never":
+        return None
+    found = _DURATION.fullmatch(expires)
+    if found is None or not int(found[1]):
+        _refuse("--expires", "a number and one of s, m, h, d, w, such as `30d`; or `never`")
+    return now + int(found[1]) * _SECONDS[found[2]]
+
+
+def _terms(role: Role, tenant: str, expires_at: float | None) -> str:
+    end = "does not expire"
+    if expires_at is not None:
+        end = f"expires {datetime.fromtimestamp(expires_at, UTC):%Y-%m-%d %H:%M} UTC"
+    return f"role {role}, tenant “{tenant}”, {end}"
+
+
+def _refuse(option: str, expected: str) -> NoReturn:
+    typer.echo(f"moored: {option}: expected {expected}", err=True)
+    raise typer.Exit(EXIT_USAGE)
+
+
+@contextlib.contextmanager
+def _store_errors() -> Iterator[None]:
+    from moorage.daemon.access.token_store import TokenStoreError  # noqa: PLC0415  # As in serve.
+
+    try:
+        yield
+    except (TokenStoreError, OSError) as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,101 @@
+"""Who may connect: tokens of the settings and named tokens, which may change while we serve.
+
+Both doors ask it. `token_refresh` changes those of the settings, `token_store` has the named ones.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import structlog
+
+from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.access.token_store import NamedToken, TokenStore, TokenStoreError
+from moorage.model import Tenant
+from moorage.records.rights import Caller, Role
+
+FOLLOW_SECONDS: Final = 0.5
+"""Between two looks whether a named token ended; then its open sessions end."""
+LOCAL: Final = Caller(Tenant("local"), Role.ADMIN)
+"""All callers, where no tokens are configured (loopback only)."""
+
+log = structlog.get_logger("moored")
+
+
+class Tokens:
+    """Finds the caller of a token by its digest: the time that takes says nothing of the token.
+
+    Args:
+        tokens: Token to tenant, from the settings. Their role is author.
+        operators: Tenants among them whose role is admin.
+        store: Named tokens; None: there are none.
+
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[str, str],
+        operators: Collection[str] = (),
+        store: TokenStore | None = None,
+    ) -> None:
+        self._operators = frozenset(operators)
+        self._callers: dict[str, Caller] = {}
+        self._store = store
+        self.change(tokens)
+
+    def change(self, tokens: Mapping[str, str]) -> None:
+        """Replace the tokens of the settings."""
+        self._callers = {
+            digest(token): Caller(Tenant(tenant), self._role(tenant))
+            for token, tenant in tokens.items()
+        }
+
+    def _role(self, tenant: str) -> Role:
+        return Role.ADMIN if tenant in self._operators else Role.AUTHOR
+
+    @property
+    def required(self) -> bool:
+        """Whether callers need a token: there are tokens, or there were named ones."""
+        return bool(self._callers) or self._named() != {}
+
+    def caller(self, bearer: str | None) -> Caller | None:
+        """Return the caller of a token; None if it is unknown, expired or revoked."""
+        if not self.required:
+            return LOCAL
+        shown = digest(bearer or "")
+        if (found := self._callers.get(shown)) is not None:
+            return found
+        named = (self._named() or {}).get(shown)
+        if named is None or not named.is_valid(time.time()):
+            return None
+        return Caller(Tenant(named.tenant), named.role, named.name)
+
+    async def follow(self, expel: Callable[[], None]) -> None:
+        """Call `expel` when named tokens end, or there is a first one, until cancelled.
+
+        Args:
+            expel: Closes the sessions of callers who are no longer let in.
+
+        """
+        before = self._valid()
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            now = self._valid()
+            if not before <= now or bool(before) != bool(now):
+                expel()
+            before = now
+
+    def _valid(self) -> frozenset[str]:
+        now = time.time()
+        return frozenset(key for key, each in (self._named() or {}).items() if each.is_valid(now))
+
+    def _named(self) -> Mapping[str, NamedToken] | None:
+        """Return named tokens by digest; None where they cannot be read: then none lets in."""
+        if self._store is None:
+            return {}
+        try:
+            return self._store.tokens()
+        except TokenStoreError as error:
+            log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+            return None

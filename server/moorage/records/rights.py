@@ -1,0 +1,98 @@
+"""Roles, rights and callers: the one table of who may do what.
+
+Both doors, the console and the command line ask `Caller.may(Right.…)`. A new right is one line of
+`Right`.
+"""
+
+from enum import Enum, StrEnum
+from typing import Final
+
+import msgspec
+
+from moorage.model import Tenant
+
+__all__ = ["Caller", "Right", "Role"]
+
+
+class Role(StrEnum):
+    """What a token is for. Each of the first five may do what those before it may."""
+
+    VIEWER = "viewer"
+    CLIENT = "client"
+    AUTHOR = "author"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    METRICS = "metrics"
+    """A scraper of `/metrics`, which may do nothing else."""
+
+
+_LADDER: Final = (Role.VIEWER, Role.CLIENT, Role.AUTHOR, Role.OPERATOR, Role.ADMIN)
+_VIEWER, _CLIENT, _AUTHOR, _OPERATOR, _ADMIN = (
+    frozenset(_LADDER[place:]) for place in range(len(_LADDER))
+)
+
+
+class Right(Enum):
+    """What a caller may do: its name, the roles that have it, and its meaning after "may".
+
+    Names ending in `_all` extend a right to what belongs to other tenants.
+    """
+
+    METRICS = "metrics", _VIEWER | {Role.METRICS}, "read the server's metrics"
+    READ = "read", _VIEWER, "look at the fleet, the queue, policies and leases"
+    PLACE = "place", _CLIENT, "ask for placements and leases"
+    LEASE = "lease", _CLIENT, "renew, release or cancel"
+    EXEC = "exec", _CLIENT, "run commands in workloads"
+    POLICY = "policy", _AUTHOR, "publish policies, or change aliases and their data"
+    CLUSTER = "cluster", _AUTHOR, "register or change clusters, metrics, blocks and executors"
+    READ_ALL = "read_all", _OPERATOR, "see what other tenants hold"
+    POLICY_ALL = "policy_all", _OPERATOR, "change policies and aliases of other tenants"
+    CLUSTER_ALL = "cluster_all", _OPERATOR, "change clusters of other tenants"
+    CORDON = "cordon", _OPERATOR, "take clusters and nodes out of service, or put them back"
+    RESERVE = "reserve", _OPERATOR, "reserve nodes, or end reservations"
+    QUOTA = "quota", _OPERATOR, "set or remove quotas"
+    TOKEN = "token", _ADMIN, "create or revoke tokens"  # A name, no secret.
+
+    def __init__(self, label: str, roles: frozenset[Role], meaning: str) -> None:
+        self.label = label
+        self.roles = roles
+        self.meaning = meaning
+
+    @property
+    def expected(self) -> str:
+        """What a caller without it needs, for people: `a token with the role operator or admin`."""
+        *names, last = [role.value for role in Role if role in self.roles]
+        return f"a token with the role {', '.join(names) + ' or ' if names else ''}{last}"
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """Who sends a request: made once, in the handshake or at the HTTP door.
+
+    Args:
+        tenant: Whose leases, quota and policies a request is about.
+        role: Decides what the caller may do.
+        token_name: Name of its token; empty for tokens of the settings, and without tokens.
+
+    """
+
+    tenant: Tenant
+    role: Role
+    token_name: str = ""
+
+    def may(self, right: Right) -> bool:
+        """Return whether the caller has a right."""
+        return self.role in right.roles
+
+    def refusal(self, right: Right, does: str = "") -> str:
+        """Return the reason for people why the caller may not do something.
+
+        Args:
+            right: The right that it needs.
+            does: What exactly, in words that follow "may"; by default what the right means.
+
+        """
+        return (
+            f"Tenant “{self.tenant}” with the role {self.role} may not {does or right.meaning}. "
+            f"Use {right.expected} (`moored token create` makes one), or that of a tenant that the "
+            "setting `operators` (MOORAGE_OPERATORS) names."
+        )

@@ -1,0 +1,59 @@
+"""Which right each request over HTTP needs. `web.app` asks once it knows the caller."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError, status_of
+from moorage.records.rights import Caller, Right
+from moorage.web.notes import READS
+
+__all__ = ["check_right", "right_of"]
+
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_POSTED: Final[Mapping[str, Right]] = {
+    "/allocate": Right.PLACE,
+    "/blockActions/allocate": Right.PLACE,
+    "/blockActions/dryRun": Right.PLACE,
+    "/blockActions/selectClusters": Right.PLACE,
+    "/console/playground": Right.POLICY,
+    "/console/playground/backtest": Right.POLICY,
+    "/executor/{executor}/execute_policy": Right.PLACE,
+}
+_POLICIES: Final = ("/policy", "/policy-alias")
+_OPERATIONS: Final = "/quotas"
+"""The operation behind the path asks for its own right."""
+
+
+def right_of(method: str, path: str) -> Right:
+    """Return the right that a request needs; what is in no table changes the fleet.
+
+    Args:
+        method: Of the request.
+        path: Template of its route, such as `/policy/{uri}`.
+
+    """
+    if path == "/metrics":
+        return Right.METRICS
+    if path in _POSTED:
+        return _POSTED[path]
+    if method in _READING or path in READS or path.startswith(_OPERATIONS):
+        return Right.READ
+    return Right.POLICY if path.startswith(_POLICIES) else Right.CLUSTER
+
+
+def check_right(caller: Caller, right: Right) -> None:
+    """Refuse a caller who lacks a right.
+
+    Raises:
+        ServiceError: `unauthorized` with the status 403, since the token is known.
+
+    """
+    if not caller.may(right):
+        raise ServiceError(
+            Code.UNAUTHORIZED,
+            caller.refusal(right),
+            expected=right.expected,
+            details={"verdict": "not_you"},
+            status=status_of(Code.FORBIDDEN),
+        )

@@ -1,0 +1,150 @@
+"""Tokens: those of the settings, and named ones in the data folder."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage.daemon.access.token_store import TokenStore, TokenStoreError
+from moorage.daemon.access.tokens import FOLLOW_SECONDS, Tokens
+from moorage.records.rights import Role
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TokenStore]:
+    """The store of a server."""
+    with contextlib.closing(TokenStore(tmp_path)) as store:
+        yield store
+
+
+def create(folder: Path, name: str, role: Role = Role.CLIENT) -> str:
+    """Make a token as another process does."""
+    with contextlib.closing(TokenStore(folder)) as other:
+        return other.create(name, role, "ann", time.time(), None)
+
+
+def revoke(folder: Path, name: str) -> bool:
+    """Revoke a token as another process does."""
+    with contextlib.closing(TokenStore(folder)) as other:
+        return other.revoke(name, time.time())
+
+
+def test_without_tokens_all_are_local_admins(tmp_path: Path, store: TokenStore) -> None:
+    caller = Tokens({}, store=store).caller(None)
+    assert caller is not None
+    assert (caller.tenant, caller.role) == ("local", Role.ADMIN)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tokens_of_settings_are_of_authors_and_of_operators_of_admins() -> None:
+    tokens = Tokens({"t-ann": "ann", "t-ops": "ops"}, ["ops"])
+    callers = [tokens.caller(each) for each in ("t-ann", "t-ops", "other", None)]
+    assert [each and each.role for each in callers] == [Role.AUTHOR, Role.ADMIN, None, None]
+
+
+def test_a_named_token_is_known_at_once_and_closes_an_open_server(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    tokens = Tokens({}, store=store)
+    assert not tokens.required
+    assert tokens.caller("x") is not None
+    made = create(tmp_path, "ci", Role.VIEWER)
+    assert tokens.required
+    assert tokens.caller(None) is tokens.caller("x") is None
+    caller = tokens.caller(made)
+    assert caller is not None
+    assert (caller.tenant, caller.role, caller.token_name) == ("ann", Role.VIEWER, "ci")
+
+
+def test_a_revoked_token_is_refused_at_once_and_the_server_stays_closed(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    tokens = Tokens({}, store=store)
+    made = create(tmp_path, "ci")
+    assert tokens.caller(made) is not None
+    assert revoke(tmp_path, "ci")
+    assert tokens.caller(made) is None
+    assert tokens.caller(None) is None
+    assert not revoke(tmp_path, "ci")
+
+
+def test_an_expired_token_is_refused(store: TokenStore) -> None:
+    made = store.create("ci", Role.CLIENT, "ann", 0.0, 1.0)
+    assert Tokens({}, store=store).caller(made) is None
+    assert [each.state(time.time()) for each in store.tokens().values()] == ["expired"]
+
+
+async def test_the_end_of_a_token_expels_and_a_new_one_beside_others_does_not(
+    tmp_path: Path, store: TokenStore
+) -> None:
+    create(tmp_path, "first")
+    tokens = Tokens({}, store=store)
+    expelled = asyncio.Event()
+    following = asyncio.ensure_future(tokens.follow(expelled.set))
+    await asyncio.sleep(0)
+    create(tmp_path, "second")
+    await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One look has passed, and nothing is to happen.
+    assert not expelled.is_set()
+    revoke(tmp_path, "first")
+    async with asyncio.timeout(30):
+        await expelled.wait()
+    following.cancel()
+
+
+def test_only_digests_are_stored_for_the_owner_alone(tmp_path: Path) -> None:
+    made = create(tmp_path, "ci")
+    (path,) = tmp_path.iterdir()
+    assert made.encode() not in path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IRUSR | stat.S_IWUSR
+
+
+def test_names_are_given_once_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    create(tmp_path, "ci")
+    with pytest.raises(TokenStoreError, match="“ci” exists"):
+        create(tmp_path, "ci")
+    with pytest.raises(TokenStoreError, match="no token is named “cd”"):
+        revoke(tmp_path, "cd")
+
+
+@pytest.mark.parametrize("damage", ["newer", "garbage"])
+def test_a_store_that_cannot_be_read_lets_none_in(
+    tmp_path: Path, store: TokenStore, damage: str
+) -> None:
+    made = create(tmp_path, "ci")
+    path = tmp_path / "tokens.db"
+    if damage == "newer":
+        with sqlite3.connect(path) as connection:
+            connection.execute("PRAGMA user_version = 99")
+        connection.close()
+    else:
+        path.write_bytes(b"no database" * 1000)
+    tokens = Tokens({}, store=store)
+    assert tokens.required
+    assert tokens.caller(made) is tokens.caller(None) is None
+    with pytest.raises(TokenStoreError, match=r"newer release|not a database"):
+        store.tokens()
+
+
+def test_concurrent_creators_lose_no_token(tmp_path: Path, store: TokenStore) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from moorage.daemon.access.token_store import TokenStore\n"
+        "from moorage.records.rights import Role\n"
+        "store = TokenStore(pathlib.Path(sys.argv[1]))\n"
+        "for n in range(20):\n"
+        "    store.create(f'{sys.argv[2]}-{n}', Role.CLIENT, 'ann', 0.0, None)\n"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", program, tmp_path, name], env={**os.environ})
+        for name in "abcd"
+    ]
+    assert [each.wait(60) for each in running] == [0] * 4
+    assert len(store.tokens()) == 80

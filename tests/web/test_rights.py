@@ -1,0 +1,50 @@
+"""The right that each endpoint needs: every one of them, as it is described."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import moorage.web
+from moorage.web.rights import right_of
+
+RELEASED = Path(moorage.web.__file__).parent / "released" / "openapi.json"
+OPEN = ("/healthz", "/readyz", "/console/session")
+READ_BY_POST = {
+    *("/api/filter", "/api/filter-data", "/api/no-ir/filter", "/api/no-ir/similarity-search"),
+    *("/api/search", "/api/similarity-search", "/block/aggregate", "/block/query"),
+    *("/blocks/query", "/cluster/aggregate", "/cluster/query", "/clusters/query"),
+    *("/executor/query", "/policy/query", "/websocket-ticket"),
+}
+PLACE = {
+    *("/allocate", "/blockActions/allocate", "/blockActions/dryRun"),
+    *("/blockActions/selectClusters", "/executor/{executor}/execute_policy"),
+}
+
+
+def expected(method: str, path: str) -> str:
+    if path == "/metrics":
+        return "METRICS"
+    if path in PLACE:
+        return "PLACE"
+    if method == "get" or path in READ_BY_POST or path.startswith("/quotas"):
+        return "READ"  # An operation on quotas asks for its own right.
+    return "POLICY" if path.startswith(("/policy", "/console/playground")) else "CLUSTER"
+
+
+ENDPOINTS = [
+    (method, path)
+    for path, operations in json.loads(RELEASED.read_text())["paths"].items()
+    for method in operations
+    if path not in OPEN
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+def test_an_endpoint_needs_its_right(method: str, path: str) -> None:
+    assert right_of(method.upper(), path).name == expected(method, path)
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_methods_that_only_look_need_the_right_to_read(method: str) -> None:
+    assert right_of(method, "/clusters/{cluster_id}").name == "READ"
