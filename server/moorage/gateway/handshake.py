@@ -25,7 +25,7 @@ from moorage.protocol.credentials import (
 )
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.peers import Peers, most_of_one
-from moorage.records.rights import Caller
+from moorage.records.rights import Caller, Right
 
 
 class Doorman:
@@ -90,6 +90,9 @@ class Doorman:
             )
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
+        if not caller.may(Right.READ):
+            self._counts.refused_unauthorized += 1
+            return connection.respond(http.HTTPStatus.FORBIDDEN, caller.refusal(Right.READ) + "\n")
         if (full := self._full(connection.address)) is not None:
             self._counts.refused_full += 1
             text = f"{full} are taken; try again later.\n"

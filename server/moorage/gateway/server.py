@@ -327,7 +327,7 @@ class Gateway:
     def _resume(self, session: Session, message: Resume) -> Session:
         """Return the session that goes on over the connection of `session`."""
         found = self._sessions.get(SessionId(message.session))
-        if found is None or found is session or found.tenant != session.tenant or not found.lasts:
+        if found is None or found is session or not found.is_for(session.caller):
             reason = "session: none of yours has this id, or it is over; ask again for what waited."
             session.tell(1, failure(Code.NOT_FOUND, reason, field="session", id=message.id))
             return session
@@ -337,7 +337,6 @@ class Gateway:
             found.ends = None
         if not found.gone:
             self._close(found.connection, Close.RESUMED, "another connection resumed the session")
-        found.caller = session.caller  # A token of another role may resume it.
         found.resume(session, message)
         self._end(session)
         self._expel_stranger(found)  # It is looked at again when the login of this connection ends.

@@ -217,12 +217,17 @@ class Session:
             async with self._turns.turn(self.tenant):
                 return self._take(frame) if self.connection is connection else None
 
+    def is_for(self, caller: Caller) -> bool:
+        """Return whether a caller may resume it: one of its tenant and role, while it lasts."""
+        mine = self.caller
+        return self.lasts and (mine.tenant, mine.role) == (caller.tenant, caller.role)
+
     def resume(self, other: "Session", message: Resume) -> None:
         """Go on over the connection of another session, which is over, and answer its message."""
         self.connection.let_go()
         other._stop_slow_timer()  # noqa: SLF001  # It is of this class.
         self._stop_slow_timer()
-        self.connection = other.connection
+        self.connection, self.caller = other.connection, other.caller
         self._gone, self._held = False, 0
         self._listen(self.connection)
         if self.connection.paused:

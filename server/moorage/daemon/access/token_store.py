@@ -180,15 +180,22 @@ class TokenStore:
         connection = sqlite3.connect(
             self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > _FORMAT:
+        try:
+            _prepare(connection)
+        except sqlite3.Error:
             connection.close()
-            raise sqlite3.DatabaseError(
-                f"format {version} is of a newer release; this one reads up to {_FORMAT}"
-            )
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA synchronous = FULL")
-        if not version:
-            connection.execute(_TABLE)
-            connection.execute(f"PRAGMA user_version = {_FORMAT}")
+            raise
         return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Make the table where it is missing; refuse the file of a newer release."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > _FORMAT:
+        reason = f"format {version} is of a newer release; this one reads up to {_FORMAT}"
+        raise sqlite3.DatabaseError(reason)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA synchronous = FULL")
+    if not version:
+        connection.execute(_TABLE)
+        connection.execute(f"PRAGMA user_version = {_FORMAT}")
