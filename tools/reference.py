@@ -23,9 +23,11 @@ from typer.cli import get_docs_for_click
 from moorage.__main__ import app as moored
 from moorage.benchmarks.daemon_process import daemon
 from moorage.config.described import settings_markdown
+from moorage.daemon.access.rights import RIGHT_OF
 from moorage.protocol import specification
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING
 from moorage.protocol.faults import status_of
+from moorage.records.rights import Right, Role
 from moorage_client.cli.exits import MEANINGS
 from moorage_client.cli.program import app as moorage
 
@@ -65,6 +67,22 @@ def exit_codes() -> str:
     """Return what the exit codes of the command line mean."""
     rows = [(str(int(each)), meaning) for each, meaning in MEANINGS.items()]
     return table(("Exit code", "Meaning"), rows)
+
+
+def rights() -> str:
+    """Return which role has which right, and which messages need it."""
+    rows = []
+    for right in Right:
+        names = ", ".join(
+            f"`{kind.__struct_config__.tag or kind.__name__}`" for kind in needing(right)
+        )
+        rows.append((right.meaning, names, *("yes" if r in right.roles else "" for r in Role)))
+    return table(("May", "Messages", *(role.value for role in Role)), rows)
+
+
+def needing(right: Right) -> list[Any]:
+    """Return the kinds of messages that need a right."""
+    return [kind for kind, each in RIGHT_OF.items() if each is right]
 
 
 def operations() -> str:
@@ -185,6 +203,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "codes": codes,
     "close_codes": close_codes,
     "exit_codes": exit_codes,
+    "rights": rights,
     "operations": operations,
     "metrics": metrics,
     "command_line": command_line,
