@@ -234,7 +234,7 @@ def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterat
     yield
     gc.collect()
     _LEFTOVERS.refuse(f"One of the tests of {request.node.name}")
-    gc.freeze()  # What libraries keep for ever, as FastAPI does every app, is looked at once.
+    gc.freeze()  # What libraries keep for ever is looked at once.
 
 
 @pytest.fixture(scope="session", autouse=True)

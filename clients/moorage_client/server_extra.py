@@ -6,7 +6,6 @@ from typing import Final
 __all__ = ["MODULES", "missing"]
 
 MODULES: Final = (
-    "fastapi",
     "httpx",
     "numpy",
     "packaging",

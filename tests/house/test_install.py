@@ -19,7 +19,7 @@ from moorage_client.server_extra import MODULES
 pytestmark = pytest.mark.heavy
 
 DIRECT_MAX = 7
-SERVER_ONLY = {"fastapi", "uvicorn", "uvloop", "prometheus-client"}
+SERVER_ONLY = {"starlette", "uvicorn", "uvloop", "prometheus-client"}
 SECONDS_MAX = 60
 MIB_MAX = 60
 """Of what `pip install moorage` brings, beside Moorage itself and pip."""

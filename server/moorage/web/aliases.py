@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.web.bodies import BodyReader, read_as, read_document, succeeded, who_of
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     AliasDocument,
     CanaryOutcomes,
@@ -25,15 +25,15 @@ _ALIAS: Final = operation(AliasDocument)
 _CHOICE: Final = operation(AliasDocument, VersionChoice)
 
 
-def alias_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+def alias_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of these endpoints; arguments as `service_routes`."""
-    router = APIRouter(tags=["publishing"])
+    router = HttpRouter("publishing")
     _looking(router, services)
     _changing(router, services, bodies)
     return router
 
 
-def _looking(router: APIRouter, services: WebServices) -> None:
+def _looking(router: HttpRouter, services: WebServices) -> None:
     @router.get("/policy-alias", summary="List aliases", **operation(list[AliasDocument]))
     async def list_aliases() -> Response:
         """Answer every alias with the version it means, who activated it and when."""
@@ -71,7 +71,7 @@ def _looking(router: APIRouter, services: WebServices) -> None:
         return succeeded(await services.publications.logs(uri, who_of(request)))
 
 
-def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> None:
+def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
     @router.post(
         "/policy-alias/{alias}/activate",
         summary="Activate a version",

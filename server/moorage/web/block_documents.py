@@ -7,7 +7,6 @@ themselves have the paths of the cluster database.
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +18,7 @@ from moorage.web.bodies import (
     read_document,
     succeeded,
 )
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     BlockDocument,
     BlockEnvelope,
@@ -34,7 +34,7 @@ from moorage.web.services import WebServices
 __all__ = ["block_document_routes"]
 
 
-def block_document_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+def block_document_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of both.
 
     Args:
@@ -42,14 +42,14 @@ def block_document_routes(services: WebServices, bodies: BodyReader) -> APIRoute
         bodies: Reads their bodies.
 
     """
-    router = APIRouter()
-    router.include_router(_blocks(services, bodies))
-    router.include_router(_metrics(services, bodies))
+    router = HttpRouter()
+    router.include(_blocks(services, bodies))
+    router.include(_metrics(services, bodies))
     return router
 
 
-def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, blocks = APIRouter(tags=["block documents"]), services.blocks
+def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router, blocks = HttpRouter("block documents"), services.blocks
     one = operation(BlockDocument)
 
     @router.post(
@@ -97,8 +97,8 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, blocks = APIRouter(tags=["block metrics"]), services.blocks
+def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router, blocks = HttpRouter("block metrics"), services.blocks
 
     @router.post(
         "/block/aggregate",
@@ -119,8 +119,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, blocks = APIRouter(tags=["block metrics"]), services.blocks
+def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router, blocks = HttpRouter("block metrics"), services.blocks
     one = operation(BlockMetricsDocument)
     stored = operation(BlockMetricsDocument, BlockMetricsDocument, statuses=(200, 201))
 
@@ -151,7 +151,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
         """Every URL parameter is a field and its value; one given twice matches either."""
         return succeeded(await blocks.query("block_metrics", query_in_url(request)))
 
-    router.include_router(_metrics_views(services, bodies))
+    router.include(_metrics_views(services, bodies))
 
     @router.get("/block/{block_id}", summary="Read block metrics", **one)
     async def get(block_id: str) -> Response:

@@ -18,7 +18,6 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,6 +35,7 @@ from moorage.web.console_types import (
     PlaygroundOutcome,
     PlaygroundRun,
 )
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
 from moorage.web.services import Console
 
@@ -96,7 +96,7 @@ def login_of(console: Console | None, request: Request) -> Login | None:
     return login
 
 
-def console_routes(console: Console, bodies: BodyReader) -> APIRouter:
+def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     """Return the endpoints.
 
     Args:
@@ -104,15 +104,13 @@ def console_routes(console: Console, bodies: BodyReader) -> APIRouter:
         bodies: Reads their bodies.
 
     """
-    router = APIRouter(tags=["console"])
+    router = HttpRouter("console")
     _sessions(router, console, bodies)
     known = dict(_walk(files("moorage.console").joinpath("static")))
     index = known.get(_INDEX)
     maps = _IMPORT_MAP.findall(index.content) if index else []
     hashes = "".join(f" 'sha256-{_digest(each)}'" for each in maps)
-    methods = ["GET", "HEAD"]
 
-    @router.api_route("/console/static/{name:path}", methods=methods, include_in_schema=False)
     async def static(name: str, request: Request) -> Response:
         """Answer a file."""
         if name not in known:
@@ -132,12 +130,13 @@ def console_routes(console: Console, bodies: BodyReader) -> APIRouter:
         )
         return response
 
-    for path in ("/console", "/console/{rest:path}"):
-        router.add_api_route(path, page, methods=methods, include_in_schema=False)
+    router.add("/console/static/{name:path}", static, ["GET"])
+    router.add("/console", page, ["GET"])
+    router.add("/console/{rest:path}", page, ["GET"])
     return router
 
 
-def playground_routes(console: Console, bodies: BodyReader) -> APIRouter:
+def playground_routes(console: Console, bodies: BodyReader) -> HttpRouter:
     """Return the endpoints that run policies, for those who are known.
 
     Args:
@@ -145,7 +144,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> APIRouter:
         bodies: Reads their bodies.
 
     """
-    router = APIRouter(tags=["console"])
+    router = HttpRouter("console")
 
     @router.post(
         "/console/playground",
@@ -173,7 +172,7 @@ def playground_routes(console: Console, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _sessions(router: APIRouter, console: Console, bodies: BodyReader) -> None:
+def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
     failing: Counter[str] = Counter()
 
     @router.get("/console/session", summary="Who is logged in?", **operation(ConsoleSession))

@@ -7,10 +7,11 @@ not with a 404 that looks like a wrong address. `web.routes` mounts them last.
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from fastapi import APIRouter
+from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.web.router import HttpRouter
 
 __all__ = ["elsewhere_routes"]
 
@@ -37,17 +38,17 @@ _PATHS: Final = (
 )
 
 
-def elsewhere_routes() -> APIRouter:
+def elsewhere_routes() -> HttpRouter:
     """Return the router of these endpoints."""
-    router = APIRouter(include_in_schema=False)
+    router = HttpRouter()
     for path, sentence in _PATHS:
-        methods = ["GET", "POST", "PUT", "DELETE"]
-        router.add_api_route(path, _refusing(path.partition("/{")[0], sentence), methods=methods)
+        refuse = _refusing(path.partition("/{")[0], sentence)
+        router.add(path, refuse, ["GET", "POST", "PUT", "DELETE"])
     return router
 
 
-def _refusing(path: str, sentence: str) -> Callable[[], Awaitable[None]]:
-    async def refuse() -> None:
+def _refusing(path: str, sentence: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
         raise ServiceError(Code.UNSUPPORTED, f"{path}: {sentence}")
 
     return refuse

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import BodyReader, query_of, read_document, succeeded, who_of
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     DocumentChange,
     ExecutionRequest,
@@ -21,9 +21,9 @@ from moorage.web.services import WebServices
 __all__ = ["executor_routes"]
 
 
-def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+def executor_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of these endpoints; arguments as `service_routes`."""
-    router = APIRouter(tags=["executors"])
+    router = HttpRouter("executors")
     _documents(router, services, bodies)
 
     @router.post(
@@ -50,7 +50,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> None:
+def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
     one = operation(ExecutorDocument)
 
     @router.post(

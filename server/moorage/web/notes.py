@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.web.bodies import NAMED, TENANT
+from moorage.web.router import ROUTE
 
 __all__ = ["READS", "Noted"]
 
@@ -73,8 +74,7 @@ class Noted:
 
 
 def _note(scope: Scope) -> None:
-    route = scope.get("route")
-    path = scope["path"] if route is None else route.path
+    path = scope.get(ROUTE, scope["path"])
     if path in READS:
         return
     state, client = scope.get("state", {}), scope.get("client")

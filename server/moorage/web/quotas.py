@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +11,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.fields import WaitSeconds, Weight
 from moorage.protocol.parts import QuotaAmounts
 from moorage.web.bodies import BodyReader, caller_of, read_document
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
 from moorage.web.services import WebServices
 
@@ -30,9 +30,9 @@ class QuotaChange(WebType, rename=None, forbid_unknown_fields=True):
     notice_seconds: WaitSeconds = 0.0
 
 
-def quota_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router of these endpoints; arguments as `service_routes`."""
-    router = APIRouter(tags=["quotas"])
+    router = HttpRouter("quotas")
 
     async def done(
         request: Request, name: str, change: Mapping[str, Any] = _NO_CHANGE, **fields: object

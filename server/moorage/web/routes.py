@@ -7,7 +7,6 @@ docs/reference/allocation-server.md, "Services" and "Decisions".
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,6 +30,7 @@ from moorage.web.bodies import succeeded as _success
 from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
 from moorage.web.quotas import quota_routes
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     AllocationAnswer,
     BlockPlacementRequest,
@@ -61,7 +61,7 @@ SERVER_ERRORS: Final = 500
 """The first status that means that the server, not the request, is at fault."""
 
 
-def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+def service_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     """Return the router with all service endpoints.
 
     Args:
@@ -69,7 +69,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
         bodies: Reads their bodies.
 
     """
-    router = APIRouter()
+    router = HttpRouter()
     groups = (
         _clusters,
         _metrics_views,
@@ -84,13 +84,13 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
         _blocks,
     )
     for group in groups:
-        router.include_router(group(services, bodies))
-    router.include_router(elsewhere_routes())
+        router.include(group(services, bodies))
+    router.include(elsewhere_routes())
     return router
 
 
-def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, one = APIRouter(tags=["clusters"]), operation(ClusterDocument, bare=True)
+def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router, one = HttpRouter("clusters"), operation(ClusterDocument, bare=True)
 
     @router.post(
         "/clusters",
@@ -158,8 +158,8 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, one = APIRouter(tags=["cluster metrics"]), operation(MetricsDocument)
+def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router, one = HttpRouter("cluster metrics"), operation(MetricsDocument)
     stored = operation(MetricsDocument, MetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
@@ -212,8 +212,8 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["cluster metrics"])
+def _metrics_views(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router = HttpRouter("cluster metrics")
 
     @router.post(
         "/cluster/aggregate",
@@ -251,8 +251,8 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["search"])
+def _search(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router = HttpRouter("search")
 
     async def found(action: Literal["filter", "search"], request: Request) -> Response:
         body = await _document(request, bodies)
@@ -289,8 +289,8 @@ def _warned(data: Document | list[Document], warnings: Sequence[str]) -> Respons
     return json_response(answer | {"warnings": warnings} if warnings else answer)
 
 
-def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["policies"])
+def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router = HttpRouter("policies")
 
     @router.post(
         "/policy",
@@ -361,8 +361,8 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["allocator"])
+def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router = HttpRouter("allocator")
     if (allocate_for := services.allocate) is None:
         return router
 
@@ -383,8 +383,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["blocks"])
+def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
+    router = HttpRouter("blocks")
 
     @router.post(
         "/blockActions/selectClusters",

@@ -20,7 +20,7 @@ from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
 from moorage.web.bodies import is_of_clusters
 
-__all__ = ["completed", "operation"]
+__all__ = ["components", "failures", "operation", "text_operation"]
 
 Amount = float | str | None
 """A number; their database casts texts."""
@@ -29,8 +29,6 @@ Latency = dict[str, float] | None
 Yes = Annotated[bool, Meta(extra_json_schema={"const": True})]
 No = Annotated[bool, Meta(extra_json_schema={"const": False})]
 _REFERENCE: Final = "#/components/schemas/{name}"
-_FRAMEWORKS: Final = "Validation Error"
-"""What FastAPI calls the 422 that it adds to every operation with parameters."""
 
 
 class WebType(Struct, rename="camel"):
@@ -457,7 +455,7 @@ def operation(
     bare: bool = False,
     refusals: bool = False,
 ) -> dict[str, Any]:
-    """Return the arguments of FastAPI's decorators for an endpoint.
+    """Return the parts of an endpoint's description that say what goes in and out.
 
     Args:
         answer: The type of what it answers.
@@ -474,49 +472,52 @@ def operation(
         properties = {"success": _schema(Yes), "data": schema, "warnings": warnings}
         schema = {"type": "object", "properties": properties, "required": ["success", "data"]}
     answered = {"description": "Success", "content": _json(schema)}
-    arguments: dict[str, Any] = {
-        "status_code": statuses[0],
-        "responses": dict.fromkeys(statuses, answered) | (_refusals() if refusals else {}),
-    }
+    responses = dict.fromkeys(map(str, statuses), answered)
+    described: dict[str, Any] = {"responses": responses | (_refusals() if refusals else {})}
     if body is not None:
         kinds = body if isinstance(body, tuple) else (body,)
         alternatives = [_schema(kind) for kind in kinds]
         schema = alternatives[0] if len(kinds) == 1 else {"anyOf": alternatives}
-        described = {
+        described["requestBody"] = {
             "required": True,
             "description": inspect.getdoc(kinds[0]),
             "content": _json(schema),
         }
-        arguments["openapi_extra"] = {"requestBody": described}
-    return arguments
+    return described
 
 
-def _refusals() -> dict[int | str, dict[str, Any]]:
+def text_operation(media_type: str) -> dict[str, Any]:
+    """Return the same for an endpoint that takes nothing and answers a text."""
+    content = {media_type: {"schema": {"type": "string"}}}
+    return {"responses": {"200": {"description": "Successful Response", "content": content}}}
+
+
+def failures(path: str) -> dict[str, Any]:
+    """Return the description of every failure of a path."""
+    failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
+    return {"description": "Failure", "content": _json(failure)}
+
+
+def _refusals() -> dict[str, dict[str, Any]]:
     """Return a description of each status that says one code or more."""
     codes: dict[int, list[str]] = {}
     for code in Code:
         codes.setdefault(status_of(code), []).append(f"`{code}`")
     content = _json(_schema(Failure))
     return {
-        status: {"description": ", ".join(codes[status]), "content": content}
+        str(status): {"description": ", ".join(codes[status]), "content": content}
         for status in sorted(codes)
     }
 
 
-def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's description, with the types it refers to and the failures as they are."""
-    for path, operations in document["paths"].items():
-        failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
-        for each in operations.values():
-            if each["responses"].get("422", {}).get("description") == _FRAMEWORKS:
-                del each["responses"]["422"]  # It is never answered.
-            each["responses"]["default"] = {"description": "Failure", "content": _json(failure)}
+def components() -> dict[str, Any]:
+    """Return the schemas that all descriptions refer to, by name."""
     of_the_socket = (AllocationRequest, QuotaPage, QuotaState)
     types = (*WebType.__subclasses__(), *of_the_socket, Activation, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for name, schema in schemas.items():
         explain(name, schema)
-    return {**document, "components": {"schemas": schemas}}
+    return schemas
 
 
 @cache

@@ -12,16 +12,24 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import msgspec
-from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse, Response
 
 from moorage.model import Code
 from moorage.protocol import specification
 from moorage.protocol.faults import ServiceError
-from moorage.web.schemas import completed, operation
+from moorage.web.router import HttpRouter
+from moorage.web.schemas import components, failures, operation, text_operation
 
 __all__ = ["specification_routes"]
 
+_DESCRIPTION: Final = """\
+Moorage decides which cluster, node and GPUs run a workload, by policies its users write in Python.
+
+Failures are `{"success": false, "message", "error": {"code", "reason", "field", "expected"}}`;
+under `/clusters` the text stands in `error` and the rest in `details`, as its clients expect.
+Where tokens are configured, send `Authorization: Bearer <token>`, or Basic with it
+as password.
+"""
 _STYLE: Final = """\
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; width: 100% }
@@ -43,18 +51,18 @@ _LINKS: Final = {
 }
 
 
-def specification_routes(app: FastAPI) -> APIRouter:
+def specification_routes(whole: HttpRouter) -> HttpRouter:
     """Return the endpoints.
 
     Args:
-        app: What they describe.
+        whole: What they describe, themselves included.
 
     """
-    router = APIRouter(tags=["about"])
+    router = HttpRouter("about")
     # They never change, and cost as much as a hundred other answers.
-    described = cache(lambda: msgspec.json.encode(completed(app.openapi())))
+    described = cache(lambda: msgspec.json.encode(_openapi(whole)))
     socket = cache(lambda: msgspec.json.encode(specification.asyncapi(version("moorage"))))
-    page = cache(lambda: "".join(_page(completed(app.openapi()))))
+    page = cache(lambda: "".join(_page(_openapi(whole))))
     document = operation(dict[str, Any], bare=True)
 
     @router.get("/openapi.json", summary="This interface, described", **document)
@@ -87,17 +95,34 @@ def specification_routes(app: FastAPI) -> APIRouter:
             )
         return Response(msgspec.json.encode(found), media_type="application/json")
 
-    @router.get("/", summary="Where to begin", response_class=HTMLResponse)
+    @router.get("/", summary="Where to begin", **text_operation("text/html"))
     async def start() -> Response:
         """Answer a page for browsers that leads to all descriptions."""
         return HTMLResponse(page(), headers=_HEADERS)
 
-    @router.get("/docs", summary="This interface, for people", response_class=HTMLResponse)
+    @router.get("/docs", summary="This interface, for people", **text_operation("text/html"))
     async def docs() -> Response:
         """Answer a page for browsers with all paths and messages."""
         return HTMLResponse(page(), headers=_HEADERS)
 
     return router
+
+
+def _openapi(whole: HttpRouter) -> dict[str, Any]:
+    """Return the OpenAPI document of all endpoints that have a description."""
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in whole.described():
+        operations = paths.setdefault(endpoint.path, {})
+        for method, each in endpoint.descriptions():
+            each["responses"] = {**each["responses"], "default": failures(endpoint.path)}
+            operations[method] = each
+    about = {"title": "Moorage", "description": _DESCRIPTION, "version": version("moorage")}
+    return {
+        "openapi": "3.1.0",
+        "info": about,
+        "paths": paths,
+        "components": {"schemas": components()},
+    }
 
 
 def _page(described: dict[str, Any]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Tickets for the WebSocket, for pages: see `protocol.credentials`. `web.app` mounts it."""
 
-from fastapi import APIRouter
 from msgspec import field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +8,7 @@ from moorage.protocol.credentials import SUBPROTOCOL, TICKET_PREFIX, token_of
 from moorage.protocol.logins import Tickets
 from moorage.web.bodies import succeeded
 from moorage.web.console import login_of
+from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation
 from moorage.web.services import Console
 
@@ -26,7 +26,7 @@ class SocketTicket(WebType):
     expires_at: float = field(name="expires_at")
 
 
-def ticket_routes(tickets: Tickets, console: Console | None) -> APIRouter:
+def ticket_routes(tickets: Tickets, console: Console | None) -> HttpRouter:
     """Return the endpoint, for those who are known.
 
     Args:
@@ -34,7 +34,7 @@ def ticket_routes(tickets: Tickets, console: Console | None) -> APIRouter:
         console: Knows who is logged in to it; None: no one.
 
     """
-    router = APIRouter(tags=["about"])
+    router = HttpRouter("about")
 
     @router.post(
         "/websocket-ticket", summary="Let a page open a WebSocket", **operation(SocketTicket)

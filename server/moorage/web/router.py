@@ -1,0 +1,189 @@
+"""Endpoints: functions with a path, and how `/openapi.json` describes them.
+
+The parameters of an endpoint are `request`, those of its path, and those of the URL's query, which
+have a default and are `str`, `str | None` or `int`. `web.app` makes an application of them.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, compile_path
+
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["ROUTE", "HttpEndpoint", "HttpRouter"]
+
+ROUTE: Final = "moorage.route"
+"""The path of the endpoint, with names for its parameters, in the scope of a request."""
+Handler = Callable[..., Awaitable[Response]]
+Guard = Callable[[Request], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpEndpoint:
+    """A path and the function that answers there.
+
+    Args:
+        path: Names in braces are parameters.
+        methods: Which it answers.
+        handler: The function; its docstring is the description.
+        summary: The description in a few words; empty: `/openapi.json` leaves the endpoint out.
+        tags: What it belongs to.
+        described: Further parts of the description: `responses`, `requestBody`.
+        guard: Called before; it raises `ServiceError` unless the caller may come in.
+
+    """
+
+    path: str
+    methods: tuple[str, ...]
+    handler: Handler
+    summary: str = ""
+    tags: tuple[str, ...] = ()
+    described: Mapping[str, Any]
+    guard: Guard | None = None
+
+    def matches(self, path: str) -> bool:
+        """Return whether the path of a request is this endpoint's."""
+        return compile_path(self.path)[0].match(path) is not None
+
+    def route(self) -> Route:
+        """Return the route for an application."""
+        parameters = inspect.signature(self.handler).parameters
+        queries = [each for each in parameters.values() if _is_query(each)]
+
+        async def answer(request: Request) -> Response:
+            request.scope[ROUTE] = self.path
+            if self.guard is not None:
+                await self.guard(request)
+            given: dict[str, Any] = {**request.path_params, "request": request}
+            for each in queries:
+                if (text := request.query_params.get(each.name)) is not None:
+                    given[each.name] = _number(each.name, text) if each.annotation is int else text
+            return await self.handler(**{name: given[name] for name in given if name in parameters})
+
+        return Route(self.path, answer, methods=list(self.methods))
+
+    def descriptions(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each method with its Operation Object of OpenAPI."""
+        name = getattr(self.handler, "__name__", "")
+        parameters = [
+            _described(each)
+            for each in inspect.signature(self.handler).parameters.values()
+            if each.name != "request"
+        ]
+        for method in map(str.lower, self.methods):
+            yield (
+                method,
+                {
+                    "tags": list(self.tags),
+                    "summary": self.summary,
+                    "description": inspect.getdoc(self.handler),
+                    "operationId": re.sub(r"\W", "_", f"{name}{self.path}") + f"_{method}",
+                    **({"parameters": parameters} if parameters else {}),
+                    **self.described,
+                },
+            )
+
+
+class HttpRouter:
+    """Endpoints in the order in which requests look for theirs.
+
+    Args:
+        tag: What they belong to in the description.
+
+    Attributes:
+        endpoints: Those so far.
+
+    """
+
+    def __init__(self, *tag: str) -> None:
+        self.endpoints: list[HttpEndpoint] = []
+        self._tags = tag
+
+    def get(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+        """Decorate the function that answers GET; `described` is what `schemas.operation` makes."""
+        return self._adding("GET", path, summary, described)
+
+    def post(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+        """Decorate the function that answers POST; as `get`."""
+        return self._adding("POST", path, summary, described)
+
+    def put(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+        """Decorate the function that answers PUT; as `get`."""
+        return self._adding("PUT", path, summary, described)
+
+    def delete(self, path: str, *, summary: str, **described: Any) -> Callable[[Handler], Handler]:
+        """Decorate the function that answers DELETE; as `get`."""
+        return self._adding("DELETE", path, summary, described)
+
+    def add(self, path: str, handler: Handler, methods: Sequence[str]) -> None:
+        """Add an endpoint that is not described."""
+        self.endpoints.append(
+            HttpEndpoint(path=path, methods=tuple(methods), handler=handler, described={})
+        )
+
+    def include(self, other: "HttpRouter", guard: Guard | None = None) -> None:
+        """Add the endpoints of another router.
+
+        Args:
+            other: That router.
+            guard: Called before each of them, where it is given.
+
+        """
+        if guard is not None:
+            self.endpoints += [replace(each, guard=guard) for each in other.endpoints]
+        else:
+            self.endpoints += other.endpoints
+
+    def described(self) -> list[HttpEndpoint]:
+        """Return the endpoints that `/openapi.json` describes."""
+        return [each for each in self.endpoints if each.summary]
+
+    def _adding(
+        self, method: str, path: str, summary: str, described: Mapping[str, Any]
+    ) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            self.endpoints.append(
+                HttpEndpoint(
+                    path=path,
+                    methods=(method,),
+                    handler=handler,
+                    summary=summary,
+                    tags=self._tags,
+                    described=described,
+                )
+            )
+            return handler
+
+        return add
+
+
+def _is_query(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not inspect.Parameter.empty
+
+
+def _described(parameter: inspect.Parameter) -> dict[str, Any]:
+    """Return the Parameter Object of OpenAPI."""
+    query, default = _is_query(parameter), parameter.default
+    schema = {
+        **msgspec.json.schema(parameter.annotation),
+        **({"default": default} if query and default is not None else {}),
+        "title": parameter.name.replace("_", " ").title(),
+    }
+    place = {"name": parameter.name, "in": "query" if query else "path", "required": not query}
+    return {**place, "schema": schema}
+
+
+def _number(name: str, text: str) -> int:
+    """Return an integer of the URL; one with nothing but zeros behind its point will do."""
+    try:
+        return int(re.sub(r"\.0*$", "", text.strip()))
+    except ValueError:
+        reason = "Input should be a valid integer, unable to parse string as an integer"
+        raise ServiceError.wrong_field(f"query.{name}", reason) from None
