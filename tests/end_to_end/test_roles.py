@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, cluster
+from served import FIRST_FIT, Server, cluster, policy
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.benchmarks.daemon_process import daemon
@@ -176,6 +176,42 @@ def test_a_lease_is_seen_by_its_tenant_and_by_operators(
         "bob": [],
         **{role: [lease["id"]] for role in (Role.CLIENT, Role.VIEWER, Role.OPERATOR)},
     }
+
+
+@pytest.fixture
+def bob(served: Server, folder: Path) -> Iterator[dict[str, str]]:
+    """What a request of an author of another tenant brings along."""
+    name = f"bob-{time.time_ns()}"
+    made = moored(folder, "create", name, "--role", "author", "--tenant", "bob")
+    yield {"Authorization": f"Bearer {made.stdout.strip()}"}
+    moored(folder, "revoke", name)
+
+
+def test_policies_and_aliases_of_others_are_read_only(
+    served: Server, tokens: dict[Role, str], bob: dict[str, str]
+) -> None:
+    ann = {"Authorization": f"Bearer {tokens[Role.AUTHOR]}"}
+    mine = policy("return None", "mine:1.0-stable")
+    assert served.http.post("/policy", json=mine, headers=ann).status_code == 200
+    means = {"policy_rule_uri": "mine:1.0-stable"}
+    alias = "/policy-alias/mine:stable"
+    assert served.http.post(f"{alias}/activate", json=means, headers=ann).status_code == 200
+    foreign = [
+        ("PUT", "/policy/mine:1.0-stable", {"description": "bob's"}),
+        ("DELETE", "/policy/mine:1.0-stable", None),
+        ("POST", f"{alias}/activate", means),
+        ("POST", f"{alias}/rollback", None),
+        ("POST", f"{alias}/canary", {**means, "percent": 50}),
+        ("DELETE", f"{alias}/canary", None),
+    ]
+    for method, path, body in foreign:
+        refused = served.http.request(method, path, json=body, headers=bob)
+        assert (refused.status_code, "tenant “ann”" in refused.text) == (403, True), refused.text
+    assert served.http.delete(alias, headers=bob).status_code == 409
+    assert served.http.get("/policy/mine:1.0-stable", headers=bob).status_code == 200
+    operator = {"Authorization": f"Bearer {tokens[Role.OPERATOR]}"}
+    assert served.http.delete(alias, headers=operator).status_code == 200
+    assert served.http.delete("/policy/mine:1.0-stable", headers=operator).status_code == 200
 
 
 def test_the_console_says_which_role_it_has(served: Server, tokens: dict[Role, str]) -> None:

@@ -24,7 +24,7 @@ from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
 from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
-from moorage.daemon.access.rights import FleetRights
+from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import LOCAL, Tokens
@@ -416,7 +416,7 @@ def _web(
     allocation = services.AllocationServices(requests.router, requests.calls)
     behind = WebServices(
         clusters=catalog.clusters,
-        rights=FleetRights(stores.allocator.state),
+        ownership=_ownership(stores),
         metrics=catalog.metrics,
         blocks=catalog.blocks,
         executors=catalog.executors,
@@ -438,6 +438,11 @@ def _web(
     )
     limits = descriptors.connection_limits()
     return WebServer(behind, origins=names(config), connections_max=limits.web)
+
+
+def _ownership(stores: Stores) -> Ownership:
+    catalog, state = stores.catalog, stores.allocator.state
+    return Ownership(state, catalog.policies, catalog.aliases.find)
 
 
 def _console(

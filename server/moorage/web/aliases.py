@@ -5,8 +5,10 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moorage.model import Tenant
 from moorage.protocol.registry import Activation, CanaryStart
-from moorage.web.bodies import BodyReader, read_as, read_document, succeeded, who_of
+from moorage.records.rights import Right
+from moorage.web.bodies import BodyReader, caller_of, read_as, read_document, succeeded, who_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     AliasDocument,
@@ -72,6 +74,12 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
 
 def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
+    def owner(request: Request, alias: str) -> Tenant:
+        """Return the caller's tenant once it is known that it may change the alias."""
+        caller = caller_of(request)
+        services.ownership.check_alias(caller, alias)
+        return caller.tenant
+
     @router.post(
         "/policy-alias/{alias}/activate",
         summary="Activate a version",
@@ -83,13 +91,13 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         One that fails as the alias's shadow is refused, but by `force`.
         """
         choice = read_as(await read_document(request, bodies), Activation)
-        uri, who = choice.policy_rule_uri, who_of(request)
+        uri, who = choice.policy_rule_uri, owner(request, alias)
         return succeeded(await services.aliases.activate(alias, uri, who, force=choice.force))
 
     @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:
         """Let the alias mean what it meant before."""
-        return succeeded(await services.aliases.roll_back(alias, who_of(request)))
+        return succeeded(await services.aliases.roll_back(alias, owner(request, alias)))
 
     @router.post(
         "/policy-alias/{alias}/canary",
@@ -99,12 +107,12 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     async def start_canary(alias: str, request: Request) -> Response:
         """Send a share of the requests to a candidate; the same request always goes one way."""
         start = read_as(await read_document(request, bodies), CanaryStart)
-        return succeeded(await services.aliases.start_canary(alias, start, who_of(request)))
+        return succeeded(await services.aliases.start_canary(alias, start, owner(request, alias)))
 
     @router.delete("/policy-alias/{alias}/canary", summary="Stop a canary", **_ALIAS)
     async def stop_canary(alias: str, request: Request) -> Response:
         """Send all requests to the active version again."""
-        return succeeded(await services.aliases.stop_canary(alias, who_of(request)))
+        return succeeded(await services.aliases.stop_canary(alias, owner(request, alias)))
 
     @router.post("/policy-alias/{alias}/shadow", summary="Start a shadow", **_CHOICE)
     async def start_shadow(alias: str, request: Request) -> Response:
@@ -121,7 +129,9 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     @router.delete("/policy-alias/{alias}", summary="Remove an alias", **_ALIAS)
     async def delete_alias(alias: str, request: Request) -> Response:
         """Answer the alias that was removed, by its owner; the versions stay."""
-        return succeeded(await services.aliases.delete(alias, who_of(request)))
+        caller = caller_of(request)
+        foreign = caller.may(Right.POLICY_ALL)
+        return succeeded(await services.aliases.delete(alias, caller.tenant, foreign=foreign))
 
     @router.post(
         "/policy/{uri}/manage",

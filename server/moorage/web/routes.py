@@ -100,7 +100,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def create_cluster(request: Request) -> Response:
         """Store a new cluster document; answers it with the aggregates it omitted."""
         document = await _document(request, bodies)
-        services.rights.check_new(caller_of(request), str(document.get("id", "")))
+        services.ownership.check_new_cluster(caller_of(request), str(document.get("id", "")))
         return json_response(await services.clusters.create(document), 201)
 
     @router.post(
@@ -126,7 +126,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def update_cluster(cluster_id: str, request: Request) -> Response:
         """Answer the new document. Where other tenants have leases, only operators change it."""
         change = await _document(request, bodies)
-        services.rights.check(caller_of(request), cluster_id)
+        services.ownership.check_cluster(caller_of(request), cluster_id)
         return json_response(await services.clusters.update(cluster_id, change))
 
     @router.post(
@@ -142,7 +142,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         document now. Where other tenants have leases, only operators change it.
         """
         document = await _document(request, bodies)
-        services.rights.check(caller_of(request), cluster_id)
+        services.ownership.check_cluster(caller_of(request), cluster_id)
         stored, new = await services.clusters.add_nodes(cluster_id, document)
         return json_response(stored, 201 if new else 200)
 
@@ -152,7 +152,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
         Where other tenants have leases on it, only operators remove it.
         """
-        services.rights.check(caller_of(request), cluster_id)
+        services.ownership.check_cluster(caller_of(request), cluster_id)
         return json_response(await services.clusters.delete(cluster_id))
 
     return router
@@ -333,9 +333,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def update_policy(uri: str, request: Request) -> Response:
         """Change descriptive fields; another code, default or schema needs a new version."""
-        change = await _document(request, bodies)
-        who = who_of(request)
-        return _success(await services.publications.update(uri, change, who))
+        change, caller = await _document(request, bodies), caller_of(request)
+        await services.ownership.check_policy(caller, uri)
+        return _success(await services.publications.update(uri, change, caller.tenant))
 
     @router.delete("/policy/{uri}", summary="Remove a policy", **operation(PolicyDocument))
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
@@ -346,8 +346,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """
         if force not in {"", "true", "false"}:
             raise ServiceError.wrong_field("force", "true or false")
-        who = who_of(request)
-        return _success(await services.publications.delete(uri, who, force=force == "true"))
+        caller, forced = caller_of(request), force == "true"
+        await services.ownership.check_policy(caller, uri)
+        return _success(await services.publications.delete(uri, caller.tenant, force=forced))
 
     @router.get(
         "/policy/{uri}/history",

@@ -77,8 +77,8 @@ class AliasChanges(Protocol):
     def shadow_report(self, given: str, who: str) -> Document:
         """Return how the candidate differs from the active version, as far as `who` may see it."""
 
-    async def delete(self, given: str, who: str) -> Document:
-        """Delete an alias of `who` and return it as it was."""
+    async def delete(self, given: str, who: str, *, foreign: bool) -> Document:
+        """Delete an alias of `who`, or where `foreign` of any tenant; return it as it was."""
 
 
 class BlockActions(Protocol):
@@ -97,14 +97,20 @@ class BlockActions(Protocol):
         """Return `task_id`, `status` (`pending`, `completed`, `failed`), `result` or `error`."""
 
 
-class ClusterRights(Protocol):
-    """Checks the right to change a cluster document; raises `unauthorized` (403)."""
+class OwnershipChecks(Protocol):
+    """Checks whether a caller may change what another tenant has; raises `unauthorized` (403)."""
 
-    def check(self, caller: Caller, cluster_id: str, /) -> None:
+    def check_cluster(self, caller: Caller, cluster_id: str, /) -> None:
         """Check that a caller may change or delete a cluster."""
 
-    def check_new(self, caller: Caller, cluster_id: str, /) -> None:
+    def check_new_cluster(self, caller: Caller, cluster_id: str, /) -> None:
         """Check that a caller may add a cluster of this id."""
+
+    async def check_policy(self, caller: Caller, uri: str, /) -> None:
+        """Check that a caller may change or delete a policy."""
+
+    def check_alias(self, caller: Caller, alias: str, /) -> None:
+        """Check that a caller may change or delete an alias."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +142,7 @@ class WebServices:
 
     Args:
         clusters: Their documents.
-        rights: Decides who may change them.
+        ownership: Decides who may change clusters, policies and aliases.
         metrics: Theirs.
         blocks: Their documents, and the documents of their metrics.
         executors: Their documents.
@@ -161,7 +167,7 @@ class WebServices:
     """
 
     clusters: ClusterDocuments
-    rights: ClusterRights
+    ownership: OwnershipChecks
     metrics: Metrics
     blocks: BlockDocuments
     executors: DocumentCollection

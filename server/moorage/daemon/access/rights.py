@@ -1,18 +1,20 @@
-"""Which right each message needs, and which clusters a caller may change.
+"""Which right each message needs, and which clusters, policies and aliases a caller may change.
 
-`Router` asks about messages, `web` about the documents of clusters.
+`Router` asks about messages, `web` about documents.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moorage.catalog.embedded.aliases import Alias
 from moorage.core.facts import Refusal
 from moorage.core.state import State
 from moorage.gateway.deliver import Request
 from moorage.model import ClusterId, Code
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError, status_of
+from moorage.protocol.registry import PolicyDocuments
 from moorage.records.rights import Caller, Right
 
 RIGHT_OF: Final[Mapping[type[Request], Right]] = {
@@ -66,44 +68,79 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetRights:
-    """Decides who may change or delete which cluster.
+class Ownership:
+    """Decides who may change which cluster, policy and alias.
+
+    A policy belongs to the tenant that registered it, an alias to the one that made it. What was
+    made before owners were noted belongs to all. Any alias may have a shadow started: it changes
+    no answer, and shows a tenant its own requests alone.
 
     Args:
         state: Has the leases; read only.
+        policies: Has their history.
+        find_alias: Returns an alias by its name, or by a bare policy name.
 
     """
 
     state: State
+    policies: PolicyDocuments
+    find_alias: Callable[[str], Alias | None]
 
-    def check(self, caller: Caller, cluster_id: str) -> None:
+    def check_cluster(self, caller: Caller, cluster_id: str) -> None:
         """Refuse to change or delete a cluster on which other tenants hold something.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
 
         """
-        if caller.may(Right.CLUSTER_ALL) or not self._is_used_by_others(
-            caller, ClusterId(cluster_id)
-        ):
+        if caller.may(Right.CLUSTER_ALL):
             return
-        does = f"change or delete the cluster “{cluster_id}” while other tenants have leases on it"
-        raise ServiceError(
-            Code.UNAUTHORIZED,
-            caller.refusal(Right.CLUSTER_ALL, does),
-            field="id",
-            expected=Right.CLUSTER_ALL.expected,
-            details=_DETAILS,
-            status=status_of(Code.FORBIDDEN),  # The token is known.
-        )
+        if self._is_used_by_others(caller, ClusterId(cluster_id)):
+            what = f"change or delete the cluster “{cluster_id}” while other tenants have leases"
+            raise _refused(caller, Right.CLUSTER_ALL, f"{what} on it", "id")
 
-    def check_new(self, caller: Caller, cluster_id: str) -> None:
-        """As `check`, for an id that no cluster has: leases on the last one may stand."""
+    def check_new_cluster(self, caller: Caller, cluster_id: str) -> None:
+        """As `check_cluster`, for an id that no cluster has: leases on the last one may stand."""
         if ClusterId(cluster_id) not in self.state.clusters:
-            self.check(caller, cluster_id)
+            self.check_cluster(caller, cluster_id)
+
+    async def check_policy(self, caller: Caller, uri: str) -> None:
+        """Refuse to change or delete a policy of another tenant.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+
+        """
+        if caller.may(Right.POLICY_ALL):
+            return
+        owner = await self._owner(uri)
+        if owner not in {"", caller.tenant}:
+            does = f"change or delete {uri}, a policy of the tenant “{owner}”"
+            raise _refused(caller, Right.POLICY_ALL, does, "policy_rule_uri")
+
+    def check_alias(self, caller: Caller, given: str) -> None:
+        """Refuse to change or delete an alias of another tenant.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+
+        """
+        alias = self.find_alias(given)
+        if alias is None or caller.may(Right.POLICY_ALL) or alias.owner in {"", caller.tenant}:
+            return
+        does = f"change or delete {alias.name}, an alias of the tenant “{alias.owner}”"
+        raise _refused(caller, Right.POLICY_ALL, does, "alias")
+
+    async def _owner(self, uri: str) -> str:
+        """Return the tenant that registered a policy; empty where that is not known."""
+        try:
+            history = await self.policies.history(uri)
+        except ServiceError:
+            return ""  # Never registered, or another service has the policies.
+        return next((str(e["who"]) for e in reversed(history) if e["what"] == "registered"), "")
 
     def _is_used_by_others(self, caller: Caller, cluster: ClusterId) -> bool:
-        """Tell whether another tenant has a lease there, a warm one too, or a reservation."""
+        """Return whether another tenant has a lease there, a warm one too, or a reservation."""
         leases = self.state.leases
         return any(
             leases[name].tenant != caller.tenant
@@ -114,3 +151,14 @@ class FleetRights:
             each.tenant != caller.tenant and any(place[0] == cluster for place in each.nodes)
             for each in self.state.reserved.by_id.values()
         )
+
+
+def _refused(caller: Caller, right: Right, does: str, field: str) -> ServiceError:
+    return ServiceError(
+        Code.UNAUTHORIZED,
+        caller.refusal(right, does),
+        field=field,
+        expected=right.expected,
+        details=_DETAILS,
+        status=status_of(Code.FORBIDDEN),  # The token is known.
+    )
