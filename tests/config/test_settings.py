@@ -139,6 +139,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "checkpoint_every_facts": ("100", "100", 100),
         "history_days": ("7", "7", 7),
         "history_mib_max": ("65", "65", 65),
+        "audit_days": ("66", "66", 66),
+        "audit_mib_max": ("67", "67", 67),
         "cluster_service_url": ("http://r", '"http://r"', "http://r"),
         "global_cluster_metrics_url": ("http://m:1", '"http://m:1/"', "http://m:1"),
         "global_block_metrics_url": ("http://m:2", '"http://m:2/"', "http://m:2"),

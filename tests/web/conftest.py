@@ -28,17 +28,27 @@ class House:
         self.catalog = catalog
         self.tokens = tokens
         self.ready = True
+        self.noted = []
         self.console = None
         self.tickets = SocketTickets(self.authenticate)
         self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks
         self.executors, self.policies = catalog.executors, catalog.policies
-        self.publications = self.aliases = self.block_actions = self.ownership = self
+        self.publications = self.aliases = self.block_actions = self.ownership = self.audit = self
         self.asked = asyncio.Event()
         self.held = asyncio.Event()
 
     def authenticate(self, bearer):
         tenant = self.tokens.get(bearer)
         return None if tenant is None else Caller(tenant, Role.ADMIN)
+
+    def note(self, entry):
+        self.noted.append(entry)
+
+    def note_refusal(self, caller, remote, what, reason):
+        self.noted.append((caller.tenant, what))
+
+    def note_failed_login(self, remote, door):
+        self.noted.append((remote, door))
 
     def check_cluster(self, caller, cluster_id):
         """Let everybody change every cluster."""

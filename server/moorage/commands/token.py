@@ -2,17 +2,20 @@
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
 from moorage.commands.errors import EXIT_USAGE, load_config
 from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.config.settings import Config
+from moorage.records.audit import AuditEntry
 from moorage.records.rights import Role
 
 token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_is_help=True)
@@ -42,16 +45,17 @@ def token_create(
         _refuse("--tenant", f"a name of 1 to {_TENANT_CHARS_MAX} characters without spaces or `,`")
     now = time.time()
     expires_at = _end(expires, now)
-    folder = _folder(data, config)
+    settings = _settings(data, config)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
 
     with _store_errors():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.closing(TokenStore(folder)) as store:
+        settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.closing(TokenStore(settings.data_dir)) as store:
             made = store.create(name, role, tenant, now, expires_at)
+        row = {"role": role, "tenant": tenant, "expires_at": expires_at}
+        _note(settings, "token.created", name, row)
     if as_json:
-        row = {"name": name, "role": role, "tenant": tenant, "expires_at": expires_at}
-        typer.echo(json.dumps({"token": made, **row}))
+        typer.echo(json.dumps({"token": made, "name": name, **row}))
         return
     typer.echo(made)
     typer.echo(f"Token “{name}”: {_terms(role, tenant, expires_at)}. Shown once.", err=True)
@@ -62,11 +66,11 @@ def token_list(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
     """List all named tokens, with those that expired or were revoked."""
-    folder = _folder(data, config)
+    settings = _settings(data, config)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
 
     now = time.time()
-    with _store_errors(), contextlib.closing(TokenStore(folder)) as store:
+    with _store_errors(), contextlib.closing(TokenStore(settings.data_dir)) as store:
         known = list(store.tokens().values())
     if as_json:
         rows = [
@@ -84,7 +88,7 @@ def token_list(
         typer.echo(json.dumps(rows))
         return
     if not known:
-        typer.echo(f"No tokens in {folder}. Make one: moored token create NAME --role … --tenant …")
+        typer.echo(f"No tokens in {settings.data_dir}; `moored token create` makes one")
     for each in known:
         terms = _terms(each.role, each.tenant, each.expires_at)
         typer.echo(f"{each.name}: {each.state(now)}, {terms}")
@@ -97,20 +101,35 @@ def token_revoke(
     config: FileOption = None,
 ) -> None:
     """Refuse a token from now on; a running server ends its open sessions within a second."""
-    folder = _folder(data, config)
+    settings = _settings(data, config)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
 
-    with _store_errors(), contextlib.closing(TokenStore(folder)) as store:
+    with _store_errors(), contextlib.closing(TokenStore(settings.data_dir)) as store:
         if store.revoke(name, time.time()):
+            _note(settings, "token.revoked", name)
             typer.echo(f"Token “{name}” is revoked.")
         else:
             typer.echo(f"Token “{name}” was revoked before.")
 
 
-def _folder(data: Path | None, config: Path | None) -> Path:
-    """Return the data folder. The rest of the settings may wait for a first token."""
+def _settings(data: Path | None, config: Path | None) -> Config:
+    """Return the settings. Those of addresses may wait for a first token."""
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
-    return load_config({"data_dir": data, **loopback}, config).data_dir
+    return load_config({"data_dir": data, **loopback}, config)
+
+
+def _note(settings: Config, what: str, name: str, after: dict[str, Any] | None = None) -> None:
+    """Put a change into the audit log, as of the user who runs this command."""
+    if not settings.audit_days:
+        return
+    from moorage.daemon.access.audit_files import AuditFiles  # noqa: PLC0415  # As in serve.
+
+    now, user = time.time(), f"uid {os.getuid()}"
+    entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", {"token": name}, after=after)
+    files = AuditFiles(
+        settings.data_dir, settings.audit_days * 86_400.0, settings.audit_mib_max << 20
+    )
+    files.append([entry], now)
 
 
 def _is_tenant(tenant: str) -> bool:

@@ -339,6 +339,12 @@ class Config(ShareSettings):
     history_mib_max: Annotated[
         int, Setting(whole(1, 1 << 24), "MiB of the ledger; beyond it the oldest history goes.")
     ] = 4096
+    audit_days: Annotated[
+        int, Setting(whole(0, 36_500), "Days that the audit log goes back; 0: there is none.")
+    ] = 400
+    audit_mib_max: Annotated[
+        int, Setting(whole(32, 1 << 24), "MiB of the audit log; beyond it the oldest goes.")
+    ] = 1024
     cluster_service_url: Annotated[
         str,
         Setting(

@@ -1,6 +1,7 @@
 """Effects: what comes of the core's steps goes to what carries it out. The commit loop calls it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
 from moorage.core.effects import (
@@ -17,6 +18,7 @@ from moorage.core.effects import (
 from moorage.core.events import ConsultFailed, Event, Proposed
 from moorage.core.facts import Fact, Queued
 from moorage.core.turn import Turn
+from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.requests import recall
 from moorage.daemon.requests.consultations import Consultations
@@ -26,6 +28,24 @@ from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.control import WorkloadControl
 
 
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """What learns of each step and carries nothing out.
+
+    Args:
+        watchers: Push the news.
+        measures: Counts.
+        decisions: Notes what is refused at once; its ledger has what the core has forgotten.
+        trail: Notes who caused what.
+
+    """
+
+    watchers: Watchers
+    measures: Measures
+    decisions: Decisions
+    trail: AuditTrail
+
+
 class EffectCarrier:
     """See `commit_loop.Effects`.
 
@@ -33,9 +53,7 @@ class EffectCarrier:
         replies: Answers.
         consultations: Has policies asked.
         workloads: Starts and stops them.
-        watchers: Are told the news.
-        measures: Counts.
-        decisions: Notes what is refused at once; its ledger has what the core has forgotten.
+        observers: Learn of each step.
 
     """
 
@@ -44,16 +62,15 @@ class EffectCarrier:
         replies: Replies,
         consultations: Consultations,
         workloads: WorkloadControl,
-        watchers: Watchers,
-        measures: Measures,
-        decisions: Decisions,
+        observers: Observers,
     ) -> None:
         self._replies = replies
         self._consultations = consultations
         self._workloads = workloads
-        self._watchers = watchers
-        self._measures = measures
-        self._decisions = decisions
+        self._watchers = observers.watchers
+        self._measures = observers.measures
+        self._decisions = observers.decisions
+        self._trail = observers.trail
 
     def stepped(self, event: Event, turn: Turn) -> None:
         """Pass on what the step means, before anything of it leaves.
@@ -69,9 +86,11 @@ class EffectCarrier:
         self._measures.stepped(event, turn)
         self._watchers.stepped(event)
         self._decisions.stepped(event, turn)
+        self._trail.stepped(event, turn)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
+        self._trail.durable(facts)
         self._watchers.durable(facts)
 
     def carry_out(self, effect: Effect) -> None:

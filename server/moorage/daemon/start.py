@@ -22,6 +22,8 @@ from moorage.core import forecast
 from moorage.core.allocator import Allocator
 from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
+from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.access.rights import Ownership
@@ -33,7 +35,7 @@ from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.clusters import FollowedClusters
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
-from moorage.daemon.effects import EffectCarrier
+from moorage.daemon.effects import EffectCarrier, Observers
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
@@ -87,6 +89,7 @@ class Stores:
     allocator: Allocator
     lease_tokens: LeaseTokens
     named_tokens: TokenStore
+    audit: AuditLog
     catalog: Catalog
 
 
@@ -210,6 +213,8 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
     tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
+    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
+    stack.callback(audit.close)
     named_tokens = TokenStore(config.data_dir)
     stack.callback(named_tokens.close)
     allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
@@ -223,7 +228,7 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
-    return Stores(ledger, allocator, tokens, named_tokens, catalog)
+    return Stores(ledger, allocator, tokens, named_tokens, audit, catalog)
 
 
 def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> Core:
@@ -240,7 +245,13 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     tokens = Tokens(config.tokens, config.operators, stores.named_tokens)
     logins = ConsoleLogins(tokens.caller, config.console_login_seconds) if config.console else None
     tickets = SocketTickets(tokens.caller)
-    gateway = Gateway(settings, tokens.caller, tickets, logins)
+    gateway = Gateway(
+        settings,
+        tokens.caller,
+        tickets,
+        logins,
+        partial(stores.audit.note_failed_login, door="websocket"),
+    )
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
     telling = (gateway.push, gateway.reads_on, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
@@ -354,7 +365,7 @@ def _requests(
         calls,
         replies,
         lookups,
-        Router(admission, operations, blocks, replies, tasks),
+        Router(admission, operations, blocks, replies, tasks, stores.audit),
     )
 
 
@@ -367,9 +378,12 @@ async def _run_core(
         requests.replies,
         requests.consultations,
         runners.workloads,
-        core.watchers,
-        core.measures,
-        requests.lookups.decisions,
+        Observers(
+            core.watchers,
+            core.measures,
+            requests.lookups.decisions,
+            _trail(stores, requests.replies),
+        ),
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
     registry = RegistryChanges(
@@ -434,10 +448,18 @@ def _web(
         readiness=health.readiness,
         metrics_text=core.measures.text,
         tickets=core.tickets,
+        audit=stores.audit,
         console=_console(config, stores, core, requests.lookups.fleets),
     )
     limits = descriptors.connection_limits()
     return WebServer(behind, origins=names(config), connections_max=limits.web)
+
+
+def _trail(stores: Stores, replies: Replies) -> AuditTrail:
+    state = stores.allocator.state
+    return AuditTrail(
+        stores.audit, replies.origin, replies.asker, state.lease, state.accounts.quotas
+    )
 
 
 def _ownership(stores: Stores) -> Ownership:
@@ -457,6 +479,7 @@ def _console(
         local=LOCAL,
         websocket_port=lambda: core.gateway.port,
         expel=core.gateway.expel,
+        on_stranger=partial(stores.audit.note_failed_login, door="console"),
         try_policy=playground.run,
     )
 

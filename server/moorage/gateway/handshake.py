@@ -39,6 +39,7 @@ class Doorman:
         sessions: The connections that have one.
         tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
+        on_stranger: Called with the address of each client that shows no valid token.
 
     """
 
@@ -50,6 +51,7 @@ class Doorman:
         sessions: Peers[GatewayConnection],
         tickets: Tickets,
         logins: Logins | None = None,
+        on_stranger: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -59,6 +61,7 @@ class Doorman:
         self._sessions = sessions
         self._logins = logins
         self._tickets = tickets
+        self._on_stranger = on_stranger
 
     def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
@@ -84,6 +87,7 @@ class Doorman:
         caller, bearer = self._identified(connection, request)
         if caller is None:
             self._counts.refused_unauthorized += 1
+            self._on_stranger(connection.address)
             answer = connection.respond(
                 http.HTTPStatus.UNAUTHORIZED,
                 "Send a valid token: `Authorization: Bearer <token>`.\n",

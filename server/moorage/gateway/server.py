@@ -83,6 +83,7 @@ class Gateway:
             returns the caller, or None to refuse with 401.
         tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
+        on_stranger: Called with the address of each client that shows no valid token.
 
     Attributes:
         port: The port that was bound; 0 before `start`.
@@ -95,6 +96,7 @@ class Gateway:
         authenticate: Callable[[str | None], Caller | None],
         tickets: Tickets,
         logins: Logins | None = None,
+        on_stranger: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.port = 0
         self._settings = settings
@@ -113,7 +115,9 @@ class Gateway:
         """Those of them that lost their connection, and may be resumed."""
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
-        self._doorman = Doorman(settings, authenticate, self._counts, self._open, tickets, logins)
+        self._doorman = Doorman(
+            settings, authenticate, self._counts, self._open, tickets, logins, on_stranger
+        )
         self._server: Server | None = None
         self._draining = False
 
@@ -238,6 +242,11 @@ class Gateway:
         """Return whether a session has none of its news unread."""
         found = self._sessions.get(session)
         return found is not None and found.reads_on
+
+    def caller(self, session: SessionId) -> Caller | None:
+        """Return who has a session; None where it is gone."""
+        found = self._sessions.get(session)
+        return None if found is None else found.caller
 
     def remote(self, session: SessionId) -> str:
         """Return the address that a session comes from; "" where it is gone."""

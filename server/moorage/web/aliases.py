@@ -1,14 +1,26 @@
 """Endpoints of publishing: aliases and what they mean, canaries, and calls of `management`."""
 
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.model import Tenant
+from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.records.rights import Right
-from moorage.web.bodies import BodyReader, caller_of, read_as, read_document, succeeded, who_of
+from moorage.web.bodies import (
+    AFTER,
+    BEFORE,
+    BodyReader,
+    caller_of,
+    read_as,
+    read_document,
+    succeeded,
+    who_of,
+)
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     AliasDocument,
@@ -74,11 +86,7 @@ def _looking(router: HttpRouter, services: WebServices) -> None:
 
 
 def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> None:
-    def owner(request: Request, alias: str) -> Tenant:
-        """Return the caller's tenant once it is known that it may change the alias."""
-        caller = caller_of(request)
-        services.ownership.check_alias(caller, alias)
-        return caller.tenant
+    owner = partial(_owner, services)
 
     @router.post(
         "/policy-alias/{alias}/activate",
@@ -92,6 +100,7 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         """
         choice = read_as(await read_document(request, bodies), Activation)
         uri, who = choice.policy_rule_uri, owner(request, alias)
+        setattr(request.state, AFTER, {"version": uri})
         return succeeded(await services.aliases.activate(alias, uri, who, force=choice.force))
 
     @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
@@ -143,3 +152,13 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         call = read_as(await read_document(request, bodies), ManagementCall)
         who, data = who_of(request), call.data or {}
         return succeeded(await services.publications.manage(uri, who, call.action, data))
+
+
+def _owner(services: WebServices, request: Request, alias: str) -> Tenant:
+    """Return the caller's tenant once it is known that it may change an alias."""
+    caller = caller_of(request)
+    services.ownership.check_alias(caller, alias)
+    with suppress(ServiceError):  # There is none yet.
+        before = {"version": services.aliases.show(alias)["policy_rule_uri"]}
+        setattr(request.state, BEFORE, before)
+    return caller.tenant

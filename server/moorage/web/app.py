@@ -27,8 +27,8 @@ from moorage.web.bodies import (
 )
 from moorage.web.checks import HeadAsGet
 from moorage.web.console import console_routes, login_of, playground_routes
-from moorage.web.notes import Noted
-from moorage.web.rights import check_right, right_of
+from moorage.web.notes import Noted, remote_of
+from moorage.web.rights import missing_right, right_of
 from moorage.web.router import ROUTE, HttpRouter
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation, text_operation
@@ -58,7 +58,11 @@ def create_app(services: WebServices) -> Starlette:
 
     app = Starlette(
         routes=[each.route() for each in router.endpoints],
-        middleware=[Middleware(HeadAsGet), Middleware(CountedBodies), Middleware(Noted)],
+        middleware=[
+            Middleware(HeadAsGet),
+            Middleware(CountedBodies),
+            Middleware(Noted, services.audit.note),
+        ],
         exception_handlers=dict.fromkeys((ServiceError, HTTPException, Exception), refuse),
     )
     app.router.redirect_slashes = False  # It would send clients to whatever host they named.
@@ -86,7 +90,9 @@ def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None
         if caller is None and token is None:
             login = login_of(services.console, request)
             caller = None if login is None else login.caller
+        client = request.client
         if caller is None:
+            services.audit.note_failed_login(client.host if client else "", "http")
             raise ServiceError(
                 Code.UNAUTHORIZED,
                 "the request has no valid token; send `Authorization: Bearer <token>`",
@@ -95,7 +101,12 @@ def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None
             )
         setattr(request.state, CALLER, caller)
         setattr(request.state, TENANT, caller.tenant)
-        check_right(caller, right_of(request.method, request.scope[ROUTE]))
+        right = right_of(request.method, request.scope[ROUTE])
+        if not caller.may(right):
+            what = f"{request.method} {request.scope[ROUTE]}"
+            reason = caller.refusal(right)
+            services.audit.note_refusal(caller, remote_of(request.scope), what, reason)
+            raise missing_right(caller, right)
 
     return authenticate
 

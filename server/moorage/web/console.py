@@ -242,6 +242,7 @@ async def _enter(
     entered = console.logins.enter(token)
     if entered is not None:
         return entered
+    console.on_stranger(address)
     failing[address] += 1
     try:
         await asyncio.sleep(FAILED_LOGIN_SECONDS)

@@ -4,17 +4,20 @@
 method or `READS` says otherwise, so that no new endpoint goes without its line.
 """
 
-from collections.abc import MutableMapping
+import time
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from moorage.web.bodies import NAMED, TENANT
+from moorage.records.audit import AuditEntry
+from moorage.records.rights import Caller
+from moorage.web.bodies import AFTER, BEFORE, CALLER, NAMED, TENANT
 from moorage.web.router import ROUTE
 
-__all__ = ["READS", "Noted"]
+__all__ = ["READS", "Noted", "remote_of"]
 
 READS: Final = frozenset(
     {
@@ -55,35 +58,49 @@ class Noted:
 
     Args:
         app: The application.
+        audit: Takes the entry of the audit log.
 
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, audit: Callable[[AuditEntry], None]) -> None:
         self._app = app
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
         async def watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:
-                _note(scope)
+                self._note(scope)
             await send(message)
 
         changing = scope["type"] == "http" and scope["method"] in _CHANGING
         await self._app(scope, receive, watched if changing else send)
 
+    def _note(self, scope: Scope) -> None:
+        path = scope.get(ROUTE, scope["path"])
+        if path in READS:
+            return
+        state = scope.get("state", {})
+        caller: Caller | None = state.get(CALLER)
+        about = {**state.get(NAMED, {}), **scope.get("path_params", {})}
+        what, remote = f"{scope['method']} {path}", remote_of(scope)
+        who = state.get(TENANT, "")
+        log.info(
+            "changed",
+            who=who,
+            what=what,
+            **about,
+            remote=remote,
+            # What a proxy says, or anybody else: it has a field of its own.
+            forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
+        )
+        role, token = (caller.role, caller.token_name) if caller else ("", "")
+        before, after = state.get(BEFORE), state.get(AFTER)
+        self._audit(AuditEntry(time.time(), what, who, role, token, remote, about, before, after))
 
-def _note(scope: Scope) -> None:
-    path = scope.get(ROUTE, scope["path"])
-    if path in READS:
-        return
-    state, client = scope.get("state", {}), scope.get("client")
-    log.info(
-        "changed",
-        who=state.get(TENANT, ""),
-        what=f"{scope['method']} {path}",
-        **{**state.get(NAMED, {}), **scope.get("path_params", {})},
-        remote=f"{client[0]}:{client[1]}" if client else "",
-        # What a proxy says, or anybody else: it has a field of its own.
-        forwarded_for=Headers(scope=scope).get("x-forwarded-for", "")[:FORWARDED_CHARS_MAX],
-    )
+
+def remote_of(scope: Scope) -> str:
+    """Return the address and port that a request comes from; empty where that is unknown."""
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else ""

@@ -8,7 +8,7 @@ from moorage.protocol.faults import ServiceError, status_of
 from moorage.records.rights import Caller, Right
 from moorage.web.notes import READS
 
-__all__ = ["check_right", "right_of"]
+__all__ = ["missing_right", "right_of"]
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _POSTED: Final[Mapping[str, Right]] = {
@@ -42,18 +42,12 @@ def right_of(method: str, path: str) -> Right:
     return Right.POLICY if path.startswith(_POLICIES) else Right.CLUSTER
 
 
-def check_right(caller: Caller, right: Right) -> None:
-    """Refuse a caller who lacks a right.
-
-    Raises:
-        ServiceError: `unauthorized` with the status 403, since the token is known.
-
-    """
-    if not caller.may(right):
-        raise ServiceError(
-            Code.UNAUTHORIZED,
-            caller.refusal(right),
-            expected=right.expected,
-            details={"verdict": "not_you"},
-            status=status_of(Code.FORBIDDEN),
-        )
+def missing_right(caller: Caller, right: Right) -> ServiceError:
+    """Return the error for a caller who lacks a right: 403, since the token is known."""
+    return ServiceError(
+        Code.UNAUTHORIZED,
+        caller.refusal(right),
+        expected=right.expected,
+        details={"verdict": "not_you"},
+        status=status_of(Code.FORBIDDEN),
+    )

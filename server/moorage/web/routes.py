@@ -293,9 +293,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     router = HttpRouter("policies")
 
     @router.post(
-        "/policy",
-        summary="Publish a policy",
-        **operation(PublishedPolicy, PolicyDocument),
+        "/policy", summary="Publish a policy", **operation(PublishedPolicy, PolicyDocument)
     )
     async def publish_policy(request: Request) -> Response:
         """Check the policy in the jail, try it on its own examples, and register it.
@@ -333,9 +331,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def update_policy(uri: str, request: Request) -> Response:
         """Change descriptive fields; another code, default or schema needs a new version."""
-        change, caller = await _document(request, bodies), caller_of(request)
-        await services.ownership.check_policy(caller, uri)
-        return _success(await services.publications.update(uri, change, caller.tenant))
+        await services.ownership.check_policy(caller_of(request), uri)
+        change, who = await _document(request, bodies), who_of(request)
+        return _success(await services.publications.update(uri, change, who))
 
     @router.delete("/policy/{uri}", summary="Remove a policy", **operation(PolicyDocument))
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
@@ -346,9 +344,9 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
         """
         if force not in {"", "true", "false"}:
             raise ServiceError.wrong_field("force", "true or false")
-        caller, forced = caller_of(request), force == "true"
-        await services.ownership.check_policy(caller, uri)
-        return _success(await services.publications.delete(uri, caller.tenant, force=forced))
+        await services.ownership.check_policy(caller_of(request), uri)
+        forced, who = force == "true", who_of(request)
+        return _success(await services.publications.delete(uri, who, force=forced))
 
     @router.get(
         "/policy/{uri}/history",

@@ -20,6 +20,7 @@ from moorage.protocol.registry import (
     Metrics,
     PolicyDocuments,
 )
+from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
 
 __all__ = ["AliasChanges", "BlockActions", "Console", "Publications", "WebServices"]
@@ -97,6 +98,19 @@ class BlockActions(Protocol):
         """Return `task_id`, `status` (`pending`, `completed`, `failed`), `result` or `error`."""
 
 
+class AuditNotes(Protocol):
+    """The audit log, as endpoints use it."""
+
+    def note(self, entry: AuditEntry, /) -> None:
+        """Take an entry."""
+
+    def note_refusal(self, caller: Caller, remote: str, what: str, reason: str, /) -> None:
+        """Take note of what a caller had no right to do."""
+
+    def note_failed_login(self, remote: str, door: str) -> None:
+        """Take note of a token that was wrong or missing."""
+
+
 class OwnershipChecks(Protocol):
     """Checks whether a caller may change what another tenant has; raises `unauthorized` (403)."""
 
@@ -123,6 +137,7 @@ class Console:
         local: The caller of each request where there are none.
         websocket_port: Where the WebSocket is.
         expel: Closes the WebSockets whose login is over.
+        on_stranger: Called with the address of a login with a wrong token.
         try_policy: Takes what is to be tried in the playground, and for whom; returns what came
             of it.
 
@@ -133,6 +148,7 @@ class Console:
     local: Caller
     websocket_port: Callable[[], int]
     expel: Callable[[], None]
+    on_stranger: Callable[[str], None]
     try_policy: Callable[[Document, Caller], Awaitable[Document]]
 
 
@@ -162,6 +178,7 @@ class WebServices:
         readiness: Returns whether requests can be served, and what says so, by component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
         tickets: Let pages of browsers open a WebSocket.
+        audit: Takes note of changes, refusals and failed logins.
         console: None: the web console is not served.
 
     """
@@ -186,4 +203,5 @@ class WebServices:
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]
     tickets: Tickets
+    audit: AuditNotes
     console: Console | None

@@ -6,6 +6,7 @@ from typing import Final
 from moorage.core.effects import Address
 from moorage.core.facts import Refusal
 from moorage.model import Code, SessionId
+from moorage.records.rights import Caller
 
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 """Answers calls from `draining` on."""
@@ -25,21 +26,27 @@ class HttpCalls:
         self.draining = False
         self._number = 0
         self._waiting: dict[Address, asyncio.Future[bytes]] = {}
+        self._callers: dict[Address, Caller] = {}
 
     def waiting(self) -> tuple[Address, ...]:
         """Return where a reply is awaited."""
         return tuple(self._waiting)
 
-    def open(self) -> tuple[Address, asyncio.Future[bytes]]:
+    def open(self, caller: Caller) -> tuple[Address, asyncio.Future[bytes]]:
         """Return a new address, and the future of its reply."""
         self._number += 1
         to = Address(self.SESSION, self._number)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[to] = future
+        self._waiting[to], self._callers[to] = future, caller
         return to, future
+
+    def caller(self, to: Address) -> Caller | None:
+        """Return who awaits a reply."""
+        return self._callers.get(to)
 
     def reply(self, to: Address, reply: bytes) -> None:
         """Hand a reply to its waiter, if there still is one."""
         future = self._waiting.pop(to, None)
+        self._callers.pop(to, None)
         if future is not None and not future.done():
             future.set_result(reply)

@@ -20,6 +20,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller
 
 _NONE: Final = RequestId("")
 
@@ -205,6 +206,16 @@ class Replies:
     def remote(self, to: Address) -> str:
         """Return where the client that awaits an answer connects from; "" where unknown."""
         return self._gateway.remote(to.session)
+
+    def origin(self, to: Address) -> tuple[Caller | None, str]:
+        """Return who awaits an answer, and from which address."""
+        if to.session == HttpCalls.SESSION:
+            return self._calls.caller(to), ""
+        return self._gateway.caller(to.session), self._gateway.remote(to.session)
+
+    def asker(self, request: RequestId) -> Address | None:
+        """Return where the answer to a request is awaited."""
+        return self._askers.get(request)
 
     def drain(self, answer: Response) -> None:
         """Answer this to all calls over HTTP that still wait, in the queue or for a policy."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from moorage.core.effects import Address
+from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.rights import refusal
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.requests.admission import Admission
@@ -26,6 +27,7 @@ class Router:
         blocks: Finds places for blocks.
         replies: Where all of them answer.
         tasks: Learns of a defect.
+        audit: Learns what a caller had no right to do.
 
     """
 
@@ -36,11 +38,13 @@ class Router:
         blocks: BlockPlacement,
         replies: Replies,
         tasks: Tasks,
+        audit: AuditLog,
     ) -> None:
         self._admission = admission
         self._operations = operations
         self._blocks = blocks
         self._replies = replies
+        self._audit = audit
         self.failed = tasks.fail
 
     def opened(self, session: SessionId, caller: Caller) -> None:
@@ -65,6 +69,8 @@ class Router:
     ) -> "bool | asyncio.Future[None]":
         """Take a request; it is answered at `to`, now or later."""
         if (no := refusal(caller, message)) is not None:
+            what = str(message.__struct_config__.tag or "allocate")
+            self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
             self._replies.send(to, refuse(no, message_id=message.id))
         elif isinstance(message, AllocationRequest):
             return self._admission.request_nowait(to, caller.tenant, message, warnings)

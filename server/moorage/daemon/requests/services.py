@@ -213,7 +213,7 @@ class AllocationServices:
         """Return the status and the JSON of the answer to a message."""
         if self._calls.draining:
             return status_of(STOPPING.code), refuse(STOPPING, message_id=message.id)
-        to, future = self._calls.open()
+        to, future = self._calls.open(caller)
         if not self._router.request_nowait(to, caller, message, warnings):
             await self._router.request(to, caller, message, warnings)
         reply = await future
@@ -237,7 +237,7 @@ def _unread(error: BadMessage) -> bytes:
 
 async def settle(router: Router, calls: HttpCalls) -> None:
     """Return once all that the core has decided until now is durable: answers leave in order."""
-    to, future = calls.open()
+    to, future = calls.open(LOCAL)
     router.request_nowait(to, LOCAL, wire.Status(request="settled"))
     await future
 

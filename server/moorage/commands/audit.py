@@ -1,0 +1,123 @@
+"""`moored audit`: reads and verifies the audit log of a data folder. The server may be running."""
+
+import fnmatch
+import json
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from moorage.commands.errors import EXIT_USAGE, load_config
+from moorage.commands.options import DataOption, FileOption, JsonFlag
+
+audit = typer.Typer(help="Read who did what, or verify that the log is whole.")
+
+_AGO: Final = re.compile(r"([0-9]{1,6})([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_FOLLOW_SECONDS: Final = 0.5
+
+
+@audit.callback(invoke_without_command=True)
+def audit_list(
+    context: typer.Context,
+    who: Annotated[str, typer.Option(help="Tenant or name of a token.")] = "",
+    what: Annotated[str, typer.Option(help="What was done, such as `lease.*`.")] = "*",
+    since: Annotated[str, typer.Option(help="`2h`, `3d`, or a date such as `2026-12-01`.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new entries.")] = False,
+    data: DataOption = None,
+    config: FileOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, as stored.")] = False,
+) -> None:
+    """Print entries, the oldest first."""
+    if context.invoked_subcommand is not None:
+        return
+    folder, begin = _folder(data, config), _begin(since)
+    for entry in _entries(folder, follow=follow):
+        by = (entry.get("who", ""), entry.get("token", ""))
+        if entry["at"] < begin or (who and who not in by):
+            continue
+        if fnmatch.fnmatchcase(entry["what"], what):
+            typer.echo(json.dumps(entry, ensure_ascii=False) if as_json else _line(entry))
+
+
+@audit.command("verify", short_help="Check that no line was changed, dropped or moved.")
+def audit_verify(
+    data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
+) -> None:
+    """Check the chain of hashes; exit 1 where it breaks. Note number and hash elsewhere."""
+    folder = _folder(data, config)
+    from moorage.daemon.access.audit_files import ChainError, verify  # noqa: PLC0415  # As in serve.
+
+    try:
+        first, end = verify(folder)
+    except (ChainError, OSError) as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps({"first": first, "last": end.number, "hash": end.hash}))
+    elif not end.number:
+        typer.echo(f"{folder}: no audit log")
+    else:
+        typer.echo(f"{folder}: entries {first} to {end.number} are as written; hash {end.hash}")
+
+
+def _folder(data: Path | None, config: Path | None) -> Path:
+    return load_config({"data_dir": data}, config).data_dir
+
+
+def _begin(since: str) -> float:
+    """Return from when on entries are printed, in seconds since the epoch."""
+    if not since:
+        return 0.0
+    if (ago := _AGO.fullmatch(since)) is not None:
+        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+    try:
+        date = datetime.fromisoformat(since)
+    except ValueError:
+        _refuse("--since", "such as `2h` or `3d`, or a date such as `2026-12-01T08:00`")
+    return date.timestamp()
+
+
+def _entries(folder: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
+    from moorage.daemon.access.audit_files import ChainError, read_lines  # noqa: PLC0415  # As in serve.
+
+    last = 0
+    try:
+        while True:
+            for line in read_lines(folder, after=last):
+                last = line["number"]
+                yield line
+            if not follow:
+                return
+            time.sleep(_FOLLOW_SECONDS)  # The server writes; files have no other news.
+    except (ChainError, OSError) as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """Return an entry for people."""
+    at = datetime.fromtimestamp(entry["at"], UTC).isoformat(" ", "seconds")
+    by = ", ".join(filter(None, (entry.get("token"), entry.get("role"), entry.get("remote"))))
+    who = (entry.get("who") or "?") + (f" ({by})" if by else "")
+    about = " ".join(f"{name}={_text(value)}" for name, value in entry.get("about", {}).items())
+    change = "".join(
+        f" {name} {_text(entry[name])}" for name in ("before", "after") if name in entry
+    )
+    why = f": {entry['why']}" if entry.get("why") else ""
+    return f"{at} {who} {entry['what']} {about}{change}{why}"
+
+
+def _text(value: Any) -> str:
+    """Return a value without characters that would move a terminal's cursor."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _refuse(option: str, expected: str) -> NoReturn:
+    typer.echo(f"moored: {option}: expected {expected}", err=True)
+    raise typer.Exit(EXIT_USAGE)

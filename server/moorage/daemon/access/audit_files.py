@@ -1,0 +1,249 @@
+"""Files of the audit log: JSON lines, each with a number and the hash of all before it.
+
+`audit_log` appends, `moored audit` reads and verifies, also while the server runs. The hash of a
+line is SHA-256 of the hash before it and the line without its own hash, so that no line can be
+changed, dropped or moved without a trace. What was cut off at the end shows only against a number
+and hash that were noted elsewhere.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.records.audit import AuditEntry
+
+__all__ = ["AuditFiles", "ChainEnd", "ChainError", "read_lines", "verify"]
+
+FOLDER: Final = "audit"
+"""In the data folder."""
+FILE_BYTES_MAX: Final = 16 << 20
+"""Beyond it a new file begins."""
+_HASH_CHARS: Final = 64
+_NO_HASH: Final = "0" * _HASH_CHARS
+_TAIL_BYTES: Final = 1 << 20
+"""Longer than any line."""
+_HASH_FIELD: Final = b',"hash":"'
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ChainEnd:
+    """Where the log ends: the number and the hash of its last line."""
+
+    number: int = 0
+    hash: str = _NO_HASH
+
+
+class ChainError(Exception):
+    """A line is not as it was written, or lines are missing; the text says where."""
+
+
+class AuditFiles:
+    """Appends to the files of one server; several processes may do so in turn.
+
+    Args:
+        folder: The data folder.
+        keep_seconds: Files whose last line is older are deleted.
+        keep_bytes: Beyond it the oldest files are deleted.
+
+    """
+
+    def __init__(self, folder: Path, keep_seconds: float, keep_bytes: int) -> None:
+        self._folder = folder / FOLDER
+        self._keep_seconds = keep_seconds
+        self._keep_bytes = keep_bytes
+        self._end = ChainEnd()
+        self._seen: tuple[Path, int] | None = None
+        """File and size after the last line that `_end` is about."""
+
+    def append(self, entries: Sequence[AuditEntry], now: float) -> None:
+        """Write entries behind all that are there, and delete what is too old or too much.
+
+        Raises:
+            OSError: They cannot be written; then none of them is there.
+
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self._folder):
+            path = self._catch_up()
+            lines, end = _chained(entries, self._end)
+            with os.fdopen(os.open(path, _APPEND, 0o600), "ab", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                try:
+                    _write(file.fileno(), lines)
+                except OSError:
+                    os.ftruncate(file.fileno(), size)
+                    raise
+            self._end, self._seen = end, (path, size + len(lines))
+            self._prune(now)
+
+    def _catch_up(self) -> Path:
+        """Learn what another process wrote; return the file to append to."""
+        files = _files(self._folder)
+        path = files[-1] if files else self._folder / _name(1)
+        size = path.stat().st_size if files else 0
+        if self._seen != (path, size):
+            size = _drop_torn_line(path) if files else 0
+            self._end = _last(files)
+        return path if size < FILE_BYTES_MAX else self._folder / _name(_number(path) + 1)
+
+    def _prune(self, now: float) -> None:
+        files = _files(self._folder)
+        total = sum(each.stat().st_size for each in files)
+        for each in files[:-1]:  # The one that is written stays.
+            status = each.stat()
+            if now - status.st_mtime <= self._keep_seconds and total <= self._keep_bytes:
+                return
+            each.unlink()
+            total -= status.st_size
+
+
+_APPEND: Final = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+
+
+def read_lines(folder: Path, after: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a data folder as JSON objects, the oldest first.
+
+    Args:
+        folder: The data folder.
+        after: Number of the last line that is left out.
+
+    Raises:
+        ChainError: A line is no JSON object.
+
+    """
+    for path in _files(folder / FOLDER):
+        with path.open("rb") as file:
+            for count, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return  # It is being written.
+                try:
+                    entry = json.loads(line)
+                    number = entry["number"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise ChainError(f"{path.name}:{count}: no entry: {error}") from None
+                if number > after:
+                    yield entry
+
+
+def verify(folder: Path) -> tuple[int, ChainEnd]:
+    """Check every line of a data folder; return the number of the first one, and the end.
+
+    Raises:
+        ChainError: A line was changed, or lines are missing.
+
+    """
+    first, end = 0, ChainEnd()
+    for path in _files(folder / FOLDER):
+        with path.open("rb") as file:
+            for count, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return first, end  # It is being written.
+                read = _checked(line, f"{path.name}:{count}", end, begins=not first)
+                first, end = first or read.number, read
+    return first, end
+
+
+def _checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
+    """Return the chain after a line; the first line there is may follow deleted ones."""
+    body, found, tail = line.rpartition(_HASH_FIELD)
+    try:
+        entry = msgspec.json.decode(line, type=_Sealed)
+    except msgspec.MsgspecError as error:
+        raise ChainError(f"{place}: no entry: {error}") from None
+    if not found or len(tail) != _HASH_CHARS + 3:
+        raise ChainError(f"{place}: the hash is not at the end of the line")
+    if not begins and entry.number != before.number + 1:
+        missing = f"expected entry {before.number + 1}, found {entry.number}"
+        raise ChainError(f"{place}: {missing}: lines are missing, or not in their order")
+    origin = entry.prev if begins else before.hash
+    if entry.prev != origin or entry.hash != _hash(origin, body):
+        raise ChainError(f"{place}: entry {entry.number} is not as it was written")
+    return ChainEnd(entry.number, entry.hash)
+
+
+class _Sealed(msgspec.Struct):
+    number: int
+    prev: str
+    hash: str
+
+
+def _chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[bytes, ChainEnd]:
+    """Return entries as lines, and the end of the chain behind them."""
+    lines: list[bytes] = []
+    number, former = end.number, end.hash
+    for entry in entries:
+        number += 1
+        body = b'{"number":%d,%b,"prev":"%b' % (number, _encode(entry)[1:-1], former.encode())
+        body += b'"'
+        hashed = _hash(former, body)
+        lines.append(body + _HASH_FIELD + hashed.encode() + b'"}\n')
+        former = hashed
+    return b"".join(lines), ChainEnd(number, former)
+
+
+def _hash(former: str, body: bytes) -> str:
+    return hashlib.sha256(former.encode() + body).hexdigest()
+
+
+def _last(files: Sequence[Path]) -> ChainEnd:
+    """Return the end of the chain, by the last whole line there is."""
+    for path in reversed(files):
+        lines = _tail(path).splitlines()
+        if lines:
+            sealed = msgspec.json.decode(lines[-1], type=_Sealed)
+            return ChainEnd(sealed.number, sealed.hash)
+    return ChainEnd()
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read()
+
+
+def _drop_torn_line(path: Path) -> int:
+    """Cut off the piece of a line that a crash left; return the size."""
+    size = path.stat().st_size
+    tail = _tail(path)
+    if tail and not tail.endswith(b"\n"):
+        size -= len(tail) - (tail.rfind(b"\n") + 1)
+        os.truncate(path, size)
+    return size
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which writers take in turn."""
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*.jsonl"))
+
+
+def _name(number: int) -> str:
+    return f"{number:08}.jsonl"
+
+
+def _number(path: Path) -> int:
+    return int(path.stem)

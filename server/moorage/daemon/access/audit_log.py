@@ -1,0 +1,143 @@
+"""The audit log of a running server: takes entries at once, writes them in a thread of its own."""
+
+import queue
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from moorage.daemon.access.audit_files import AuditFiles
+from moorage.records.audit import AuditEntry
+from moorage.records.rights import Caller
+
+__all__ = ["AuditLog"]
+
+PENDING_MAX: Final = 100_000
+"""Entries that wait for the disk; further ones are dropped, and the log says how many."""
+GATHER_SECONDS: Final = 0.02
+"""How long entries are gathered before they are written together."""
+FAILED_A_MINUTE_MAX: Final = 60
+"""Failed logins of one address in a minute that have an entry each; further ones are counted."""
+RETRY_SECONDS: Final = 1.0
+MINUTE_SECONDS: Final = 60.0
+
+log = structlog.get_logger("moored")
+
+
+class AuditLog:
+    """Takes entries; `close` writes those that are left.
+
+    Args:
+        folder: The data folder.
+        keep_days: Days that the log goes back; 0: nothing is logged.
+        keep_mib: MiB of it; beyond it the oldest goes.
+
+    """
+
+    def __init__(self, folder: Path, keep_days: int, keep_mib: int) -> None:
+        self.lost = 0
+        self._files = AuditFiles(folder, keep_days * 86_400.0, keep_mib << 20)
+        self._pending: queue.SimpleQueue[AuditEntry | None] = queue.SimpleQueue()
+        self._failures: Counter[str] = Counter()
+        self._failures_since = 0.0
+        self._unsaid = 0
+        """Dropped entries that the log does not mention yet."""
+        self._thread: threading.Thread | None = None
+        if keep_days:
+            self._thread = threading.Thread(target=self._write_forever, name="audit", daemon=True)
+            self._thread.start()
+
+    def note(self, entry: AuditEntry) -> None:
+        """Take an entry; it is on the disk soon."""
+        if self._thread is None:
+            return
+        if self._pending.qsize() >= PENDING_MAX:
+            self._drop(1)
+        else:
+            self._pending.put(entry)
+
+    def note_refusal(self, caller: Caller, remote: str, what: str, reason: str) -> None:
+        """Take note of what a caller had no right to do."""
+        self.note(
+            AuditEntry(
+                time.time(),
+                "right.refused",
+                caller.tenant,
+                caller.role,
+                caller.token_name,
+                remote,
+                {"what": what},
+                why=reason,
+            )
+        )
+
+    def note_failed_login(self, remote: str, door: str) -> None:
+        """Take note of a token that was wrong or missing; of a flood, only of how many there were.
+
+        Args:
+            remote: Address of the caller, without its port.
+            door: What was tried: `websocket`, `http` or `console`.
+
+        """
+        now = time.time()
+        if now - self._failures_since >= MINUTE_SECONDS:
+            for address, count in self._failures.items():
+                if count > FAILED_A_MINUTE_MAX:
+                    about = {"more": count - FAILED_A_MINUTE_MAX}
+                    self.note(AuditEntry(now, "login.failed", remote=address, about=about))
+            self._failures.clear()
+            self._failures_since = now
+        self._failures[remote] += 1
+        if self._failures[remote] <= FAILED_A_MINUTE_MAX:
+            self.note(AuditEntry(now, "login.failed", remote=remote, about={"door": door}))
+
+    def close(self) -> None:
+        """Write what is left, for a bounded time, and end the thread."""
+        if self._thread is not None:
+            self._pending.put(None)
+            self._thread.join(10.0)
+            self._thread = None
+
+    def _drop(self, count: int) -> None:
+        self.lost += count
+        self._unsaid += count
+
+    def _write_forever(self) -> None:
+        entries: list[AuditEntry] = []
+        while (first := self._pending.get()) is not None:
+            entries.append(first)
+            time.sleep(GATHER_SECONDS)  # Many together cost a tenth of each alone.
+            if self._gather(entries):
+                break
+            entries = self._written(entries)
+        self._written(entries)
+
+    def _gather(self, entries: list[AuditEntry]) -> bool:
+        """Add what is there; return whether the log is to be closed."""
+        while not self._pending.empty():
+            entry = self._pending.get()
+            if entry is None:
+                return True
+            entries.append(entry)
+        return False
+
+    def _written(self, entries: list[AuditEntry]) -> list[AuditEntry]:
+        """Write entries; return those to write again, since they could not be written."""
+        now = time.time()
+        if self._unsaid:
+            unsaid, self._unsaid = self._unsaid, 0
+            gap = AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid})
+            entries = [*entries, gap]
+        if not entries:
+            return entries
+        try:
+            self._files.append(entries, now)
+        except (OSError, ValueError) as error:
+            log.error("audit_failed", reason=str(error), waiting=len(entries))  # noqa: TRY400  # It has no more to say.
+            self._drop(max(0, len(entries) - PENDING_MAX))
+            time.sleep(RETRY_SECONDS)  # The disk may have room again.
+            return entries[-PENDING_MAX:]
+        return []

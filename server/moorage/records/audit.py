@@ -1,0 +1,36 @@
+"""An entry of the audit log: who did what, from where, and what came of it."""
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["AuditEntry"]
+
+
+class AuditEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One entry; the log gives it a number and the hash of the chain.
+
+    Args:
+        at: When it happened, in seconds since the epoch.
+        what: What was done, e.g. `lease.granted`.
+        who: Tenant of the caller; `moored` for the server itself, empty where it is unknown.
+        role: Role of the caller.
+        token: Name of the caller's token, where it has one.
+        remote: Address that the caller connects from.
+        about: What it was done to, by name: lease, policy, cluster, tenant, …
+        before: What held before, where that is known.
+        after: What holds now.
+        why: Reason, such as the version of the policy that decided.
+
+    """
+
+    at: float
+    what: str
+    who: str = ""
+    role: str = ""
+    token: str = ""
+    remote: str = ""
+    about: dict[str, Any] = {}  # msgspec copies it.
+    before: Any = None
+    after: Any = None
+    why: str = ""

@@ -1,0 +1,173 @@
+"""The audit log: a chain that shows every change, written by several, bounded."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.daemon.access import audit_files, audit_log
+from moorage.daemon.access.audit_files import AuditFiles, ChainEnd, ChainError, read_lines, verify
+from moorage.daemon.access.audit_log import AuditLog
+from moorage.records.audit import AuditEntry
+
+DAY = 86_400.0
+
+
+def files(folder: Path, keep_seconds: float = DAY, keep_bytes: int = 1 << 30) -> AuditFiles:
+    return AuditFiles(folder, keep_seconds, keep_bytes)
+
+
+def entry(number: int, **more: str) -> AuditEntry:
+    return AuditEntry(1e9 + number, "lease.granted", "ann", about={"lease": f"l{number}"}, **more)
+
+
+def stored(folder: Path) -> list[Path]:
+    return sorted((folder / "audit").glob("*.jsonl"))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A data folder with five entries, of two writers in turn."""
+    one, other = files(tmp_path), files(tmp_path)
+    one.append([entry(1), entry(2)], 0)
+    other.append([entry(3, why='quotes " and ,"hash":"')], 0)
+    one.append([entry(4), entry(5)], 0)
+    return tmp_path
+
+
+def test_entries_are_numbered_and_chained_over_writers(written: Path) -> None:
+    lines = list(read_lines(written))
+    assert [line["number"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["about"]["lease"] for line in lines] == ["l1", "l2", "l3", "l4", "l5"]
+    assert verify(written) == (1, ChainEnd(5, lines[-1]["hash"]))
+    assert [line["number"] for line in read_lines(written, after=3)] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        *[("edit", place) for place in range(5)],
+        *[("hash", place) for place in range(5)],
+        *[("drop", place) for place in range(1, 4)],
+        *[("swap", place) for place in range(1, 5)],
+    ],
+)
+def test_a_change_of_any_line_is_found(written: Path, place: int, change: str) -> None:
+    (path,) = stored(written)
+    lines = path.read_bytes().splitlines(keepends=True)
+    if change == "edit":
+        lines[place] = lines[place].replace(b'"ann"', b'"bob"')
+    elif change == "hash":
+        lines[place] = lines[place].replace(b'"hash":"', b'"hash":"0', 1)
+    elif change == "drop":
+        del lines[place]
+    else:
+        lines[place - 1], lines[place] = lines[place], lines[place - 1]
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(ChainError, match=path.name):
+        verify(written)
+
+
+def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
+    (path,) = stored(written)
+    with path.open("ab") as file:
+        file.write(b'{"number":6,"at"')
+    assert len(list(read_lines(written))) == 5
+    files(written).append([entry(6)], 0)
+    assert verify(written)[1].number == 6
+
+
+def test_files_are_bounded_and_the_oldest_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1000)
+    writer = files(tmp_path, keep_bytes=5000)
+    for number in range(100):
+        writer.append([entry(number)], 0)
+    assert sum(path.stat().st_size for path in stored(tmp_path)) < 7000
+    first, end = verify(tmp_path)
+    assert first > 1
+    assert end.number == 100
+    old = stored(tmp_path)[-1].stat().st_mtime + 2 * DAY
+    writer.append([entry(100)], old)
+    assert len(stored(tmp_path)) <= 2
+    assert verify(tmp_path)[1].number == 101
+
+
+def test_processes_that_write_at_once_make_one_chain(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from moorage.daemon.access.audit_files import AuditFiles\n"
+        "from moorage.records.audit import AuditEntry\n"
+        "files = AuditFiles(pathlib.Path(sys.argv[1]), 1e9, 1 << 30)\n"
+        "for n in range(50):\n"
+        "    files.append([AuditEntry(0.0, 'x', sys.argv[2])] * 3, 0)\n"
+    )
+    running = [
+        subprocess.Popen([sys.executable, "-c", program, tmp_path, name], env={**os.environ})
+        for name in "abc"
+    ]
+    assert [each.wait(60) for each in running] == [0, 0, 0]
+    assert verify(tmp_path)[1].number == 450
+
+
+def test_a_log_writes_all_it_took_before_it_is_closed(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 1, 32)
+    for number in range(1000):
+        log.note(entry(number))
+    log.close()
+    assert verify(tmp_path)[1].number == 1000
+
+
+def test_a_flood_of_wrong_tokens_is_counted_and_not_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "FAILED_A_MINUTE_MAX", 3)
+    log = AuditLog(tmp_path, 1, 32)
+    for _ in range(10):
+        log.note_failed_login("10.0.0.1", "http")
+    log.note_failed_login("10.0.0.2", "http")
+    monkeypatch.setattr(audit_log, "MINUTE_SECONDS", 0.0)
+    log.note_failed_login("10.0.0.2", "http")
+    log.close()
+    seen = [(line["remote"], line["about"].get("more")) for line in read_lines(tmp_path)]
+    assert seen == [
+        *[("10.0.0.1", None)] * 3,
+        ("10.0.0.2", None),
+        ("10.0.0.1", 7),
+        ("10.0.0.2", None),
+    ]
+
+
+def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_log, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(audit_log, "PENDING_MAX", 5)
+    (tmp_path / "audit").write_text("no folder")
+    log = AuditLog(tmp_path, 1, 32)
+    for number in range(50):
+        log.note(entry(number))
+    while not log.lost:
+        log.note(entry(0))
+    (tmp_path / "audit").unlink()
+    log.close()
+    whats = [line["what"] for line in read_lines(tmp_path)]
+    assert "lease.granted" in whats
+    assert "audit.dropped" in whats
+
+
+def test_nothing_is_logged_for_no_days(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 0, 32)
+    log.note(entry(1))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_are_json_as_stored(written: Path) -> None:
+    (path,) = stored(written)
+    for line in path.read_text().splitlines():
+        assert json.loads(line)["who"] == "ann"

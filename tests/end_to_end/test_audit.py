@@ -1,0 +1,133 @@
+"""The audit log of a real server: who did what, from where, over both doors."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from served import FIRST_FIT, Server, ask_message, cluster, policy
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # A daemon.
+
+TOKENS = {"MOORAGE_TOKENS": "ann:a1-secret,ops:o1-secret", "MOORAGE_OPERATORS": "ops"}
+
+
+def moored(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "moorage", *words, "--data", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What was logged of a session of ann, who has no right to cordon, and of the operator ops."""
+    folder = tmp_path_factory.mktemp("data")
+    with daemon(folder, environment=TOKENS) as running:
+        ann, ops = (Server(running, f"{each}1-secret") for each in "ao")
+        ops.register(cluster("east"))
+        ann.publish(catalog.document("first_fit"), policy("return None", "mine:1.0-stable"))
+        means = {"policy_rule_uri": "mine:1.0-stable"}
+        ann.http.post("/policy-alias/mine:stable/activate", json=means).raise_for_status()
+        lease = ann.ask(FIRST_FIT, resources={"gpus": 2}, lease={"ttl_seconds": 60})["lease"]
+        ann.release(lease)
+        ann.say({"op": "cordon", "cluster": "east"})
+        ops.say({"op": "cordon", "cluster": "east", "reason": "new fans"})
+        ops.say({"op": "uncordon", "cluster": "east"})
+        ops.say({"op": "set_quota", "tenant": "ann", "nominal": {"gpu_milli": 1000}})
+        ops.say({"op": "set_quota", "tenant": "ann", "nominal": {"gpu_milli": 3000}})
+        big = ask_message(FIRST_FIT, resources={"gpus": 4}, lease={"ttl_seconds": 60})
+        assert ann.say(big)[0]["error"]["code"] == "quota_exceeded"
+        ann.http.put("/quotas/ann", json={"weight": 2})
+        httpx.get(f"{running.http}/policy", headers={"Authorization": "Bearer wrong"})
+        page = {"Origin": running.http}
+        httpx.post(f"{running.http}/console/session", json={"token": "wrong"}, headers=page)
+        with pytest.raises(Exception, match="401"):
+            ann.socket({"Authorization": "Bearer wrong"})
+        ann.close()
+        ops.close()
+    assert moored(folder, "audit", "verify").returncode == 0
+    return [json.loads(line) for line in moored(folder, "audit", "--json").stdout.splitlines()]
+
+
+def found(entries: list[dict], what: str) -> list[dict]:
+    return [each for each in entries if each["what"] == what]
+
+
+def test_a_lease_is_logged_from_grant_to_end(entries: list[dict]) -> None:
+    (granted,), (ended,) = found(entries, "lease.granted"), found(entries, "lease.ended")
+    assert (granted["who"], granted["role"]) == ("ann", "author")
+    assert granted["remote"].startswith("127.0.0.1:")
+    assert granted["why"] == FIRST_FIT
+    assert granted["after"] == [["east", "east-0", ["0", "1"], 1000]]
+    assert ended["about"] == {"lease": granted["about"]["lease"], "tenant": "ann"}
+    assert ended["who"] == "ann"
+    assert ended["before"] == granted["after"]
+    assert ended["number"] > granted["number"]
+
+
+def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> None:
+    (cordoned,) = found(entries, "fleet.cordoned")
+    assert (cordoned["who"], cordoned["why"]) == ("ops", "new fans")
+    assert cordoned["about"]["cluster"] == "east"
+    assert len(found(entries, "fleet.uncordoned")) == 1
+    first, second = found(entries, "quota.set")
+    assert first["who"] == second["who"] == "ops"
+    assert first.get("before") is None
+    assert (second["before"], second["after"]["nominal"]["gpu_milli"]) == (first["after"], 3000)
+
+
+def test_changes_over_http_are_logged(entries: list[dict]) -> None:
+    assert [each["who"] for each in found(entries, "POST /clusters")] == ["ops"]
+    published = found(entries, "POST /policy")
+    assert [each["who"] for each in published] == ["ann", "ann"]
+    (activated,) = found(entries, "POST /policy-alias/{alias}/activate")
+    assert activated["about"]["alias"] == "mine:stable"
+    assert activated["after"] == {"version": "mine:1.0-stable"}
+
+
+def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:
+    refused = [(each["who"], each["about"]["what"]) for each in found(entries, "right.refused")]
+    assert refused == [("ann", "cordon"), ("ann", "quota"), ("ann", "set_quota")]
+    failed = found(entries, "login.failed")
+    assert sorted(each["about"]["door"] for each in failed) == ["console", "http", "websocket"]
+    assert {each["remote"] for each in failed} == {"127.0.0.1"}
+    assert "wrong" not in json.dumps(failed)
+
+
+def test_the_command_filters_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+    made = moored(tmp_path, "token", "create", "ci", "--role", "client", "--tenant", "ann")
+    assert made.returncode == 0
+    moored(tmp_path, "token", "revoke", "ci")
+    assert moored(tmp_path, "audit", "--what", "token.r*").stdout.count("\n") == 1
+    assert moored(tmp_path, "audit", "--since", "1h").stdout.count("\n") == 2
+    assert moored(tmp_path, "audit", "--who", "nobody-here").stdout == ""
+    assert moored(tmp_path, "audit", "--since", "2000-01-01").stdout.count("\n") == 2
+    wrong = moored(tmp_path, "audit", "--since", "yesterday")
+    assert (wrong.returncode, "--since: expected" in wrong.stderr) == (2, True)
+    (path,) = (tmp_path / "audit").glob("*.jsonl")
+    path.write_text(path.read_text().replace("ann", "bob"))
+    broken = moored(tmp_path, "audit", "verify")
+    assert (broken.returncode, "not as it was written" in broken.stderr) == (1, True)
+
+
+def test_a_kill_leaves_a_chain_that_goes_on(tmp_path: Path) -> None:
+    for number in range(2):
+        with contextlib.suppress(CommandError), daemon(tmp_path) as running:
+            server = Server(running)
+            if not number:
+                server.register(cluster("east"))
+                server.publish(catalog.document("first_fit"))
+            terms = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
+            for _ in range(20):
+                server.release(server.ask(**terms)["lease"])
+            server.close()
+            os.kill(running.pid, signal.SIGKILL)
+        assert moored(tmp_path, "audit", "verify").returncode == 0
