@@ -32,7 +32,7 @@ MUTANTS = [
     ("server/moorage/sandbox/__init__.py", "import moorage.config", LAYERS),
     ("server/moorage/config/__init__.py", "import moorage.daemon", LAYERS),
     ("server/moorage/backends/__init__.py", "import moorage.resources", LAYERS),
-    ("server/moorage/lab/__init__.py", "import moorage.benchmarks", LAYERS),
+    ("server/moorage/lab/__init__.py", "import moorage.bench", LAYERS),
     ("server/moorage/utils.py", "", LAYERS),
     ("server/moorage/core/facts.py", "import asyncio", PURE),
     ("server/moorage/core/facts.py", "from time import time", PURE),

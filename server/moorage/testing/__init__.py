@@ -1,0 +1,1 @@
+"""A real server for tests."""
