@@ -2,13 +2,12 @@
 
 import pytest
 
-from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import daemon
+from moorage.testing.daemon_process import ServerError, daemon
 
 
 def test_a_daemon_that_does_not_start_is_quoted(tmp_path) -> None:
     with (
-        pytest.raises(CommandError, match=r"did not become ready:\n.*MOORAGE_TOKENS"),
+        pytest.raises(ServerError, match=r"did not become ready:\n.*MOORAGE_TOKENS"),
         daemon(tmp_path, environment={"MOORAGE_TOKENS": "none"}),
     ):
         pass

@@ -1,7 +1,4 @@
-"""A real daemon as a child process, for the commands to play against.
-
-TrialError    the command could not be played; the message says why
-"""
+"""A real daemon as a child process, for tests, benchmarks and the commands that need one."""
 
 import contextlib
 import json
@@ -31,6 +28,10 @@ READY_SECONDS_MAX: Final = 180.0
 STOP_SECONDS_MAX: Final = 60.0
 """How long a child may take to stop before it is killed."""
 STDERR_LINES_SHOWN: Final = 20
+
+
+class ServerError(CommandError):
+    """A server of `moorage.testing` did not start, stop or do what it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def daemon(
         environment: Further variables.
 
     Raises:
-        CommandError: It did not become ready, or did not stop cleanly.
+        ServerError: It did not become ready, or did not stop cleanly.
 
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
@@ -76,7 +77,7 @@ def daemon(
         with child(command, log, variables) as (process, ready):
             yield Running(ready["ws"], ready["http"], process.pid, log)
         if process.returncode != 0:
-            raise CommandError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
+            raise ServerError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
 
 
 def serve_command(data: Path) -> list[str]:
@@ -153,6 +154,6 @@ def _ready(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
         late.cancel()
     if not line:
         process.wait()
-        raise CommandError(f"{process.args!r} did not become ready:\n{tail(log)}")
+        raise ServerError(f"{process.args!r} did not become ready:\n{tail(log)}")
     ready: dict[str, Any] = json.loads(line)
     return ready
