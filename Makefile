@@ -6,7 +6,7 @@ VENV ?= .venv
 PYTHON ?=
 
 BIN := $(VENV)/bin
-SOURCES := server policies clients tools docs examples
+SOURCES := server policies clients benchmarks tools docs examples
 # Newest first, by the versions the tests have run on; a plain python3 may be newer still.
 PYTHONS := python3.13 python3.12 python3.11 python3 python
 

@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "images"

@@ -16,7 +16,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client.services import Services
 from moorage_policies import catalog
 

@@ -21,13 +21,13 @@ import typer.main
 from typer.cli import get_docs_for_click
 
 from moorage.__main__ import app as moored
-from moorage.benchmarks.daemon_process import daemon
 from moorage.config.described import settings_markdown
 from moorage.daemon.access.rights import RIGHT_OF
 from moorage.protocol import specification
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING
 from moorage.protocol.faults import status_of
 from moorage.records.rights import Right, Role
+from moorage.testing.daemon_process import daemon
 from moorage_client.cli.exits import MEANINGS
 from moorage_client.cli.program import app as moorage
 

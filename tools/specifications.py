@@ -15,11 +15,11 @@ from typing import Any, Final
 import httpx
 from breaking import asyncapi_breaks, openapi_breaks
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from typescript import types
 
 ROOT: Final = Path(__file__).parents[1]
-RELEASED: Final = ROOT / "server" / "moorage" / "web" / "released"
+RELEASED: Final = ROOT / "tools" / "released"
 TYPES: Final = ROOT / "clients" / "typescript" / "messages.ts"
 NAMES: Final = ("openapi.json", "asyncapi.json")
 

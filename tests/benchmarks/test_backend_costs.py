@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.backend_costs import cycles
+from benchmarks.warm_costs import warm_leases
 from moorage.backends.specs import ContainerResourceSpec, ProcessResourceSpec
-from moorage.benchmarks.backend_costs import cycles
-from moorage.benchmarks.warm_costs import warm_leases
 
 COLD_TO_WARM_MIN = 3
 """Tens on most machines, so that a busy machine does not decide it."""

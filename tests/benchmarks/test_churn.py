@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from moorage.benchmarks import churn_report
-from moorage.benchmarks.churn import ChurnJob, HeldMilli, churn, run
-from moorage.benchmarks.churn_report import ChurnRun, SizeCount
+from benchmarks import churn_report
+from benchmarks.churn import ChurnJob, HeldMilli, churn, run
+from benchmarks.churn_report import ChurnRun, SizeCount
 from moorage.core.facts import Ended, Granted
 from moorage.lab.churn import Churn
 from moorage.lab.errors import CommandError
@@ -133,10 +133,10 @@ def test_the_table_is_plain_json_progress_is_told_and_pictures_are_drawn(folder)
 
 
 def test_the_command_prints_a_row_per_trace_and_policy(folder):
-    words = ("bench", "churn", "--nodes", str(folder / "nodes.csv"), "--seeds=1", "--length=0.2")
+    words = ("churn", "--nodes", str(folder / "nodes.csv"), "--seeds=1", "--length=0.2")
     words += ("--rule=spread", "--rule=fgd_learning", "--load=0.9", "--stays=sized", "--queued")
     done = subprocess.run(  # Our own program.
-        [sys.executable, "-m", "moorage", *words],
+        [sys.executable, "-m", "benchmarks", *words],
         capture_output=True, text=True, check=False, env={"COLUMNS": "200"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

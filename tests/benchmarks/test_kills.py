@@ -18,7 +18,7 @@ FINDINGS = (
 
 def killed(*words: str) -> dict:
     """Play the command as its users do: it takes in orphans, which this process shall not."""
-    command = [sys.executable, "-m", "moorage", "bench", "kills", "--json", *words]
+    command = [sys.executable, "-m", "benchmarks", "kills", "--json", *words]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)["kills"]
@@ -44,7 +44,7 @@ def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, 
 
 
 def test_a_kind_of_workload_that_there_is_not_is_refused():
-    command = [sys.executable, "-m", "moorage", "bench", "kills", "--category", "pod"]
+    command = [sys.executable, "-m", "benchmarks", "kills", "--category", "pod"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "process or container, not pod" in done.stderr

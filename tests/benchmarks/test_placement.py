@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from moorage.benchmarks.placement import PUBLISHED, PUBLISHED_AS, compare, placement
+from benchmarks.placement import PUBLISHED, PUBLISHED_AS, compare, placement
 from moorage.lab.errors import CommandError
 
 HEADER = "trace,policy,runs,allocated_percent_at_130_mean,allocated_percent_at_130_stdev,"
@@ -63,9 +63,9 @@ def test_what_was_not_published_stands_alone(folder):
 
 def test_a_trace_without_published_figures_is_a_row_of_ours(folder):
     (folder / PUBLISHED).unlink()
-    words = ("bench", "placement", "--nodes", str(folder / "nodes.csv"), "--seeds=1", "--rule=fgd")
+    words = ("placement", "--nodes", str(folder / "nodes.csv"), "--seeds=1", "--rule=fgd")
     done = subprocess.run(  # Our own program.
-        [sys.executable, "-m", "moorage", *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "benchmarks", *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     (row,) = [line for line in done.stdout.splitlines() if "full" in line]
@@ -86,25 +86,3 @@ def test_the_table_is_plain_json_and_progress_is_told(folder):
     assert (figures["agree"], figures["of"]) == (6, 6)
     assert told[:2] == ["full random 42", "full random 43"]
     assert len(told) == 12
-
-
-def test_expected_fill_is_held_against_its_prototype_with_every_seed_of_its_streams(folder):
-    (folder / "pods_full.csv").rename(folder / "pods_default.csv")
-    told = []
-    figures = placement(
-        folder / "nodes.csv",
-        seeds=2,
-        rules=["expected_fill_unpriced", "expected_fill"],
-        stream_seeds=3,
-        progress=told.append,
-    )
-    row, priced = figures["table"]
-    assert (priced["published"], priced["allowed"]) == (96.11, 0.3)  # It had no prices.
-    assert (row["published"], row["published_at_100"], row["allowed"]) == (96.11, 96.03, 0.15)
-    assert row["by_stream_seed"] == {"1": 100, "2": 100, "3": 100}  # What fits is always placed …
-    assert (row["runs"], row["reached"], row["agrees"]) == (
-        6,
-        100,
-        False,
-    )  # … here more than there.
-    assert told[-1] == "default expected_fill 43 streams 3"

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from moorage.benchmarks import policy_costs
+from benchmarks import policy_costs
+from benchmarks.packing import openb
 from moorage.lab.errors import CommandError
-from moorage.lab.packing import openb
 from moorage.lab.trace import TraceNode, TracePod
 
 NODES = [TraceNode(f"n{number}", 8000, 8192, 2, "A") for number in range(3)]

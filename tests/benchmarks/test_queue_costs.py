@@ -2,8 +2,8 @@
 
 import pytest
 
-from moorage.benchmarks import queue_costs
-from moorage.benchmarks.overload import overload
+from benchmarks import queue_costs
+from benchmarks.overload import overload
 
 WAITERS_FEW, WAITERS_MANY = 10, 3_000
 NODES_FEW, NODES_MANY = 1_250, 50_000

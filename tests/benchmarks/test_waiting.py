@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moorage.benchmarks.expectations import calibrate
-from moorage.benchmarks.waiting import ORDERS, WAYS, play, table, waiting
-from moorage.benchmarks.waiting_jobs import Job, nodes_for, read_jobs
+from benchmarks.expectations import calibrate
+from benchmarks.waiting import ORDERS, WAYS, play, table, waiting
+from benchmarks.waiting_jobs import Job, nodes_for, read_jobs
 from moorage.lab.errors import CommandError
 
 PHILLY = Path(__file__).parents[3] / "shared" / "data" / "philly" / "jobs.csv"
@@ -88,7 +88,7 @@ def trace(tmp_path):
 @pytest.mark.heavy
 def test_the_command_prints_a_row_for_each_order(trace, tmp_path):
     picture = tmp_path / "waits.svg"
-    command = [sys.executable, "-m", "moorage", "bench", "waiting", "--pods", str(trace)]
+    command = [sys.executable, "-m", "benchmarks", "waiting", "--pods", str(trace)]
     more = ["--load", "100", "--plot", str(picture), "--json"]
     output = subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout
     figures = json.loads(output)["waiting"]

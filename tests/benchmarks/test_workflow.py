@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from moorage.benchmarks import workflow
+from benchmarks import workflow
 
 NODES_FEW, NODES_MANY = 1_000, 8_000
 GROWTH_MAX = 2.5

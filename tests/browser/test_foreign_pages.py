@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from moorage.benchmarks.daemon_process import Running, child, daemon
+from moorage.testing.daemon_process import Running, child, daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to configure it.

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client.cli.program import run
 from moorage_client.services import Services
 

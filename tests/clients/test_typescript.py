@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 SOURCE = Path(__file__).parents[2] / "clients" / "typescript"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 WIDE = {"width": 1600, "height": 900}

@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.config.settings import Config
+from moorage.testing.daemon_process import daemon
 from moorage_client.services import Services
 from moorage_policies import catalog
 

@@ -9,7 +9,6 @@ import pytest
 import reference
 import typer
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.config.settings import (
     CONFIG_FILE,
     EXECUTION_NAMES,
@@ -20,6 +19,7 @@ from moorage.config.settings import (
 from moorage.model import Code
 from moorage.protocol.codes import CLOSE_CODES
 from moorage.protocol.messages import OPERATIONS, AllocationRequest, LeaseRequest, Resources
+from moorage.testing.daemon_process import daemon
 from moorage_client.cli.exits import MEANINGS
 
 DOCS = reference.DOCS

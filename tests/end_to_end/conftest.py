@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this package import `served`.

@@ -15,7 +15,7 @@ import pytest
 from interface import CHECKED_BYTES_MAX, Interface
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import Running
+from moorage.testing.daemon_process import Running
 from moorage_client.cli.program import run
 
 FIRST_FIT = "first_fit:1.0-stable"

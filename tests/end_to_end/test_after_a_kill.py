@@ -11,8 +11,8 @@ import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, until
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
 from moorage.model import Demand
+from moorage.testing.daemon_process import child, daemon, serve_command, serve_variables
 from moorage_client import BlockingClient, RequestRefused
 from moorage_policies import catalog
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.

@@ -11,9 +11,9 @@ import pytest
 from aws_world import AwsWorld, aws_server
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.extras import install_command
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 __all__ = ["aws_server"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 LEASE = {"ttl_seconds": 3_600}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from served import Server, ask_message, cluster, policy, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.

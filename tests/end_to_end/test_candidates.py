@@ -6,7 +6,7 @@ import threading
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from served import FIRST_FIT, Server, cluster, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.

@@ -13,9 +13,9 @@ import pytest
 from served import until
 
 from moorage.backends.local import control_groups
-from moorage.benchmarks.daemon_process import daemon
 from moorage.commands import display
 from moorage.commands.findings import DoctorFinding
+from moorage.testing.daemon_process import daemon
 
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
 OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"

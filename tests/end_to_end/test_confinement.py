@@ -10,7 +10,7 @@ from test_backends import fill, in_state, release, run
 
 from moorage.backends.local import confinement
 from moorage.backends.local.container_mounts import shows
-from moorage.benchmarks.daemon_process import child, serve_command, serve_variables
+from moorage.testing.daemon_process import child, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from served import FIRST_FIT, Server, cluster
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 TERMS = {"ttl_seconds": 600}

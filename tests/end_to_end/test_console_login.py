@@ -10,7 +10,7 @@ from served import Server, cluster
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 

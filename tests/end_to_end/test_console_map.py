@@ -16,8 +16,8 @@ import pytest
 from served import Server, ask_message, cluster
 from websockets.sync.client import connect
 
-from moorage.benchmarks import load
-from moorage.benchmarks.daemon_process import daemon
+from moorage.bench import load
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from served import Server, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 FIRST = catalog.document("first_fit")

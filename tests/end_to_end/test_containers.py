@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import child, daemon, serve_command, serve_variables
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.

@@ -12,7 +12,7 @@ import pytest
 from served import Server, until
 from test_backends import dead, fill, in_state, killed, marked, release, run
 
-from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
+from moorage.testing.daemon_process import child, daemon, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.

@@ -11,7 +11,7 @@ from served import ask_message, policy
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client.services import ClusterClient, GlobalClusterMetricsClient, Services
 
 POLICY = """

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test import `faulty`.

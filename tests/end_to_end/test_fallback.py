@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from served import Server, ask_message, cluster, policy, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client import Client, ConnectionFailed, RequestRefused
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 SHORT = {"ttl_seconds": 3_600}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import (
+from moorage.testing.daemon_process import (
     Running,
     child,
     daemon,

@@ -18,8 +18,8 @@ from kubernetes_objects import dra_node, node
 from kubernetes_plane import Plane, fresh_plane, plane
 from served import Server, until
 
-from moorage.benchmarks.daemon_process import Running, daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 __all__ = ["fresh_plane", "plane"]

@@ -16,8 +16,8 @@ from served import Server, ask_message, cluster, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import child, daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import child, daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.

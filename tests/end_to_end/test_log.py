@@ -15,7 +15,7 @@ import httpx
 import pytest
 from served import Server, cluster, until
 
-from moorage.benchmarks.daemon_process import serve_command
+from moorage.testing.daemon_process import serve_command
 
 PAGE = 4_096
 """The smallest buffer that a pipe may have."""

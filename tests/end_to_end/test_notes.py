@@ -6,7 +6,7 @@ import httpx
 import pytest
 from served import Server, cluster, policy, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage.web.notes import READS
 
 pytestmark = pytest.mark.heavy

@@ -5,7 +5,7 @@ import platform
 from served import Server, cluster, policy
 from test_backends import in_state, release, status
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 
 PICKS = """
 inputs = input_data["inputs"]

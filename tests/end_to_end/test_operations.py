@@ -14,8 +14,8 @@ import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, until
 from test_backends import in_state, marked, status
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.model import AntiAffinity, LeaseTerms
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient, LeaseLost, NoCapacity, NotFound, RequestRefused
 from moorage_policies import catalog
 

@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 from served import Server, ask_message, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from served import Server, cluster
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.config.settings import settings
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient, RequestRefused
 from moorage_policies import catalog
 

@@ -26,8 +26,8 @@ from ray_world import RayWorld, ray_world
 from served import Server, until
 from websockets.exceptions import WebSocketException
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 __all__ = ["ray_world"]

@@ -12,7 +12,7 @@ import pytest
 from ray_world import RayWorld, ray_world
 from served import until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 
 __all__ = ["ray_world"]
 

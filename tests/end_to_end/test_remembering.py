@@ -10,7 +10,7 @@ import pytest
 from served import Server, ask_message, cluster, policy
 from test_backends import killed
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 

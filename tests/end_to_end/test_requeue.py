@@ -15,8 +15,8 @@ import pytest
 from served import Server, cluster, policy, until
 from test_backends import dead, in_state, killed, marked, release, status
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.model import LeaseTerms, Provision
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
 

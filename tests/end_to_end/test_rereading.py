@@ -12,7 +12,7 @@ from served import Server, cluster, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 
 FIRST = '[tokens]\nann = ["old", "kept"]\nbob = "open"\n'
 WITHOUT_OLD = '[tokens]\nann = ["kept", "fresh"]\nbob = "open"\n'

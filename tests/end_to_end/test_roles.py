@@ -12,11 +12,11 @@ import pytest
 from served import FIRST_FIT, Server, cluster, policy
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.daemon.access.rights import RIGHT_OF
 from moorage.model import Tenant
 from moorage.protocol.messages import OPERATIONS
 from moorage.records.rights import Caller, Right, Role
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.

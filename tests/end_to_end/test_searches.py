@@ -7,7 +7,7 @@ import httpx
 import pytest
 from served import Server, cluster, policy
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 SCORES = policy(

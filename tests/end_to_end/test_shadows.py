@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from served import Server, ask_message, cluster, policy, until
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.daemon.publishing.version_statistics import MANY
+from moorage.testing.daemon_process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 

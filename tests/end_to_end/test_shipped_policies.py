@@ -3,7 +3,7 @@
 import pytest
 from served import Server, cluster
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy

@@ -14,7 +14,7 @@ import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, until
 from test_backends import marked
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy

@@ -9,7 +9,7 @@ import pytest
 from served import Server, cluster
 from websockets.asyncio.client import connect
 
-from moorage.benchmarks.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running, daemon
 
 pytestmark = pytest.mark.heavy
 

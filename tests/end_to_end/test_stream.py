@@ -8,8 +8,8 @@ from queue import Queue
 import pytest
 from served import FIRST_FIT, Server, ask_message, until
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.protocol.replies import Event, decode_reply, progress
+from moorage.testing.daemon_process import daemon
 from moorage_client.blocking import BlockingClient
 
 pytestmark = pytest.mark.heavy  # Many daemons.

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from served import Server, ask_message, cluster
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from served import policy, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 
 ECHO = "return input_data['inputs']['answer']"
 ASK_MESSAGE = {

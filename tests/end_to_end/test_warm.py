@@ -15,7 +15,7 @@ import pytest
 from served import Server, ask_message, cluster, until
 from test_backends import dead, killed, marked, status
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
 

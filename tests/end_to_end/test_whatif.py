@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from served import FIRST_FIT, Server, ask_message, cluster, policy, until
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy

@@ -15,8 +15,8 @@ import httpx
 import pytest
 import yaml
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.config.settings import settings
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,7 +12,12 @@ import pathspec
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("server/moorage", "policies/moorage_policies", "clients/moorage_client")
+PACKAGES = (
+    "server/moorage",
+    "policies/moorage_policies",
+    "clients/moorage_client",
+    "benchmarks",
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 def module_of(name: str) -> str:
     """Return the dotted name of a source by its path from the root."""
-    parts = name.removesuffix(".py").split("/")[1:]
+    parts = name.removesuffix(".py").split("/")[name.count("/") > 1 :]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -14,6 +14,7 @@ PUBLIC = (
     "moorage.protocol",
     "moorage.slices",
     "moorage.slots",
+    "moorage.testing",
 )
 
 STANDS_APART = {

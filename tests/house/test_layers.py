@@ -20,6 +20,7 @@ LIBRARY = "The daemon does without the libraries"
 SLICES = "Slices know nothing of the daemon and its packages"
 CELL = "A cell knows neither the event loop nor the host"
 CLIENTS = "Clients enter by the protocol"
+SHIPPED = "What is shipped does without the benchmarks"
 POLICIES = "Shipped policies enter by the policy package"
 OUTSIDE = "Below layer 6 the server knows neither clients nor shipped policies"
 
@@ -32,7 +33,9 @@ MUTANTS = [
     ("server/moorage/sandbox/__init__.py", "import moorage.config", LAYERS),
     ("server/moorage/config/__init__.py", "import moorage.daemon", LAYERS),
     ("server/moorage/backends/__init__.py", "import moorage.resources", LAYERS),
-    ("server/moorage/lab/__init__.py", "import moorage.benchmarks", LAYERS),
+    ("server/moorage/lab/__init__.py", "import moorage.testing", LAYERS),
+    ("server/moorage/testing/__init__.py", "import moorage.bench", LAYERS),
+    ("server/moorage/bench/__init__.py", "import benchmarks.churn", SHIPPED),
     ("server/moorage/utils.py", "", LAYERS),
     ("server/moorage/core/facts.py", "import asyncio", PURE),
     ("server/moorage/core/facts.py", "from time import time", PURE),

@@ -23,9 +23,9 @@ from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.kubernetes.inventory import ClusterInventory
 from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec, PodServiceResourceSpec
-from moorage.benchmarks.daemon_process import daemon
 from moorage.config.settings import settings
 from moorage.model import ClusterId, NodeId, Share
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_client.services import Services
 from moorage_policies import catalog

@@ -26,8 +26,8 @@ from moorage.backends.kubernetes.workloads.manifests import CLAIMS, PODS, start_
 from moorage.backends.kubernetes.workloads.states import pod_state
 from moorage.backends.kubernetes.workloads.translation import pod_order
 from moorage.backends.remote_specs import PodResourceSpec
-from moorage.benchmarks.daemon_process import Running, daemon
 from moorage.model import ClusterId, NodeId, Share
+from moorage.testing.daemon_process import Running, daemon
 from moorage_client.services import Services
 from moorage_policies import catalog
 

@@ -10,8 +10,8 @@ import yaml
 from kubernetes_objects import claim, dra_node, gpu, node, pod
 from kubernetes_plane import Plane
 
-from moorage.benchmarks.daemon_process import Running, daemon
 from moorage.protocol.cluster_documents import machine_key
+from moorage.testing.daemon_process import Running, daemon
 from moorage_client import BlockingClient, RequestRefused
 from moorage_client.services import Services
 from moorage_policies import catalog

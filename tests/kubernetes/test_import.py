@@ -12,7 +12,7 @@ import pytest
 from kubernetes_objects import node, pod
 from kubernetes_plane import Plane
 
-from moorage.benchmarks.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running, daemon
 from moorage_client.services import Services
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]

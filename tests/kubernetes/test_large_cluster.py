@@ -13,7 +13,7 @@ import pytest
 from kubernetes_objects import node, pod
 from kubernetes_plane import Plane
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.benchmarks.placement import compare, run
-from moorage.lab.packing import openb, pack
+from benchmarks.packing import openb, pack
+from benchmarks.placement import compare, run
 from moorage.lab.trace import arrivals, capacity_milli, read_nodes, read_pods
 from moorage.lab.typical import typical_of
 from moorage_policies.fgd import AIOSv1PolicyRule as Fgd

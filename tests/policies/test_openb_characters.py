@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 from small import ask, new_policy
 
-from moorage.lab.packing import Site, pack
+from benchmarks.packing import Site, pack
 from moorage.lab.trace import (
     TracePod,
     arrivals,

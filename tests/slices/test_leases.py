@@ -9,8 +9,8 @@ import httpx
 import pytest
 import ray
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.slices import GpuSlices, InsufficientSlicesError, LeasedHosts, SlicePoolManager
+from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from moorage.benchmarks.slot_costs import churn
+from benchmarks.slot_costs import churn
 from moorage.slots import InvalidCheckin, ResourcePool, ResourceUnavailable, SlotsError
 
 TYPES = ("cpus", "gpus", "mig")

@@ -13,8 +13,8 @@ from typing import Any, Final
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 REPLY_SECONDS_MAX: Final = 30.0

@@ -24,7 +24,7 @@ def replay(
     as_json: JsonFlag = False,
 ) -> None:
     """Drive a trace through a real daemon, socket, sandbox and ledger, and report."""
-    from moorage.benchmarks.replay import Options  # noqa: PLC0415  # As in serve.
+    from moorage.bench.replay import Options  # noqa: PLC0415  # As in serve.
     from moorage.commands import display  # noqa: PLC0415  # As in serve.
 
     options = Options(

@@ -16,10 +16,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.catalog.mirrored.prometheus import PrometheusPoller, PrometheusSource
 from moorage.catalog.mirrored.samples import QUERIES
 from moorage.catalog.opening import open_catalog
+from moorage.testing.daemon_process import daemon
 
 NOW = 1_000_000.0
 SECONDS_MAX = 30

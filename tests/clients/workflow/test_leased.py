@@ -18,8 +18,8 @@ from functools import partial
 import httpx
 import pytest
 
-from moorage.benchmarks.daemon_process import Running, daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import Running, daemon
 from moorage_client import BlockingClient, LeaseLost, NeverFits, NoCapacity
 from moorage_client.workflow import (
     DAG,

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moorage.benchmarks.daemon_process import daemon
+from moorage.testing.daemon_process import daemon
 from moorage_client import workflow
 from moorage_client.workflow import LeasedPool, ResourceAwareExecutor
 from moorage_client.workflow.waiting import OVERTAKEN_MAX

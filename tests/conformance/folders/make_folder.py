@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE.parents[1] / "end_to_end"), str(HERE.parents[1] / "web"
 
 from served import Server, cluster, policy, until  # noqa: E402  # After the line above.
 
-from moorage.benchmarks.daemon_process import (  # noqa: E402  # After the line above.
+from moorage.testing.daemon_process import (  # noqa: E402  # After the line above.
     child,
     daemon,
     serve_command,

@@ -93,7 +93,8 @@ async def test_the_end_of_a_token_expels_and_a_new_one_beside_others_does_not(
     create(tmp_path, "second")
     await asyncio.sleep(FOLLOW_SECONDS * 1.5)  # One look has passed, and nothing is to happen.
     assert not expelled.is_set()
-    revoke(tmp_path, "first")
+    create(tmp_path, "third")
+    revoke(tmp_path, "third")  # Between two looks.
     async with asyncio.timeout(30):
         await expelled.wait()
     following.cancel()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from served import Server, cluster, policy, until
 
-from moorage.benchmarks.daemon_process import daemon
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import daemon
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TOLD = "self._agent.tell(relay.CellSaid(self._number, data, given_bytes))"

@@ -78,17 +78,19 @@ class Tokens:
             expel: Closes the sessions of callers who are no longer let in.
 
         """
-        before = self._valid()
+        before = self._ended()
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            now = self._valid()
-            if not before <= now or bool(before) != bool(now):
+            now = self._ended()
+            if now != before:
                 expel()
             before = now
 
-    def _valid(self) -> frozenset[str]:
-        now = time.time()
-        return frozenset(key for key, each in (self._named() or {}).items() if each.is_valid(now))
+    def _ended(self) -> tuple[bool, frozenset[str]]:
+        """Return whether callers need a token, and which named ones are no longer valid."""
+        now, named = time.time(), self._named() or {}
+        ended = frozenset(key for key, each in named.items() if not each.is_valid(now))
+        return self.required, ended
 
     def _named(self) -> Mapping[str, NamedToken] | None:
         """Return named tokens by digest; None where they cannot be read: then none lets in."""

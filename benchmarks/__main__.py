@@ -1,0 +1,216 @@
+"""`python -m benchmarks NAME…`: what developers of Moorage measure, as ratios to baselines.
+
+`moored bench` has what users want to know of their own machines.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.backend_costs import engines
+from benchmarks.candidates import candidates
+from benchmarks.churn import ChurnJob, churn
+from benchmarks.churn_report import table as churn_table
+from benchmarks.first_lease import first_lease
+from benchmarks.fleet import fleet
+from benchmarks.kills import kills as kill
+from benchmarks.packing_costs import packing_costs
+from benchmarks.placement import placement
+from benchmarks.policy_costs import policies
+from benchmarks.query import query
+from benchmarks.queue_costs import queue
+from benchmarks.slot_costs import slots
+from benchmarks.startup import startup
+from benchmarks.waiting import table as waiting_table
+from benchmarks.waiting import waiting
+from benchmarks.workflow import workflow
+from moorage.bench.grants import read_trace
+from moorage.commands import display
+from moorage.commands.errors import command_errors
+from moorage.commands.options import JsonFlag
+from moorage.lab.errors import CommandError
+
+BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
+    "startup": startup,
+    "first_lease": first_lease,
+    "candidates": candidates,
+    "workflow": workflow,
+    "fleet": fleet,
+    "slots": slots,
+    "queue": queue,
+    "query": query,
+    "engines": engines,
+    "rules": lambda nodes, pods: policies(*read_trace(nodes, pods)),
+    "packing": packing_costs,
+    "placement": placement,
+    "churn": churn,
+    "waiting": waiting,
+    "kills": kill,
+}
+ON_REQUEST: Final = frozenset({"packing", "placement", "churn", "waiting", "kills"})
+"""They need a trace or many minutes, so they run only where they are named."""
+
+
+class StayLength(StrEnum):
+    """How long requests stay, for `churn`; as `lab.churn` has it."""
+
+    MEMORYLESS = "memoryless"
+    LOGNORMAL = "lognormal"
+    SIZED = "sized"
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="startup, first_lease, candidates, workflow, fleet, slots, queue, query, engines, "
+        "rules; only where they are named: packing, placement, churn, waiting, kills."
+    ),
+]
+Nodes = Annotated[
+    Path | None,
+    typer.Option(help="Node file of a trace, for those that place requests on nodes."),
+]
+Pods = Annotated[
+    Path | None,
+    typer.Option(help="Request file; `placement` and `churn` take all beside the nodes."),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs of each kind: 10 for `placement`, 5 for `packing` and `churn`."),
+]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Policy, repeatable: for `placement` in the place of the six published ones, for "
+        "`churn` of fgd, best_fit, expected_fill_unpriced and expected_fill."
+    ),
+]
+Loads = Annotated[
+    list[float] | None,
+    typer.Option(help="GPU demand / capacity, repeatable for `churn`: 0.85, 0.95, 1.05, 1.2."),
+]
+Stays = Annotated[
+    list[StayLength] | None,
+    typer.Option(help="For `churn`, repeatable: how long requests stay; memoryless."),
+]
+Queued = Annotated[bool, typer.Option("--queued", help="For `churn`: what finds no room waits.")]
+Length = Annotated[float, typer.Option(min=0.01, help="For `churn`: mean stays that are measured.")]
+Later = Annotated[
+    Path | None,
+    typer.Option(help="For `churn`: the requests of the second half of what is measured."),
+]
+Plots = Annotated[
+    list[Path] | None,
+    typer.Option(help="For `churn`, `waiting`: draw to this .png or .svg file; repeatable."),
+]
+Kills = Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")]
+Category = Annotated[str, typer.Option(help="For `kills`: `process` or `container` workloads.")]
+Image = Annotated[str | None, typer.Option(help="For `kills`: of its containers.")]
+
+
+def measure(
+    names: Names = None,
+    nodes: Nodes = None,
+    pods: Pods = None,
+    seeds: Seeds = None,
+    rule: Rules = None,
+    load: Loads = None,
+    stays: Stays = None,
+    queued: Queued = False,
+    length: Length = 2.0,
+    later: Later = None,
+    plot: Plots = None,
+    kills: Kills = 20,
+    category: Category = "process",
+    image: Image = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure. Every figure is a ratio to a baseline taken in the same run."""
+    with command_errors():
+        if unknown := [name for name in names or () if name not in BENCHMARKS]:
+            listed = ", ".join(BENCHMARKS)
+            raise CommandError(f"there is no benchmark {', '.join(unknown)}; there are {listed}")
+        tell = Console(stderr=True, quiet=as_json).print
+        lengths = [each.value for each in stays or []]
+        given = {"rules": rule, "loads": load, "stays": lengths, "seeds": seeds, "plots": plot}
+        churning: dict[str, Any] = {name: value for name, value in given.items() if value}
+        churning |= {"queued": queued, "length": length, "later": later}
+        traces = {"nodes": nodes, "pods": pods}
+        table = {"seeds": seeds or 10, "rules": rule or []}
+        arguments: dict[str, Callable[[], dict[str, Any]]] = {
+            "rules": lambda: traces,
+            "packing": lambda: {**traces, "seeds": seeds or 5},
+            "placement": lambda: {**traces, **table, "progress": tell},
+            "churn": lambda: {**traces, "job": ChurnJob(**churning), "progress": tell},
+            "waiting": lambda: {"pods": pods, "progress": tell, **_waiting(churning)},
+            "kills": lambda: {
+                "times": kills,
+                "category": category,
+                "image": image,
+                "progress": tell,
+            },
+        }
+        report: dict[str, Any] = {}
+        for name in names or [name for name in BENCHMARKS if name not in ON_REQUEST]:
+            tell(f"{name} …")
+            report[name] = BENCHMARKS[name](**arguments.get(name, dict)())
+    if as_json:
+        display.print_json(report)
+    else:
+        _show(report)
+
+
+def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `waiting` takes of the options that it shares with `churn`."""
+    given = {"load": churning.get("loads", ()), "rule": churning.get("rules", ())}
+    for name, values in given.items():
+        if len(values) > 1:
+            raise CommandError(f"waiting takes one --{name}, not {len(values)}")
+    one = {name: values[0] for name, values in given.items() if values}
+    return {**one, "draw": churning.get("plots", ())}
+
+
+def _show(report: dict[str, Any]) -> None:
+    console = Console(soft_wrap=False, highlight=False)
+    tables = {"placement": _placement, "churn": churn_table, "waiting": waiting_table}
+    for name in tables.keys() & report.keys():
+        console.print(tables[name](report.pop(name)))
+    if report:
+        console.print(display.figures(report))
+
+
+def _placement(figures: Mapping[str, Any]) -> Table:
+    """Return a row per trace and policy, with published figures where there are any."""
+    known = bool(figures["of"])
+    table = Table(
+        title=f"GPUs in use at 130 % arrived, percent of the cluster; {figures['seeds']} seeds",
+        caption=f"{figures['agree']} of {figures['of']} means agree with the published ones"
+        if known
+        else None,
+    )
+    for heading in ("trace", "policy"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("published", "here", "apart", "allowed") if known else ("here",):
+        table.add_column(heading, justify="right")
+    for row in figures["table"]:
+        here = f"{row['reached']:.2f} ± {row['deviation']:.2f}"
+        if row["published"] is not None:
+            cells = [
+                f"{row['published']:.2f} ± {row['published_deviation']:.2f}",
+                here,
+                f"{row['difference']:+.2f}{'' if row['agrees'] else ' !'}",
+                f"{row['allowed']:.2f}",
+            ]
+        else:
+            cells = ["", here, "", ""] if known else [here]
+        table.add_row(row["trace"], row["rule"], *cells)
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(measure)

@@ -1,0 +1,138 @@
+"""`engines`: what a warm resource saves, and that its use leaves nothing behind.
+
+The resource engine is used as the library that it is, over this machine: a
+process that has a reset command, and a container where a container engine answers, which is
+started again by each release. Acquiring one that is warm is timed against acquiring one that has to
+be started; then nothing of it all may be left. Beside it stand the same through a daemon
+(`benchmarks.warm_costs`).
+"""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.warm_costs import warm_leases
+from moorage.backends.base import BackendError
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec, ProcessResourceSpec
+from moorage.lab.errors import CommandError
+from moorage.resources.resource_engine import ResourceEngine
+from moorage.resources.runners import LocalRunner
+
+CYCLES: Final = 1_000
+"""Times that a warm process is acquired and released."""
+CONTAINER_CYCLES: Final = 200
+STARTS: Final = 10
+"""Resources that are started to be timed, one after the other."""
+IMAGE: Final = "docker.io/library/busybox:stable"
+"""Of the container; it is pulled where it is not here."""
+
+Figures = dict[str, Any]
+
+
+def engines() -> Figures:
+    """Measure warm acquires of a process and of a container, and leases, as multiples of cold ones.
+
+    Raises:
+        CommandError: A process, a file descriptor or a slot was left behind.
+
+    """
+    command = ["sleep", "100000"]
+    process = ProcessResourceSpec(command=command, cpu_count=1, reset_command=["true"])
+    figures = {f"process_{name}": each for name, each in cycles(process, CYCLES).items()}
+    container = ContainerResourceSpec(image=IMAGE, command=command, stop_seconds=0)
+    try:
+        costs = cycles(container, CONTAINER_CYCLES)
+    except BackendError as error:
+        figures["container"] = f"not measured: {error}"
+    else:
+        figures |= {f"container_{name}": each for name, each in costs.items()}
+    return figures | {f"daemon_{name}": each for name, each in warm_leases().items()}
+
+
+def cycles(spec: BaseResourceSpec, times: int) -> Figures:
+    """Acquire and release one warm resource again and again, and a cold one now and then.
+
+    Args:
+        spec: What is acquired.
+        times: How often.
+
+    Returns:
+        Seconds of the median acquire, cold and warm, of a warm one with its release, and the ratio;
+        what was left behind, which is nothing.
+
+    Raises:
+        BackendError: It cannot be started here.
+        CommandError: A process, a file descriptor or a slot was left behind.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        open_before = _open_files()
+        cold, warm, both = asyncio.run(_play(spec, times, Path(folder)))
+        left = {"processes": len(_marked(folder)), "descriptors": _open_files() - open_before}
+    if any(left.values()):
+        raise CommandError(f"{times} cycles left behind: {left}")
+    return {
+        "cycles": times,
+        "cold_seconds": cold,
+        "warm_seconds": warm,
+        "warm_with_release_seconds": both,
+        "cold_to_warm": cold / warm,
+        "left_behind": sum(left.values()),
+    }
+
+
+async def _play(spec: BaseResourceSpec, times: int, folder: Path) -> tuple[float, float, float]:
+    local = LocalBackend(folder, outlive=False)
+    engine = ResourceEngine({"local": LocalRunner(local)})
+    try:
+        cold = []
+        for number in range(STARTS):
+            started = time.perf_counter()
+            await engine.acquire(f"cold-{number}", spec)
+            cold.append(time.perf_counter() - started)
+            await engine.end(f"cold-{number}")
+        warm, both = [], []
+        await engine.start(spec)
+        for number in range(times):
+            started = time.perf_counter()
+            await engine.acquire(f"warm-{number}", spec)
+            warm.append(time.perf_counter() - started)
+            await engine.release(f"warm-{number}")
+            both.append(time.perf_counter() - started)
+        ((_, counts),) = (await engine.monitor()).items()
+        if counts != {"total": 1, "free": 1, "acquired": 0}:
+            raise CommandError(f"{times} cycles of one resource left {counts}")
+        await engine.close()
+        if isinstance(spec, ProcessResourceSpec):
+            # Every slot of this machine's processors can be had again.
+            everything = replace(spec, cpu_count=float(len(os.sched_getaffinity(0))))
+            await engine.acquire("everything", everything)
+    finally:
+        await engine.close()
+        found = await local.discover()
+        await local.close()
+    if found:
+        raise CommandError(f"{times} cycles left {[each.id for each in found]} running")
+    return statistics.median(cold), statistics.median(warm), statistics.median(both)
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _marked(folder: str) -> list[str]:
+    """Return the processes that have the folder of a workload in their environment."""
+    found = []
+    for each in Path("/proc").iterdir():
+        try:
+            if each.name.isdigit() and folder.encode() in (each / "environ").read_bytes():
+                found.append(each.name)
+        except OSError:  # It has ended, or is another user's.
+            continue
+    return found

@@ -1,0 +1,212 @@
+"""`fleet`: a million GPUs in ten thousand cluster documents, against ten thousand.
+
+Both are loaded into a real daemon over HTTP and asked over its sockets.
+"""
+
+import concurrent.futures
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+import uvloop
+
+from moorage.bench.load import drive
+from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import Running, daemon
+from moorage_policies import catalog as shipped
+
+CLUSTERS_FEW: Final = 100
+CLUSTERS_MANY: Final = 10_000
+GPUS_PER_CLUSTER: Final = 100
+GPUS_PER_NODE: Final = 8
+HITS: Final = 10
+"""Clusters that every filter finds and every search returns, however many there are."""
+REPEATED: Final = 30
+"""Times each thing is done; the median counts."""
+UPLOADS: Final = 4
+"""Documents on their way at one time."""
+
+Figures = dict[str, Any]
+
+
+def fleet() -> Figures:
+    """Measure the big fleet, and the small one, and return both with their ratios."""
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        few = _measure(Path(folder) / "few", CLUSTERS_FEW)
+        many = _measure(Path(folder) / "many", CLUSTERS_MANY)
+    figures: Figures = {
+        "few": CLUSTERS_FEW,
+        "many": CLUSTERS_MANY,
+        "gpus_few": CLUSTERS_FEW * GPUS_PER_CLUSTER,
+        "gpus_many": CLUSTERS_MANY * GPUS_PER_CLUSTER,
+    }
+    for name, value in few.items():
+        figures |= {f"{name}_few": value, f"{name}_many": many[name]}
+        figures[f"{name}_many_to_few"] = many[name] / value
+    return figures
+
+
+def _measure(data: Path, clusters: int) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    with (
+        daemon(data) as running,
+        httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http,
+    ):
+        http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
+        figures |= _ingest(http, clusters)
+        figures |= _ask_all(running, http, clusters)
+        figures["daemon_mib"] = _rss_mib(running.pid)
+        figures["cells_mib"] = sum(map(_rss_mib, _children(running.pid)))
+    started = time.perf_counter()
+    with daemon(data) as running:
+        figures["start_seconds"] = time.perf_counter() - started
+        (latency,) = _latencies(running, [_message({})])
+        figures["first_ask_seconds"] = latency
+    return figures
+
+
+def _ingest(http: httpx.Client, clusters: int) -> dict[str, float]:
+    """Load the documents, several at a time, and ask meanwhile what the loop still answers."""
+    bodies = [msgspec.json.encode(cluster(number)) for number in range(clusters)]
+    waits: list[float] = []
+    started = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(UPLOADS) as pool:
+        sent = [pool.submit(http.post, "/clusters", content=body) for body in bodies]
+        while not all(each.done() for each in sent[-UPLOADS:]):
+            asked = time.perf_counter()
+            http.get("/healthz").raise_for_status()
+            waits.append(time.perf_counter() - asked)
+            time.sleep(0.005)  # The pause between two looks at how long the loop takes.
+    for each in sent:
+        each.result().raise_for_status()
+    taken = time.perf_counter() - started
+    return {
+        "ingest_seconds_per_cluster": taken / clusters,
+        "health_p99_seconds": sorted(waits)[int(0.99 * len(waits))],
+    }
+
+
+def _ask_all(running: Running, http: httpx.Client, clusters: int) -> dict[str, float]:
+    wanted = {"variable": "tags", "operator": "IN", "value": ["wanted"]}
+    filtered = {"matchType": "cluster", "filter": {"clusterQuery": wanted}}
+    like = {"like": {"gpus": {"count": GPUS_PER_CLUSTER}}, "return": HITS}
+    ranked = {"matchType": "cluster", "rankingPolicyRule": {"parameters": like}}
+    names = [_name(number) for number in range(HITS)]
+    figures: dict[str, float] = {}
+    for name, body in (("filter", filtered), ("search", ranked)):
+        path = {"filter": "/api/filter-data", "search": "/api/similarity-search"}[name]
+
+        def find(path: str = path, body: Figures = body) -> None:
+            found = http.post(path, json=body).raise_for_status().json()["data"]
+            if len(found) != HITS:
+                raise CommandError(f"{path} found {len(found)} clusters where there are {HITS}")
+
+        figures[f"{name}_seconds"] = _median(find)
+    for name, more in (
+        ("ask", {}),
+        ("ask_of_named", {"clusters": names}),
+        ("ask_with_filter", {"filter": filtered}),
+    ):
+        figures[f"{name}_seconds"] = sorted(_latencies(running, [_message(more)] * REPEATED))[
+            REPEATED // 2
+        ]
+    figures |= _changes(running, http, clusters)
+    return figures
+
+
+def _changes(running: Running, http: httpx.Client, clusters: int) -> dict[str, float]:
+    """Time an inventory change up to the ask that sees it: of values, and of the nodes' number."""
+    middle = clusters // 2
+    document = cluster(middle)
+    rows = document["nodes"]["nodeData"]
+    figures: dict[str, float] = {}
+    for name in ("change", "resize"):
+        taken: list[float] = []
+        for number in range(REPEATED):
+            memory = 1_000_000 + number
+            changed = [{**row, "memory": memory} for row in rows]
+            if name == "resize":
+                changed = changed[: len(rows) - number % 2]
+            nodes = {"nodes": {"nodeData": changed}}
+            started = time.perf_counter()
+            http.put(f"/clusters/{_name(middle)}", json={**document, **nodes}).raise_for_status()
+            (latency,) = _latencies(running, [_message({"clusters": [_name(middle)]}, memory)])
+            taken.append(time.perf_counter() - started)
+            if latency > taken[-1]:
+                raise CommandError("an ask took longer than what it is a part of")
+        figures[f"{name}_seconds"] = sorted(taken)[REPEATED // 2]
+    return figures
+
+
+def _median(work: Callable[[], None]) -> float:
+    taken: list[float] = []
+    for _ in range(REPEATED):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return sorted(taken)[REPEATED // 2]
+
+
+def _latencies(running: Running, messages: Sequence[str]) -> list[float]:
+    load = uvloop.run(drive(running.ws, messages))
+    for reply in load.replies:
+        if b'"cluster_id":' not in reply:
+            raise CommandError(f"an ask was refused: {reply[:300]!r}")
+    return load.latencies
+
+
+def _message(more: Figures, memory_mib: int = 1) -> str:
+    resources = {"gpus": 1, "memory_mib": memory_mib}
+    ask = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
+    return msgspec.json.encode({**ask, "resources": resources, **more}).decode()
+
+
+def _rss_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _children(pid: int) -> list[int]:
+    """Return all processes below one: the sandbox's zygote and its cells."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *_children(child)]
+    return found
+
+
+def _name(number: int) -> str:
+    return f"cluster-{number:05d}"
+
+
+def cluster(number: int) -> Figures:
+    """Return one cluster document of many, with every device of its hundred written out."""
+    device = {"modelName": f"A{number % 5}00", "memory": 81_920}
+    rows = [
+        {
+            "id": f"node-{row:02d}",
+            "vcpus": {"count": 128},
+            "memory": 1_048_576,
+            "gpus": {"count": held, "gpus": [device] * held},
+        }
+        for row, held in enumerate(_devices_by_node())
+    ]
+    return {
+        "id": _name(number),
+        "regionId": f"eu-{number % 7}",
+        "status": "live",
+        "tags": ["gpu", "wanted" if number < HITS else f"team-{number % 50}"],
+        "nodes": {"count": len(rows), "nodeData": rows},
+        "reputation": number % 100,
+    }
+
+
+def _devices_by_node() -> list[int]:
+    whole, rest = divmod(GPUS_PER_CLUSTER, GPUS_PER_NODE)
+    return [GPUS_PER_NODE] * whole + ([rest] if rest else [])

@@ -1,0 +1,219 @@
+"""The clients of `kills`: they ask and release without pause, whatever happens.
+
+A client has one message under way at a time. One that was not answered, because the daemon was
+killed, is sent again to the next daemon: an ask under the same idempotency key. So in the end
+every client knows what became of everything it ever asked for.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from random import Random
+from typing import Any, Final, Literal
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+
+from moorage.lab.errors import CommandError
+
+CLIENTS: Final = 4
+HELD_MAX: Final = 4
+"""Leases that one client has at a time."""
+SHORT_SHARE: Final = 0.2
+"""Of the workloads: they end by themselves."""
+REPLY_SECONDS_MAX: Final = 60.0
+POLICY: Final = "first_fit:1.0-stable"
+
+Kind = Literal["lasting", "short"]
+_GONE: Final = (ConnectionClosed, InvalidHandshake, InvalidMessage, OSError, EOFError)
+"""What a client meets when the daemon is killed."""
+_FULL: Final = frozenset({"no_capacity", "policy_declined"})
+"""What is being stopped is in the way; the policy says so itself where that has just changed."""
+
+
+class LeaseStage(Enum):
+    """How far a lease is, as its client knows."""
+
+    ASKED = auto()
+    """It was asked for; no answer has come."""
+    HELD = auto()
+    """It was granted."""
+    RELEASING = auto()
+    """It was given back; no answer has come."""
+    RELEASED = auto()
+    """That was confirmed."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """One lease that a client asked for.
+
+    Args:
+        key: Its idempotency key.
+        kind: Whether its workload ends by itself.
+        stage: How far it is.
+        lease: Its id, once it was granted.
+        token: Its token.
+
+    """
+
+    key: str
+    kind: Kind
+    stage: LeaseStage = LeaseStage.ASKED
+    lease: str = ""
+    token: str = ""
+
+
+class KillLoad:
+    """All clients, over all daemons.
+
+    Args:
+        draw: Decides what they do.
+        resources: What every lease holds.
+        spec: Makes the spec of a workload.
+
+    """
+
+    def __init__(
+        self, draw: Random, resources: Mapping[str, Any], spec: Callable[[Kind], Mapping[str, Any]]
+    ) -> None:
+        self._draw = draw
+        self._resources = resources
+        self._spec = spec
+        self._clients: list[list[Wanted]] = [[] for _ in range(CLIENTS)]
+        self._number = 0
+        self.repeated = 0
+        """Messages that were sent again, because no answer had come."""
+
+    @property
+    def granted(self) -> set[str]:
+        """Leases that were granted."""
+        return {each.lease for wanted in self._clients for each in wanted if each.lease}
+
+    @property
+    def held(self) -> set[str]:
+        """Leases that must still be there: granted, not given back, and not over by themselves."""
+        return {
+            each.lease
+            for wanted in self._clients
+            for each in wanted
+            if each.stage is LeaseStage.HELD and each.kind == "lasting"
+        }
+
+    @property
+    def ended(self) -> set[str]:
+        """Leases whose workload was left alone until it ended by itself."""
+        return {
+            each.lease
+            for wanted in self._clients
+            for each in wanted
+            if each.stage is LeaseStage.HELD and each.kind == "short"
+        }
+
+    async def play(self, url: str) -> None:
+        """Ask and release until the daemon is gone.
+
+        Raises:
+            CommandError: An answer was not what it must be.
+
+        """
+        await asyncio.gather(*(self._client(url, wanted) for wanted in self._clients))
+
+    async def finish(self, url: str, *, release: bool) -> None:
+        """Have everything answered that was not; then give back what is held, if so wanted.
+
+        Raises:
+            CommandError: An answer was not what it must be.
+
+        """
+        async with connect(url, compression=None, proxy=None) as socket:
+            for wanted in self._clients:
+                for each in wanted:
+                    if release and each.stage is LeaseStage.HELD:
+                        each.stage = LeaseStage.RELEASING
+                    if each.stage in {LeaseStage.ASKED, LeaseStage.RELEASING}:
+                        await self._say(socket, wanted, each)
+
+    async def _client(self, url: str, wanted: list[Wanted]) -> None:
+        try:
+            async with connect(url, compression=None, proxy=None) as socket:
+                for each in wanted:
+                    if each.stage in {LeaseStage.ASKED, LeaseStage.RELEASING}:
+                        self.repeated += 1
+                        await self._say(socket, wanted, each)
+                        break  # One message is under way at a time.
+                while True:
+                    await self._say(socket, wanted, self._next(wanted))
+        except _GONE:
+            return
+
+    def _next(self, wanted: list[Wanted]) -> Wanted:
+        """Return what is to be asked for or given back."""
+        lasting = [w for w in wanted if w.stage is LeaseStage.HELD and w.kind == "lasting"]
+        if len(lasting) == HELD_MAX:
+            given_back = self._draw.choice(lasting)
+            given_back.stage = LeaseStage.RELEASING
+            return given_back
+        self._number += 1
+        kind: Kind = "short" if self._draw.random() < SHORT_SHARE else "lasting"
+        asked = Wanted(f"kills-{self._number}", kind)
+        wanted.append(asked)
+        return asked
+
+    async def _say(self, socket: ClientConnection, wanted: list[Wanted], each: Wanted) -> None:
+        """Send what a lease is waiting for, and take the answer to it."""
+        if each.stage is LeaseStage.RELEASING:
+            reply = await say(socket, {"op": "release", "lease": each.lease, "token": each.token})
+            if not reply["success"]:
+                raise CommandError(f"{each.lease} was granted, and its release refused: {reply}")
+            each.stage = LeaseStage.RELEASED
+            return
+        reply = await say(
+            socket,
+            {
+                "adhoc": True,
+                "policy_rule_uri": POLICY,
+                "inputs": {},
+                "resources": self._resources,
+                "lease": {"ttl_seconds": 86_400, "idempotency_key": each.key},
+                "provision": {"backend": "local", "spec": self._spec(each.kind)},
+            },
+        )
+        if reply["success"]:
+            each.lease, each.token = reply["lease"]["id"], reply["lease"]["token"]
+            each.stage = LeaseStage.HELD
+        elif reply["error"]["code"] in _FULL:
+            wanted.remove(each)
+        else:
+            raise CommandError(f"an ask was refused: {reply}")
+
+
+async def say(socket: ClientConnection, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Send one message and return its answer."""
+    await socket.send(json.dumps(message))
+    async with asyncio.timeout(REPLY_SECONDS_MAX):
+        reply: dict[str, Any] = json.loads(await socket.recv())
+    return reply
+
+
+async def leases(url: str) -> dict[str, str]:
+    """Return the state of every lease that has not ended, by id."""
+    found: dict[str, str] = {}
+    message: dict[str, Any] | None = {"op": "leases", "limit": 1000}
+    async with connect(url, compression=None, proxy=None) as socket:
+        while message is not None:
+            page = (await say(socket, message))["data"]
+            found |= {each["id"]: each["state"] for each in page["leases"]}
+            after = page.get("next")
+            message = None if after is None else {**message, "after": after}
+    return found
+
+
+async def fleet(url: str) -> dict[str, Any]:
+    """Return what the one cluster has, and what of it is free."""
+    async with connect(url, compression=None, proxy=None) as socket:
+        (cluster,) = (await say(socket, {"op": "fleet"}))["data"]["clusters"]
+    found: dict[str, Any] = cluster
+    return found

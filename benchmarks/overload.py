@@ -1,0 +1,287 @@
+"""What remains where far more is asked for than can be decided: part of `queue`.
+
+Clients first ask as fast as they are answered (the peak), then on a schedule of ten times that rate
+whatever is answered (open loop). Every grant is released at once, over a connection that asks for
+nothing: in an open loop those who hold leases are not those who ask. Beside them one client renews
+a lease of its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import httpx
+import msgspec
+import uvloop
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import Running, daemon
+from moorage_policies import catalog
+
+NODES: Final = 1_000
+GPUS_EACH: Final = 8
+CONNECTIONS: Final = 32
+WINDOW: Final = 8
+"""Requests under way per connection while the peak is measured."""
+FACTOR: Final = 10
+SECONDS: Final = 5.0
+WARM_SECONDS: Final = 1.0
+"""How long either load runs before it counts."""
+TICK_SECONDS: Final = 0.005
+RENEW_SECONDS: Final = 0.02
+POLICY: Final = "best_fit"
+SHORT_HEAD, LONG_HEAD, TWO_BYTES_MORE, WHOLE_TEXT = 2, 4, 126, 0x81
+FRAMES: Final = 4_096
+"""Requests that are made ready per connection; they are sent again and again."""
+
+
+class _Error(msgspec.Struct):
+    code: str = ""
+    reason: str = ""
+
+
+class _Lease(msgspec.Struct):
+    id: str
+    token: str = ""
+
+
+class _Reply(msgspec.Struct):
+    success: bool = True
+    id: str = ""
+    lease: _Lease | None = None
+    error: _Error | None = None
+
+
+_read: Final = msgspec.json.Decoder(_Reply).decode
+_write: Final = msgspec.json.encode
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing about a reply."""
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    return Frame(Opcode.TEXT, _write(message)).serialize(mask=True)
+
+
+class _Client(asyncio.Protocol):
+    """One connection, as cheap as can be: the machine's other core is the daemon's.
+
+    Args:
+        url: Of the WebSocket.
+        answered: Called with each reply.
+
+    """
+
+    def __init__(self, url: str, answered: Callable[["_Client", _Reply], None]) -> None:
+        self._handshake: ClientProtocol | None = ClientProtocol(parse_uri(url))
+        self._answered = answered
+        self._unread = b""
+        self.open = asyncio.get_running_loop().create_future()
+        self._lost = asyncio.Event()
+        self.writable = True
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        assert self._handshake is not None
+        self._handshake.send_request(self._handshake.connect())
+        self.send(b"".join(self._handshake.data_to_send()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.open.done():
+            self.open.set_exception(exc or CommandError("the daemon closed the connection"))
+        self._lost.set()
+
+    async def close(self) -> None:
+        """Close the connection; a loop that ends before that is done cannot be closed."""
+        self.transport.abort()
+        await self._lost.wait()
+
+    def pause_writing(self) -> None:
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        self.writable = True
+
+    def send(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        if self._handshake is not None:
+            self._handshake.receive_data(data)
+            if not self._handshake.events_received():
+                return
+            self._handshake = None
+            self.open.set_result(None)
+            return
+        data, at = self._unread + data, 0
+        # A server's frames are not masked, and ours are short (RFC 6455, 5.2).
+        while len(data) - at >= SHORT_HEAD:
+            start, length = at + SHORT_HEAD, data[at + 1]
+            if length == TWO_BYTES_MORE:
+                start, length = (
+                    at + LONG_HEAD,
+                    int.from_bytes(data[at + SHORT_HEAD : at + LONG_HEAD]),
+                )
+            if len(data) < max(start, start + length):
+                break
+            if data[at] == WHOLE_TEXT:
+                self._answered(self, _read(data[start : start + length]))
+            at = start + length
+        self._unread = data[at:]
+
+
+class _Load:
+    """Counts what becomes of requests, and releases what is granted."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self.asked = self.granted = self.busy = self.others = 0
+        self.holder: _Client
+        self.again: Callable[[_Client], None] = _nothing
+        self.asks = [_frame(self.ask(f"a{number}")) for number in range(FRAMES)]
+
+    def ask(self, identity: str) -> dict[str, Any]:
+        return {
+            "adhoc": True,
+            "policy_rule_uri": self._uri,
+            "inputs": {},
+            "id": identity,
+            "resources": {"gpus": 1},
+            "lease": {"ttl_seconds": 600},
+        }
+
+    def answered(self, client: _Client, reply: _Reply) -> None:
+        if not reply.id.startswith("a"):
+            return
+        if reply.lease is not None:
+            self.granted += 1
+            lease = reply.lease
+            self.holder.send(_frame({"op": "release", "lease": lease.id, "token": lease.token}))
+        elif reply.error is not None and reply.error.code == "busy":
+            self.busy += 1
+        else:
+            self.others += 1
+        self.again(client)
+
+
+def overload() -> dict[str, Any]:
+    """Measure goodput at the peak and at ten times that, and how long renewals take meanwhile."""
+    with daemon() as running:
+        return uvloop.run(_overload(running))
+
+
+async def _overload(running: Running) -> dict[str, Any]:
+    uri = await prepare(running)
+    load = _Load(uri)
+    load.holder = await _connect(running.ws, _nothing)
+    clients = [await _connect(running.ws, load.answered) for _ in range(CONNECTIONS)]
+    # The peak: as fast as answers come.
+    number = 0
+
+    def ask(client: _Client) -> None:
+        nonlocal number
+        number += 1
+        client.send(load.asks[number % FRAMES])
+
+    load.again = ask
+    for client in clients * WINDOW:
+        ask(client)
+    peak = (await _counted(load))["granted"] / SECONDS
+    load.again = _nothing
+    await asyncio.sleep(WARM_SECONDS)
+    renewals: list[float] = []
+    renewing = asyncio.create_task(_renew(running.ws, load, renewals))
+    await asyncio.sleep(WARM_SECONDS)
+    calm = max(renewals, default=float("inf"))
+    renewals.clear()
+    offering = asyncio.create_task(_offer(clients, load, peak * FACTOR))
+    counted = await _counted(load)
+    offering.cancel()
+    renewing.cancel()
+    ended, _ = await asyncio.wait([offering, renewing])
+    for each in ended:
+        if not each.cancelled():
+            each.result()  # It failed.
+    for client in (load.holder, *clients):
+        await client.close()
+    return {
+        "peak_grants_per_second": peak,
+        "overload_asks_to_peak": counted["asked"] / SECONDS / peak,
+        "overload_grants_to_peak": counted["granted"] / SECONDS / peak,
+        "overload_busy_to_asks": counted["busy"] / max(counted["asked"], 1),
+        "overload_renewals": len(renewals),
+        "overload_renewal_max_seconds": max(renewals, default=float("inf")),
+        "calm_renewal_max_seconds": calm,
+        "overload_others": counted["others"],
+    }
+
+
+async def _counted(load: _Load) -> dict[str, int]:
+    names = ("asked", "granted", "busy", "others")
+    await asyncio.sleep(WARM_SECONDS)
+    before = {name: getattr(load, name) for name in names}
+    await asyncio.sleep(SECONDS)
+    return {name: getattr(load, name) - before[name] for name in names}
+
+
+async def _offer(clients: list[_Client], load: _Load, per_second: float) -> None:
+    """Ask on a schedule. A socket that takes no more is skipped: its requests were never sent."""
+    started, due, number = time.perf_counter(), 0.0, 0
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        now = time.perf_counter() - started
+        many = int((now * per_second - due) / len(clients))
+        due += many * len(clients)
+        for client in clients:
+            if client.writable:
+                start = number % (FRAMES // 2)
+                client.send(b"".join(load.asks[start : start + many]))
+                load.asked += many
+        number += many
+
+
+async def _renew(url: str, load: _Load, taken: list[float]) -> None:
+    replies: asyncio.Queue[_Reply] = asyncio.Queue()
+    client = await _connect(url, lambda _, reply: replies.put_nowait(reply))
+    try:
+        client.send(_frame(load.ask("mine")))
+        granted = await replies.get()
+        if (lease := granted.lease) is None:
+            raise CommandError(f"a request was refused: {granted}")
+        renewal = _frame({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
+        while True:
+            started = time.perf_counter()
+            client.send(renewal)
+            reply = await replies.get()
+            if not reply.success:
+                raise CommandError(f"a renewal was refused: {reply}")
+            taken.append(time.perf_counter() - started)
+            await asyncio.sleep(RENEW_SECONDS)
+    finally:
+        await client.close()
+
+
+async def _connect(url: str, answered: Callable[[_Client, _Reply], None]) -> _Client:
+    address = parse_uri(url)
+    loop = asyncio.get_running_loop()
+    _, client = await loop.create_connection(
+        lambda: _Client(url, answered), address.host, address.port
+    )
+    await client.open
+    return client
+
+
+async def prepare(running: Running) -> str:
+    """Register a fleet and a policy; return the policy's URI."""
+    nodes = [{"id": f"n{n}", "gpus": {"count": GPUS_EACH}} for n in range(NODES)]
+    cluster = {"id": "c", "nodes": {"count": NODES, "nodeData": nodes}}
+    document = catalog.document(POLICY)
+    async with httpx.AsyncClient(base_url=running.http, timeout=60, trust_env=False) as http:
+        (await http.post("/clusters", json=cluster)).raise_for_status()
+        (await http.post("/policy", json=document)).raise_for_status()
+    return str(document["policy_rule_uri"])

@@ -1,0 +1,212 @@
+"""The published packing protocol in one process: a policy, the allocator's core and a trace.
+
+Every request goes through the production `Allocator`, which consults the policy, verifies what it
+proposes and grants or refuses, exactly as in the daemon. What is left out is what does not decide:
+socket, sandbox and ledger. `moored replay` asks the same questions of a real daemon.
+
+Called by `placement`, `packing_costs` and the tests of the shipped policies; `churn` takes its
+`Consulting` allocator.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.core.allocator import Allocator
+from moorage.core.effects import Address, Consult, LeaseNews, Respond
+from moorage.core.events import Asked, ClusterSeen, Event, Proposed
+from moorage.core.facts import Fact, Refusal
+from moorage.lab.trace import TraceNode, TracePod, cluster_document, permuted_names
+from moorage.model import Ask, Code, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
+from moorage.policy import FleetView, Rule
+from moorage.sandbox.cell.cluster_data import ClusterData
+
+LEASE_SECONDS: Final = 1e9
+"""Nothing departs: the clock of a packing stands still."""
+FOR_EVER: Final = LeaseTerms(ttl_seconds=LEASE_SECONDS)
+FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
+"""Refusals that say that there is no room; others say that something is wrong."""
+_NOW: Final = 0.0
+
+
+@dataclass
+class Packing:
+    """What one run came to.
+
+    Attributes:
+        allocated_percent: GPU milli held at the end, in percent of the fleet's.
+        allocated_percent_at_100: The same when the GPU demand that had arrived first exceeded
+            the capacity.
+        granted: Requests that were placed.
+        declined: Requests that were not, and were gone.
+        decisions: Consultations of the policy; a request that fits nowhere needs none.
+        seconds: Time inside `eval`, over all decisions.
+
+    """
+
+    allocated_percent: float = 0.0
+    allocated_percent_at_100: float = 0.0
+    granted: int = 0
+    declined: int = 0
+    decisions: int = 0
+    seconds: float = 0.0
+
+    @property
+    def microseconds_per_decision(self) -> float:
+        """The mean time of one `eval`."""
+        return 1e6 * self.seconds / max(1, self.decisions)
+
+
+class Site:
+    """A cluster, the allocator that gives it away, and what policies may read of it.
+
+    Args:
+        document: The cluster document.
+        metrics: Its metrics document, for policies that look at live metrics.
+
+    """
+
+    def __init__(
+        self, document: Mapping[str, Any], metrics: Mapping[str, Any] | None = None
+    ) -> None:
+        registered = read_cluster_document(document)
+        entry = {"data": registered.document, "cluster_metrics": metrics}
+        self._entries = {str(registered.id): msgspec.msgpack.encode(entry)}
+        self.allocator = Allocator()
+        self.allocator.step(ClusterSeen(registered.cluster), _NOW)
+
+    def cluster_data(self) -> ClusterData:
+        """Return what a policy finds in `input_data["cluster_data"]`."""
+        keys = ClusterData.keys_of(tuple(self._entries))
+        return ClusterData(keys, lambda _: self._entries, self.allocator.state.fleet)
+
+
+class Consulting:
+    """An allocator whose consultations a policy answers in this process.
+
+    Args:
+        policy: The policy, fresh or warm.
+        site: What it gives away.
+        parameters: The policy's merged parameters.
+
+    Attributes:
+        answers: What was answered, by the number of the message; the caller takes them out.
+        decisions: Consultations of the policy; a request that fits nowhere needs none.
+        seconds: Time inside `eval`, over all decisions.
+
+    """
+
+    def __init__(
+        self, policy: Rule, site: Site, parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        self._policy, self._site = policy, site
+        self._parameters, self._context = dict(parameters or {}), dict[str, Any]()
+        self.answers: dict[int, LeaseNews | Refusal] = {}
+        self.decisions = 0
+        self.seconds = 0.0
+
+    def step(self, event: Event, now: float) -> list[Fact]:
+        """Take one event and all consultations that follow from it; return what came true."""
+        allocator, facts = self._site.allocator, list[Fact]()
+        turns = [allocator.step(event, now)]
+        for turn in turns:
+            facts += turn.facts
+            for effect in turn.effects:
+                if isinstance(effect, Respond):
+                    assert isinstance(effect.answer, LeaseNews | Refusal)
+                    self.answers[effect.to.number] = effect.answer
+                elif isinstance(effect, Consult):
+                    turns.append(allocator.step(self._proposal(effect), now))
+        return facts
+
+    def _proposal(self, consult: Consult) -> Proposed:
+        ask, fleet = consult.ask, self._site.allocator.state.fleet
+        input_data = {
+            "cluster_data": self._site.cluster_data(),
+            "inputs": ask.inputs,
+            "resources": {name: getattr(ask.demand, name) for name in Demand.__slots__},
+            "fleet": FleetView(fleet, ask.demand, None, consult.reserved),
+            "seed": ask.seed,
+        }
+        start = time.perf_counter()
+        value = self._policy.eval(self._parameters, input_data, self._context)
+        self.seconds += time.perf_counter() - start
+        self.decisions += 1
+        return Proposed(ask.id, consult.consultation, value)
+
+
+def openb(nodes: Sequence[TraceNode], seed: int, **metrics: Any) -> Site:
+    """Return a site with the nodes of a trace, in the random order of `permuted_names`."""
+    return Site(cluster_document(nodes, names=permuted_names(nodes, seed)), **metrics)
+
+
+def pack(
+    policy: Rule,
+    site: Site,
+    pods: Sequence[TracePod],
+    parameters: Mapping[str, Any] | None = None,
+    seed: int = 42,
+) -> Packing:
+    """Place the requests one by one; none ends.
+
+    Args:
+        policy: The policy, fresh or warm.
+        site: Where to; it is filled.
+        pods: The requests in the order of their arrival.
+        parameters: The policy's merged parameters.
+        seed: From which the seed of every single request comes.
+
+    Raises:
+        ValueError: A request was refused for another reason than that there is no room: the
+            policy proposed what does not fit, or declined what does.
+
+    """
+    packing, state = Packing(), site.allocator.state
+    consulting = Consulting(policy, site, parameters)
+    capacity = int(state.fleet.gpu_total.sum())
+    held = held_at_100 = arrived = 0
+    for number, pod in enumerate(pods):
+        before = arrived
+        arrived += pod.demand_milli
+        asked = Asked(Address(SessionId("trace"), number), request(number, pod, seed))
+        consulting.step(asked, _NOW)
+        answer = consulting.answers.pop(number)
+        if isinstance(answer, LeaseNews):
+            packing.granted += 1
+            held += pod.demand_milli
+        elif answer.code in FULL:
+            packing.declined += 1
+        else:
+            raise ValueError(f"{pod.name}: {answer.code}: {answer.reason} {dict(answer.details)}")
+        if before <= capacity:
+            held_at_100 = held
+    if capacity:
+        packing.allocated_percent = 100 * (capacity - int(state.fleet.gpu_free.sum())) / capacity
+        packing.allocated_percent_at_100 = 100 * held_at_100 / capacity
+    packing.decisions, packing.seconds = consulting.decisions, consulting.seconds
+    return packing
+
+
+def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER) -> Ask:
+    """Return the request of a trace as the core takes it.
+
+    Args:
+        number: Its place in the order of arrival; its name, too.
+        pod: What it asks for.
+        seed: From which its own seed comes.
+        terms: Of its lease.
+
+    """
+    return Ask(
+        id=RequestId(str(number)),
+        tenant=Tenant("trace"),
+        policy=PolicyRef("packing:1.0-trial", "0" * 64),
+        demand=Demand(**{**pod.resources(), "models": pod.models}),
+        terms=terms,
+        inputs={},
+        seed=(seed << 32) + number,
+    )

@@ -1,0 +1,240 @@
+"""`placement`: the shipped policies against the figures published for them.
+
+The six policies of "Beware of Fragmentation" (USENIX ATC'23) over the openb traces, by the paper's
+protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. Every one
+goes through the production allocator (see `packing`). Takes about six seconds per run and seed.
+
+On a trace without published figures, and for `expected_fill`, ours stand alone.
+"""
+
+import csv
+import statistics
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from math import sqrt
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from benchmarks import packing
+from benchmarks.published_order import published_order
+from moorage.lab import trace
+from moorage.lab.errors import CommandError
+from moorage.lab.typical import typical_of
+from moorage.policy import Rule
+
+PUBLISHED: Final = "published_allocation.csv"
+"""May lie beside the node file: trace, policy, runs, mean and deviation at 130 %, mean at 100 %."""
+PUBLISHED_AS: Final = {
+    "random": "Random",
+    "dot_product": "DotProd",
+    "gpu_clustering": "GpuClustering",
+    "gpu_packing": "GpuPacking",
+    "best_fit": "BestFit",
+    "fgd": "FGD",
+}
+EXPECTED_FILL: Final[dict[str, dict[str, Any]]] = {
+    "expected_fill": {},
+    "expected_fill_unpriced": {"prices": False},
+}
+"""The policy with its prices and without, which stands alone: its parameters."""
+SEED: Final = 42
+SEEDS: Final = 10
+ARRIVE: Final = 1.3
+POINTS_ALLOWED: Final = 0.3
+"""A mean may be this far from the published one, or two standard errors of their difference."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One policy on one trace: GPUs in use, in percent of the cluster.
+
+    Attributes:
+        trace: The trace.
+        rule: The policy, by the name it ships under.
+        published: The published mean, when 130 % of the capacity have arrived. None, as all that
+            follows from it, where there is none.
+        published_deviation: Its standard deviation, over `published_runs` runs.
+        published_at_100: The published mean when 100 % have arrived.
+        reached: Our mean at 130 %.
+        deviation: Its standard deviation, over `runs` seeds.
+        reached_at_100: Our mean at 100 %.
+        allowed: How far the means may be apart.
+
+    """
+
+    trace: str
+    rule: str
+    published: float | None
+    published_deviation: float | None
+    published_at_100: float | None
+    published_runs: int | None
+    reached: float
+    deviation: float
+    reached_at_100: float
+    runs: int
+    allowed: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean less the published one, in points."""
+        return None if self.published is None else self.reached - self.published
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the means are as near to each other as they must be."""
+        if self.difference is None or self.allowed is None:
+            return None
+        return abs(self.difference) <= self.allowed
+
+
+def compare(
+    nodes: Path,
+    pods: Sequence[Path],
+    rules: Sequence[str] = tuple(PUBLISHED_AS),
+    seeds: Sequence[int] = range(SEED, SEED + SEEDS),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """Run policies over traces and compare each mean with the published one, where there is one.
+
+    Args:
+        nodes: The node file; `PUBLISHED` may lie beside it.
+        pods: Request files, `pods_<trace>.csv`.
+        rules: Names of published policies that ship, or of `EXPECTED_FILL`.
+        seeds: Of the order of nodes and requests; one run each.
+        progress: Called with what is being run.
+
+    Raises:
+        TraceError: A file cannot be read as a trace.
+        CommandError: A policy is none of these.
+
+    """
+    unknown = [policy for policy in rules if policy not in (*PUBLISHED_AS, *EXPECTED_FILL)]
+    if unknown:
+        listed = ", ".join((*PUBLISHED_AS, *EXPECTED_FILL))
+        raise CommandError(f"placement knows no policy {', '.join(unknown)}; there are {listed}")
+    machines, known = trace.read_nodes(nodes), _published(nodes.with_name(PUBLISHED))
+    comparisons: list[Comparison] = []
+    for path in pods:
+        name, requests = path.stem.removeprefix("pods_"), trace.read_pods(path)
+        for policy in rules:
+            runs: list[packing.Packing] = []
+            for seed in seeds:
+                progress(f"{name} {policy} {seed}")
+                runs.append(run(policy, machines, requests, seed))
+            reference = known.get((name, PUBLISHED_AS.get(policy, "")))
+            comparisons.append(_comparison(name, policy, reference, runs))
+    return comparisons
+
+
+def run(
+    rule: str,
+    nodes: Sequence[trace.TraceNode],
+    pods: Sequence[trace.TracePod],
+    seed: int,
+) -> packing.Packing:
+    """Play one seed of the protocol with a fresh policy."""
+    name = "expected_fill" if rule in EXPECTED_FILL else rule
+    parameters = {**typical_of(name, pods), **EXPECTED_FILL.get(rule, {})}
+    played: Rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule(rule, {}, parameters)
+    capacity = trace.capacity_milli(nodes)
+    if rule in PUBLISHED_AS:
+        order, names = published_order(pods, nodes, capacity, ARRIVE, seed)
+        site = packing.Site(trace.cluster_document(nodes, names=names))
+    else:
+        order = trace.arrivals(pods, capacity, ARRIVE, seed)
+        site = packing.openb(nodes, seed)
+    return packing.pack(played, site, order, parameters, seed)
+
+
+def placement(
+    nodes: Path | None = None,
+    pods: Path | None = None,
+    seeds: int = SEEDS,
+    rules: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Return the whole table: policies over all traces beside the node file, or over one.
+
+    Args:
+        nodes: The node file.
+        pods: One request file, in the place of all beside the node file.
+        seeds: How many of the orders of nodes and requests.
+        rules: As for `compare`; the six published ones where none is named.
+        progress: Called with what is being run.
+
+    Raises:
+        CommandError: No node file is given, or there are no traces beside it.
+
+    """
+    if nodes is None:
+        raise CommandError("placement needs --nodes, the node file of a trace")
+    traces = [pods] if pods else sorted(nodes.parent.glob("pods_*.csv"))
+    if not traces:
+        raise CommandError(f"there is no pods_*.csv beside {nodes}")
+    table = compare(
+        nodes,
+        traces,
+        rules or tuple(PUBLISHED_AS),
+        range(SEED, SEED + seeds),
+        progress,
+    )
+    return {
+        "seeds": seeds,
+        "agree": sum(bool(each.agrees) for each in table),
+        "of": sum(each.published is not None for each in table),
+        "table": [
+            {**msgspec.to_builtins(each), "difference": each.difference, "agrees": each.agrees}
+            for each in table
+        ],
+    }
+
+
+class _Reference(NamedTuple):
+    """What a mean is compared with."""
+
+    runs: int
+    mean: float
+    deviation: float
+    mean_at_100: float
+
+
+def _published(path: Path) -> dict[tuple[str, str], _Reference]:
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {
+            (row["trace"], row["policy"]): _Reference(
+                int(row["runs"]),
+                float(row["allocated_percent_at_130_mean"]),
+                float(row["allocated_percent_at_130_stdev"]),
+                float(row["allocated_percent_at_100_mean"]),
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def _allowed(reference: _Reference, runs: int, deviation: float) -> float:
+    # The deviation of a single run says nothing; the published one is the better guess.
+    own = (deviation if runs > 1 else reference.deviation) ** 2 / runs
+    return max(POINTS_ALLOWED, 2 * sqrt(reference.deviation**2 / reference.runs + own))
+
+
+def _comparison(
+    name: str, rule: str, reference: _Reference | None, runs: Sequence[packing.Packing]
+) -> Comparison:
+    percents = [each.allocated_percent for each in runs]
+    deviation = statistics.stdev(percents) if len(percents) > 1 else 0.0
+    return Comparison(
+        trace=name,
+        rule=rule,
+        published=reference and reference.mean,
+        published_deviation=reference and reference.deviation,
+        published_at_100=reference and reference.mean_at_100,
+        published_runs=reference and reference.runs,
+        reached=statistics.fmean(percents),
+        deviation=deviation,
+        reached_at_100=statistics.fmean(each.allocated_percent_at_100 for each in runs),
+        runs=len(runs),
+        allowed=reference and _allowed(reference, len(runs), deviation),
+    )

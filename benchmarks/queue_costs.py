@@ -1,0 +1,179 @@
+"""`queue`: what a waiter costs as the queue grows, in the core alone, and more.
+
+`explained` and `overload` are measured through a daemon.
+
+The fleet is full; all waiters differ in tenant, inputs and size. Each figure is
+the CPU time of the same event beside many waiters, as a multiple of that beside few, or the same on
+a large fleet and a small one.
+"""
+
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, Final
+
+from benchmarks.explained import explained
+from benchmarks.overload import overload
+from moorage.core.allocator import Allocator
+from moorage.core.effects import Address, Consult
+from moorage.core.events import Asked, ClusterSeen, Event, Proposed, ReleaseAsked, SessionLost
+from moorage.core.turn import Turn
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+NODES: Final = 100
+GPUS_EACH: Final = 8
+WAITERS_FEW: Final = 10
+WAITERS_MANY: Final = 10_000
+WAITERS_MOST: Final = 100_000
+NODES_FEW: Final = 1_250
+NODES_MANY: Final = 125_000
+TIMES: Final = 9
+"""Events of each kind; the median counts."""
+POLICY: Final = PolicyRef("bench:1.0", "digest")
+OWNER: Final = SessionId("owner")
+
+
+class _Queue:
+    """A core with a full fleet, and waiters.
+
+    Args:
+        nodes: How many, of `GPUS_EACH` GPUs.
+        waiters: How many.
+
+    """
+
+    def __init__(self, nodes: int, waiters: int) -> None:
+        self.core, self.now, self._numbered = Allocator(), 0.0, 0
+        gpus = tuple(Gpu(str(number), "A100", 81920) for number in range(GPUS_EACH))
+        machines = (Node(NodeId(f"n{n:06d}"), 64_000, 256_000, gpus) for n in range(nodes))
+        self.step(ClusterSeen(Cluster(ClusterId("c"), tuple(machines))))
+        # One lease takes a whole node, but for the first one: that has a lease on each GPU.
+        self.held = [self._grant(1, 0, [str(gpu)]) for gpu in range(GPUS_EACH)]
+        for node in range(1, min(nodes, NODES)):
+            self._grant(GPUS_EACH, node, [str(gpu) for gpu in range(GPUS_EACH)])
+        for _ in range(waiters):
+            self.wait()
+
+    def step(self, event: Event) -> Turn:
+        self.now += 0.001
+        return self.core.step(event, self.now)
+
+    def _ask(self, gpus: int, wait: float, cpu: int = 0) -> Ask:
+        self._numbered += 1
+        number = self._numbered
+        return Ask(
+            RequestId(f"r{number}"),
+            Tenant(f"tenant-{number}"),
+            POLICY,
+            demand=Demand(gpus=gpus, cpu_milli=cpu),
+            terms=LeaseTerms(ttl_seconds=1e6, wait_seconds=wait),
+            inputs={"number": number},
+            token_digest="digest",  # noqa: S106  # Of no token.
+        )
+
+    def _grant(self, gpus: int, node: int, devices: list[str]) -> RequestId:
+        ask = self._ask(gpus, 0.0)
+        turn = self.step(Asked(Address(OWNER, self._numbered), ask))
+        self._propose(turn, node, devices)
+        return ask.id
+
+    def _propose(self, turn: Turn, node: int, devices: list[str]) -> list[Turn]:
+        """Answer the consultations of a turn, and those that follow: everybody wants one place."""
+        wanted = {"cluster_id": "c", "node_id": f"n{node:06d}", "gpus": devices}
+        asked = [effect for effect in turn.effects if isinstance(effect, Consult)]
+        turns: list[Turn] = []
+        while asked:
+            effect = asked.pop(0)
+            turns.append(self.step(Proposed(effect.ask.id, effect.consultation, wanted)))
+            asked += [effect for effect in turns[-1].effects if isinstance(effect, Consult)]
+        return turns
+
+    def wait(self) -> Event:
+        """Add a waiter of a session of its own; most want a GPU, and each another size."""
+        number = self._numbered
+        ask = self._ask(1 + number % 3, 1e6, cpu=number % 5_000)
+        event = Asked(Address(SessionId(f"s{number}"), 0), ask)
+        self.step(event)
+        return event
+
+    def release(self) -> None:
+        """Have one GPU released, and taken by a waiter: until no policy is asked any more."""
+        gpu = len(self.held) - 1
+        turn = self.step(ReleaseAsked(Address(OWNER, self._numbered), self.held.pop(), "digest"))
+        self._propose(turn, 0, [str(gpu)])
+
+    def lose(self) -> None:
+        """Lose the session of a waiter."""
+        self.step(SessionLost(SessionId(f"s{self._numbered - 1}")))
+
+    def refuse(self) -> None:
+        """Refuse a request that would fit on an emptier fleet."""
+        self.step(Asked(Address(OWNER, self._numbered), self._ask(GPUS_EACH, 0.0, 63_999)))
+
+
+def queue() -> dict[str, Any]:
+    """Measure release, arrival, lost session and refusal beside few waiters, many, and overload."""
+    few, many, most = (_Queue(NODES, count) for count in (WAITERS_FEW, WAITERS_MANY, WAITERS_MOST))
+    released = _seconds(few.release, 5), _seconds(many.release, 5)
+    added = _seconds(_Queue(NODES, WAITERS_FEW).wait), _seconds(most.wait)
+    lost = _seconds(few.lose), _seconds(most.lose)
+    refused = _refusals(NODES_FEW), _refusals(NODES_MANY)
+    return {
+        "waiters_few": WAITERS_FEW,
+        "waiters_many": WAITERS_MANY,
+        "waiters_most": WAITERS_MOST,
+        "release_seconds": released[0],
+        "release_many_to_few": released[1] / released[0],
+        "add_seconds": added[0],
+        "add_most_to_few": added[1] / added[0],
+        "lost_session_seconds": lost[0],
+        "lost_session_most_to_few": lost[1] / lost[0],
+        "refusal_seconds": refused[0],
+        "refusal_125000_to_1250_nodes": refused[1] / refused[0],
+        "waiter_bytes": _waiter_bytes(),
+        **explained(),
+        **overload(),
+    }
+
+
+def _refusals(nodes: int) -> float:
+    """Return the seconds of a refusal on a fleet that is taken, but for the GPUs of no use."""
+    full = _Queue(nodes, 0)
+    fleet = full.core.state.fleet
+    fleet.cpu_free[:] = 1_000  # As if all CPU were taken: leases on 125,000 nodes take minutes.
+    return _seconds(full.refuse)
+
+
+def _waiter_bytes() -> int:
+    """Return the bytes that a waiter of ten thousand takes, its request with it."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    queue = _Queue(1, WAITERS_MANY)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert queue.core.requests.queue
+    return (after - before) // WAITERS_MANY
+
+
+def _seconds(event: Callable[[], object], times: int = TIMES) -> float:
+    """Return the CPU seconds of one event: the median of several."""
+    taken: list[float] = []
+    for _ in range(times):
+        started = time.thread_time()
+        event()
+        taken.append(time.thread_time() - started)
+    return statistics.median(taken)

@@ -1,0 +1,103 @@
+"""`slots`: what a checkout from the slot pool costs as the pool grows.
+
+A checkout and its checkin are timed in a pool of ten thousand instances and in one
+of a hundred, both as full at the same time, turn by turn; then a million random operations must
+leave a pool as it was.
+"""
+
+import contextlib
+import random
+import time
+from typing import Any, Final
+
+from moorage.lab.errors import CommandError
+from moorage.slots import Allocation, ResourcePool, ResourceUnavailable
+
+INSTANCES_FEW: Final = 100
+INSTANCES_MANY: Final = 10_000
+SLOTS_EACH: Final = 8
+ROUNDS: Final = 10
+"""Turns of each pool; the quickest counts, since noise only ever adds."""
+PAIRS: Final = 2_000
+"""Checkouts, each with its checkin, of one turn."""
+OPERATIONS: Final = 1_000_000
+SEED: Final = 42
+
+
+def slots() -> dict[str, Any]:
+    """Measure a checkout among ten thousand instances, as a multiple of one among a hundred.
+
+    Raises:
+        CommandError: The operations did not conserve every slot.
+
+    """
+    draw = random.Random(SEED)
+    few, many = _half_full(INSTANCES_FEW, draw), _half_full(INSTANCES_MANY, draw)
+    turns = [(_seconds(*few, draw), _seconds(*many, draw)) for _ in range(ROUNDS)]
+    few_seconds, many_seconds = (min(column) for column in zip(*turns, strict=True))
+    return {
+        "few": INSTANCES_FEW,
+        "many": INSTANCES_MANY,
+        "few_seconds": few_seconds,
+        "many_seconds": many_seconds,
+        "many_to_few": many_seconds / few_seconds,
+        "operations": OPERATIONS,
+        "operations_granted": churn(OPERATIONS, SEED),
+    }
+
+
+def _half_full(instances: int, draw: random.Random) -> tuple[ResourcePool, list[Allocation]]:
+    """Return a pool, and what is checked out of it."""
+    rows = [{"id": str(number), "slots": SLOTS_EACH} for number in range(instances)]
+    pool = ResourcePool({"resources": {"gpus": rows}})
+    return pool, [pool.checkout(_request(draw)) for _ in range(instances * 2)]
+
+
+def _request(draw: random.Random) -> list[dict[str, Any]]:
+    return [{"type": "gpus", "slots": draw.randint(1, 3)}]
+
+
+def _seconds(pool: ResourcePool, held: list[Allocation], draw: random.Random) -> float:
+    """Return the seconds of one checkin and one checkout, of anything that is held."""
+    started = time.perf_counter()
+    for _ in range(PAIRS):
+        position = draw.randrange(len(held))
+        pool.checkin(held[position])
+        held[position] = pool.checkout(_request(draw))
+    return (time.perf_counter() - started) / PAIRS
+
+
+def churn(operations: int, seed: int) -> int:
+    """Check out and in at random, whole slots and shares, until everything is back.
+
+    Args:
+        operations: How many.
+        seed: Of the draws.
+
+    Returns:
+        The checkouts that were granted.
+
+    Raises:
+        CommandError: The pool is not what it was before.
+
+    """
+    draw = random.Random(seed)
+    rows = [{"id": str(number), "slots": 1 + number % 4} for number in range(INSTANCES_FEW)]
+    pool = ResourcePool({"resources": {"cpus": rows, "gpus": rows}})
+    idle, granted = pool.getstate(), 0
+    held: list[Allocation] = []
+    for _ in range(operations):
+        if held and draw.random() < 0.5:  # noqa: PLR2004  # As often as not.
+            position = draw.randrange(len(held))
+            held[position], held[-1] = held[-1], held[position]
+            pool.checkin(held.pop())
+            continue
+        member = {"type": draw.choice(["cpus", "gpus"]), "slots": draw.choice([0.1, 0.25, 1, 2, 3])}
+        with contextlib.suppress(ResourceUnavailable):
+            held.append(pool.checkout([member] * draw.randint(1, 3)))
+            granted += 1
+    for allocation in held:
+        pool.checkin(allocation)
+    if pool.getstate() != idle:
+        raise CommandError(f"{operations} operations did not conserve every slot (seed {seed})")
+    return granted

@@ -1,0 +1,137 @@
+"""`moored bench`: what this machine makes of Moorage, as ratios to a baseline of the same run.
+
+`grants`: durable grants per second through socket, jailed `fgd` and ledger, against a bare echo
+on the same socket stack with the same client. `sandbox`: an evaluation in the jail, against the
+same call in-process. `kubernetes`: grants, beside pods of kube-scheduler on the same nodes.
+
+What only developers of Moorage measure is in `benchmarks/` of the source tree.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from moorage.bench import replay
+from moorage.bench.kubernetes_rate import rates
+from moorage.bench.load import LoadResult, drive
+from moorage.bench.sandbox_costs import sandbox
+from moorage.lab import trace
+from moorage.testing.daemon_process import child, daemon
+
+REQUESTS: Final = 6_000
+"""Requests of one throughput run: below the point where the openb fleet starts to say no."""
+ROUND_TRIPS: Final = 1_000
+"""Requests of one latency run, one after the other."""
+CONNECTIONS: Final = 8
+WINDOW: Final = 8
+
+Figures = dict[str, Any]
+
+
+def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
+    """Measure durable grants per second and their latency, as multiples of a bare echo's.
+
+    Args:
+        nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
+        pods: Request file of a trace; made-up requests where none is given.
+
+    """
+    machines, wanted = read_trace(nodes, pods)
+    order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]
+    latency_order, order = order[:ROUND_TRIPS], order[ROUND_TRIPS:]
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        command = [sys.executable, "-P", "-m", "moorage.bench.echo"]
+        with child(command, Path(folder) / "echo.log") as (_, ready), daemon() as running:
+            document = trace.cluster_document(machines)
+            uri = replay.prepare(running, document, "fgd", wanted)
+            single = [replay.ask(uri, pod) for pod in latency_order]
+            many = [replay.ask(uri, pod) for pod in order]
+            echo_one, echo_many = _both(ready["ws"], single, many)
+            real_one, real_many = _both(running.ws, single, many)
+    granted = [_granted(load) for load in (real_one, real_many)]
+    per_second = granted[1] / real_many.seconds
+    return {
+        "nodes": len(machines),
+        "requests": len(single) + len(many),
+        "granted": sum(granted),
+        "connections": CONNECTIONS,
+        "window": WINDOW,
+        "echo_per_second": echo_many.per_second,
+        "grants_per_second": per_second,
+        "grants_to_echo": per_second / echo_many.per_second,
+        "echo_round_trip_p50_seconds": echo_one.quantile(0.5),
+        "grant_p50_to_echo_p50": real_one.quantile(0.5) / echo_one.quantile(0.5),
+        "grant_p99_to_echo_p50": real_one.quantile(0.99) / echo_one.quantile(0.5),
+        "grant_p99_to_echo_p99": real_one.quantile(0.99) / echo_one.quantile(0.99),
+    }
+
+
+def kubernetes(nodes: Path | None = None) -> Figures:
+    """Measure grants beside kube-scheduler's pods; nodes as for `grants`."""
+    return rates(trace.read_nodes(nodes) if nodes else made_up_nodes())
+
+
+def read_trace(
+    nodes: Path | None, pods: Path | None
+) -> tuple[list[trace.TraceNode], list[trace.TracePod]]:
+    """Return nodes and requests of a trace; made-up ones of openb's shape where none is given."""
+    machines = trace.read_nodes(nodes) if nodes else made_up_nodes()
+    return machines, trace.read_pods(pods) if pods else made_up_pods()
+
+
+def _both(url: str, single: Sequence[str], many: Sequence[str]) -> tuple[LoadResult, LoadResult]:
+    """Run the same messages one by one, then the others over several connections."""
+
+    async def play() -> tuple[LoadResult, LoadResult]:
+        one = await drive(url, single)
+        return one, await drive(url, many, connections=CONNECTIONS, window=WINDOW)
+
+    return uvloop.run(play())
+
+
+def _granted(load: LoadResult) -> int:
+    return sum(1 for reply in load.replies if b'"lease":' in reply)
+
+
+BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
+    "grants": grants,
+    "sandbox": sandbox,
+    "kubernetes": kubernetes,
+}
+ON_REQUEST: Final = frozenset({"kubernetes"})
+"""It needs other programs, so it runs only where it is named."""
+
+
+def made_up_nodes() -> list[trace.TraceNode]:
+    """Return 1,213 nodes of the openb fleet's shape: GPUs per node as there, models by size."""
+    shapes = [
+        (617, 8, 96_000, 393_216, "G2"),
+        (54, 4, 64_000, 262_144, "V100M32"),
+        (518, 2, 64_000, 262_144, "T4"),
+        (24, 1, 32_000, 131_072, "P100"),
+    ]
+    return [
+        trace.TraceNode(f"made-up-{gpus}-{number:04d}", cpu, memory, gpus, model)
+        for count, gpus, cpu, memory, model in shapes
+        for number in range(count)
+    ]
+
+
+def made_up_pods() -> list[trace.TracePod]:
+    """Return 8,152 requests with about openb's mix of whole, shared, CPU-only and 8-GPU ones."""
+    shapes = [
+        (3_911, 1, 1_000, 8_000, 30_720),
+        (1_100, 1, 810, 6_000, 16_384),
+        (1_978, 1, 460, 6_000, 12_288),
+        (1_088, 0, 0, 8_000, 30_720),
+        (75, 8, 1_000, 64_000, 262_144),
+    ]
+    return [
+        trace.TracePod(f"made-up-{kind}-{number:04d}", cpu, memory, gpus, milli)
+        for kind, (count, gpus, milli, cpu, memory) in enumerate(shapes)
+        for number in range(count)
+    ]

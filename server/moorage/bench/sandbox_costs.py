@@ -1,0 +1,279 @@
+"""`moored bench sandbox`: what the jail costs, against the same calls in this process.
+
+Everything is taken in one run, jailed and in-process by turns. The latencies are taken on one
+core: between two of them a wake-up costs tens of microseconds on a virtual machine, which says
+much about its host and nothing about the jail. `bare_*` is an echo over the same kind of socket,
+with and without that; what is left is ours.
+
+What two calls of an injected client add depends on what the cell has been sent
+(`sandbox.host.cell_sync`), so each case is measured by itself, on a cell of its own, in a fleet of
+`CLUSTERS`:
+
+* `known`: the same two clusters, which the cell has read before and which have not changed;
+* `changed`: two clusters that have both changed since the cell was last asked;
+* `in_order`: first reads: no cluster is read twice, and they are read in the fleet's order;
+* `in_random_order`: first reads too, of clusters drawn at random; what is kept by then was sent
+  behind earlier answers, and the cell starts with nothing;
+* `lone`: first reads of clusters outside the fleet, which nothing is sent ahead for: each call is a
+  round trip, and two of them have to take twice what a bare one takes.
+
+`asked` is the share of the calls that had to ask the host, and `asking_p50` the median of the
+evaluations with such a call.
+"""
+
+import asyncio
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import uvloop
+
+from moorage.bench.measured_sandbox import Figures, MeasuredSandbox, microseconds
+from moorage.bench.sandbox_hogs import hogs
+from moorage.core.events import Proposed
+from moorage.lab.errors import CommandError
+from moorage.sandbox.host.sandbox import Limits
+
+FLEETS: Final = (10, 1_000, 10_000)
+"""Nodes of the fleets, ten to a cluster."""
+PASSES: Final = 3
+"""Times that the fleets are gone through: what slows the machine down comes and goes in seconds."""
+BLOCKS: Final = 8
+"""Each figure is that of the quietest block, since noise only ever adds."""
+EVALUATIONS: Final = 500
+"""Of one block, and as many calls in-process between them."""
+STUCK: Final = 15
+"""Policies that never return, one after the other."""
+STUCK_SECONDS: Final = 0.1
+"""How long they may run."""
+CLUSTERS: Final = 4_000
+"""Of the fleet whose clusters are read: as many as a cell is sent before it asks, and no more."""
+CALLS: Final = ("known", "changed", "in_order", "in_random_order", "lone")
+ASKING_MIN: Final = 20
+"""Evaluations with such a call that a block needs for a median of its own."""
+FIRST_READS: Final = {"in_order", "in_random_order"}
+_ECHO: Final = """
+import os, sys
+while data := os.read(int(sys.argv[1]), 65536):
+    os.write(int(sys.argv[1]), data)
+"""
+_FRAME_BYTES: Final = 128
+"""About what an evaluation and its answer take on the channel."""
+
+
+def sandbox() -> Figures:
+    """Measure evaluations in the jail against the same ones in this process."""
+    with one_core():
+        figures = uvloop.run(_latencies())
+        figures |= uvloop.run(hogs())
+    figures |= uvloop.run(_two_cores())
+    return figures | uvloop.run(_stuck())
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, and what it starts meanwhile, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# What is measured ------------------------------------------------------------------------------
+
+
+async def _latencies() -> Figures:
+    figures: Figures = {"bare_p50_microseconds": microseconds(await _bare())}
+    taken: dict[int, list[tuple[float, float]]] = {nodes: [] for nodes in FLEETS}
+    for _ in range(PASSES):
+        for nodes in FLEETS:
+            async with MeasuredSandbox(nodes) as played:
+                taken[nodes].append(await _quietest(partial_of(played, dict[str, Any])))
+    extras: dict[int, float] = {}
+    for nodes in FLEETS:
+        jailed, in_process = min(taken[nodes], key=_extra)
+        extras[nodes] = jailed - in_process
+        figures |= {
+            f"jailed_p50_microseconds_{nodes}_nodes": microseconds(jailed),
+            f"in_process_p50_microseconds_{nodes}_nodes": microseconds(in_process),
+            f"extra_p50_microseconds_{nodes}_nodes": microseconds(extras[nodes]),
+        }
+    figures[f"extra_{FLEETS[-1]}_to_{FLEETS[0]}_nodes"] = extras[FLEETS[-1]] / extras[FLEETS[0]]
+    for case in CALLS:
+        passes = [await _two_calls(case) for _ in range(PASSES)]
+        figures |= min(passes, key=lambda each: each[f"two_calls_{case}_add_p50_microseconds"])
+    return figures
+
+
+async def _two_calls(case: str) -> Figures:
+    """Measure what two calls of an injected client add to an evaluation of the same cell."""
+    async with MeasuredSandbox(CLUSTERS, nodes_per_cluster=1) as played:
+        extra = _extra(await _quietest(partial_of(played, dict[str, Any])))
+        pairs = _pairs(case, played.clusters)
+        if case in {"known", "changed"}:
+            await played.ask({"read": pairs[0]})
+        blocks = [
+            await _calls_block(
+                played, pairs[start : start + EVALUATIONS], changed=case == "changed"
+            )
+            for start in range(0, len(pairs), EVALUATIONS)
+        ]
+    quietest = min(blocks, key=lambda block: statistics.median(block.added)).added
+    asking = min(
+        (statistics.median(b.asking) for b in blocks if len(b.asking) >= ASKING_MIN), default=None
+    )
+    name = f"two_calls_{case}"
+    figures = {
+        f"{name}_add_p50_microseconds": microseconds(statistics.median(quietest) - extra),
+        f"{name}_to_extra": statistics.median(quietest) / extra - 1,
+        f"{name}_asked": sum(block.calls for block in blocks) / (2 * EVALUATIONS * len(blocks)),
+    }
+    if asking is not None and case in FIRST_READS:
+        figures[f"{name}_asking_p50_to_extra"] = asking / extra - 1
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What evaluations with calls took more than the same ones in this process, in seconds."""
+
+    added: list[float]
+    asking: list[float]
+    """Of those of which a call reached the host."""
+    calls: int
+    """That reached it."""
+
+
+async def _calls_block(
+    played: MeasuredSandbox, pairs: Sequence[Sequence[str]], *, changed: bool
+) -> _Block:
+    added: list[float] = []
+    asking: list[float] = []
+    before = played.calls
+    for pair in pairs:
+        inputs = {"read": pair}
+        calls = played.calls
+        if changed:
+            played.change(pair)
+        jailed = await played.ask(inputs)
+        added.append(jailed - played.in_process(inputs))
+        if played.calls > calls:
+            asking.append(added[-1])
+    return _Block(added, asking, played.calls - before)
+
+
+def _pairs(case: str, clusters: Sequence[str]) -> list[Sequence[str]]:
+    """Return the two clusters that each evaluation reads."""
+    count = len(clusters) // 2
+    if case in {"known", "changed"}:
+        return [(clusters[0], clusters[-1])] * count
+    ids = [f"lone-{each}" for each in clusters] if case == "lone" else list(clusters)
+    if case != "in_order":
+        random.Random(1).shuffle(ids)  # noqa: S311  # The same order in each run.
+    return [ids[2 * number : 2 * number + 2] for number in range(count)]
+
+
+async def _two_cores() -> Figures:
+    """Measure the same where the scheduler may put the cell on another core."""
+    bare = await _bare()
+    async with MeasuredSandbox(FLEETS[0]) as played:
+        jailed, in_process = await _quietest(partial_of(played, dict[str, Any]))
+    return {
+        "any_core_bare_p50_microseconds": microseconds(bare),
+        "any_core_extra_p50_microseconds": microseconds(jailed - in_process),
+    }
+
+
+async def _stuck() -> Figures:
+    """Measure from the deadline of a policy that never returns to the next answer of its policy."""
+    # The same policy is stuck so often here that its circuit would open.
+    limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, circuit_overruns=0)
+    late: list[float] = []
+    async with MeasuredSandbox(FLEETS[0], limits=limits) as played:
+        for _ in range(STUCK):
+            await played.ask({})
+            started = time.perf_counter()
+            stuck = played.begin({"stuck": True})
+            behind = played.begin({})
+            await stuck
+            answered, _ = await behind
+            if not isinstance(answered, Proposed):
+                raise CommandError(f"the evaluation behind a stuck policy failed: {answered}")
+            late.append(time.perf_counter() - started - STUCK_SECONDS)
+    return {
+        "stuck_to_answer_p50_milliseconds": 1e3 * statistics.median(late),
+        "stuck_to_answer_max_milliseconds": 1e3 * max(late),
+    }
+
+
+# How it is measured ----------------------------------------------------------------------------
+
+
+def partial_of(
+    played: MeasuredSandbox, inputs: Callable[[], Mapping[str, Any]]
+) -> tuple[Callable[[], Awaitable[float]], Callable[[], float]]:
+    """Return the jailed call and the same one in this process, each taking its own time."""
+    return (lambda: played.ask(inputs())), (lambda: played.in_process(inputs()))
+
+
+async def _quietest(
+    pair: tuple[Callable[[], Awaitable[float]], Callable[[], float]],
+) -> tuple[float, float]:
+    """Return the medians of both, of the block in which they differ least, in seconds."""
+    jailed, in_process = pair
+    blocks: list[tuple[float, float]] = []
+    for _ in range(BLOCKS):
+        taken = [(await jailed(), in_process()) for _ in range(EVALUATIONS)]
+        blocks.append(
+            (statistics.median(j for j, _ in taken), statistics.median(p for _, p in taken))
+        )
+    return min(blocks, key=_extra)
+
+
+def _extra(medians: tuple[float, float]) -> float:
+    jailed, in_process = medians
+    return jailed - in_process
+
+
+async def _bare() -> float:
+    """Return the median round trip of an echo, of the quietest block, in seconds."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-I", "-S", "-c", _ECHO, str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))  # noqa: ASYNC220, S603  # Nothing else runs; ours.
+    ours.settimeout(0)
+    echo = _Echo()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_unix_connection(lambda: echo, sock=ours)
+    blocks: list[float] = []
+    for _ in range(BLOCKS):
+        taken: list[float] = []
+        for _ in range(EVALUATIONS):
+            started = time.perf_counter()
+            echo.answered = loop.create_future()
+            transport.write(bytes(_FRAME_BYTES))
+            taken.append(await echo.answered - started)
+        blocks.append(statistics.median(taken))
+    transport.close()
+    process.kill()
+    process.wait()
+    return min(blocks)
+
+
+class _Echo(asyncio.Protocol):
+    answered: asyncio.Future[float]
+
+    def data_received(self, data: bytes) -> None:
+        if len(data) != _FRAME_BYTES:
+            raise CommandError("the echo answered something else")
+        self.answered.set_result(time.perf_counter())

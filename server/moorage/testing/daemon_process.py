@@ -1,0 +1,159 @@
+"""A real daemon as a child process, for tests, benchmarks and the commands that need one."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.config.settings import CONFIG_FILE, EXECUTION_NAMES, EXTERNAL_SERVICES
+from moorage.lab.errors import CommandError
+
+_ELSEWHERE: Final = {**EXTERNAL_SERVICES, **EXECUTION_NAMES}
+NOT_INHERITED: Final = frozenset(
+    {CONFIG_FILE, "MOORAGE_HOST", "MOORAGE_HTTP_HOST", "MOORAGE_TOKENS", *_ELSEWHERE}
+    | {f"MOORAGE_{setting.upper()}" for setting in _ELSEWHERE.values()}
+)
+"""Variables of an operator's own daemon that a command does not follow: it plays on a loopback
+address, against what is built in, and has no token to show."""
+READY_SECONDS_MAX: Final = 180.0
+"""How long a child may take to say that it is ready."""
+STOP_SECONDS_MAX: Final = 60.0
+"""How long a child may take to stop before it is killed."""
+STDERR_LINES_SHOWN: Final = 20
+
+
+class ServerError(CommandError):
+    """A server of `moorage.testing` did not start, stop or do what it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A daemon that accepts requests.
+
+    Args:
+        ws: URL of its WebSocket.
+        http: URL of its HTTP services.
+        pid: Its process.
+        log: Where its stderr goes.
+
+    """
+
+    ws: str
+    http: str
+    pid: int
+    log: Path
+
+
+@contextlib.contextmanager
+def daemon(
+    data: Path | None = None,
+    *,
+    options: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Running]:
+    """Run `moored serve` on free loopback ports until the block ends.
+
+    Args:
+        data: Its data directory; a temporary one, removed afterwards, where none is given.
+        options: Further flags.
+        environment: Further variables.
+
+    Raises:
+        ServerError: It did not become ready, or did not stop cleanly.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        command = [*serve_command(data or Path(folder) / "data"), *options]
+        log = Path(folder) / "stderr.log"
+        variables = {**serve_variables(), **(environment or {})}
+        with child(command, log, variables) as (process, ready):
+            yield Running(ready["ws"], ready["http"], process.pid, log)
+        if process.returncode != 0:
+            raise ServerError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
+
+
+def serve_command(data: Path) -> list[str]:
+    """Return what starts a daemon over a folder, on free loopback ports."""
+    ports = ["--port", "0", "--http-port", "0", "--data", str(data)]
+    return [sys.executable, "-P", "-m", "moorage", "serve", *ports]
+
+
+def serve_variables() -> dict[str, str]:
+    """Return the environment of a daemon that a command starts."""
+    given = {name: text for name, text in os.environ.items() if name not in NOT_INHERITED}
+    return {"MOORAGE_LOG_LEVEL": "warning", **given}
+
+
+@contextlib.contextmanager
+def child(
+    command: Sequence[str], log: Path, variables: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """Run a program that prints one JSON line when it is ready; stop it when the block ends."""
+    process = None
+    try:
+        with log.open("w") as errors, _sigterm_deferred():
+            process = subprocess.Popen(  # noqa: S603  # Our own program.
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
+            )
+        yield process, _ready(process, log)
+    finally:
+        if process is not None:
+            stop(process)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@contextlib.contextmanager
+def _sigterm_deferred() -> Iterator[None]:
+    """Handle SIGTERM after the block: amid the start of a child it would leave the child behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Handlers run in the main thread alone.
+        return
+    arrived: list[int] = []
+    handler = signal.signal(signal.SIGTERM, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    for number in arrived:
+        signal.raise_signal(number)
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """Ask a child to stop, and kill it where it does not."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-STDERR_LINES_SHOWN:])
+
+
+def _ready(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
+    assert process.stdout is not None
+    late = threading.Timer(READY_SECONDS_MAX, process.kill)
+    late.daemon = True  # A stop does not wait for it.
+    try:
+        late.start()
+        line = process.stdout.readline()
+    finally:
+        late.cancel()
+    if not line:
+        process.wait()
+        raise ServerError(f"{process.args!r} did not become ready:\n{tail(log)}")
+    ready: dict[str, Any] = json.loads(line)
+    return ready

@@ -1,0 +1,9 @@
+"""The backend that starts nothing, for tests of programs that use `ResourceEngine`.
+
+A server has it, too: requests say `provision={"backend": "memory"}`.
+"""
+
+from moorage.backends.memory import MemoryBackend
+from moorage.backends.specs import MemoryResourceSpec
+
+__all__ = ["MemoryBackend", "MemoryResourceSpec"]

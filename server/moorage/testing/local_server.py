@@ -1,0 +1,128 @@
+"""`moored serve` as a child process, with clusters and policies in it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from moorage.testing.daemon_process import Running, ServerError, daemon
+from moorage_policies import catalog
+
+__all__ = ["Document", "Server", "fake_cluster", "server"]
+
+Document = Mapping[str, Any]
+HTTP_SECONDS_MAX: Final = 30.0
+"""How long the server may take to register a cluster or a policy."""
+
+
+class Server(Running):
+    """A server that accepts requests: `ws` and `http` are its URLs, `log` is its log file."""
+
+    __slots__ = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the environment with which clients and `moorage` find this server."""
+        return {"MOORAGE_URL": self.ws, "MOORAGE_HTTP_URL": self.http}
+
+    def register(self, cluster: Document, token: str = "") -> None:
+        """Add a cluster by its document.
+
+        Raises:
+            ServerError: The server refuses it.
+
+        """
+        self._post("/clusters", cluster, token)
+
+    def publish(self, policy: str | Path | Document, token: str = "") -> str:
+        """Publish a policy and return its URI.
+
+        Args:
+            policy: The name of one that ships; the path of a Python file, which becomes version
+                `1.0-test` of a policy named like the file; or a PolicyRule document.
+            token: Shown to the server.
+
+        Raises:
+            ServerError: The server refuses it.
+
+        """
+        document: Document
+        if isinstance(policy, Path):
+            document = {
+                "policy_rule_uri": f"{policy.stem}:1.0-test",
+                "type": "python_class_v1",
+                "code": policy.read_text(encoding="utf-8"),
+            }
+        else:
+            document = catalog.document(policy) if isinstance(policy, str) else policy
+        return str(self._post("/policy", document, token)["data"]["policy_rule_uri"])
+
+    def _post(self, path: str, document: Document, token: str) -> Any:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = httpx.post(
+            self.http + path,
+            json=document,
+            headers=headers,
+            timeout=HTTP_SECONDS_MAX,
+            trust_env=False,
+        )
+        if not answer.is_success:
+            raise ServerError(f"POST {path} was answered {answer.status_code}: {answer.text}")
+        return answer.json()
+
+
+@contextlib.contextmanager
+def server(
+    fleet: Sequence[Document] | None = None,
+    *,
+    policies: Sequence[str | Path | Document] = ("first_fit",),
+    environment: Mapping[str, str] | None = None,
+    data: Path | None = None,
+    token: str = "",
+) -> Iterator[Server]:
+    """Run a server on free loopback ports until the block ends.
+
+    Args:
+        fleet: Cluster documents; `[fake_cluster()]` where none are given.
+        policies: Published at the start, as by `Server.publish`.
+        environment: Settings, as variables: `{"MOORAGE_TOKENS": "ann:secret-1"}`.
+        data: Its data directory, which stays; a temporary one where none is given.
+        token: With which clusters and policies are registered, where there are tokens.
+
+    Raises:
+        ServerError: It did not become ready, refused what it was given, or did not stop cleanly.
+
+    """
+    with daemon(data, environment=dict(environment or {})) as running:
+        started = Server(running.ws, running.http, running.pid, running.log)
+        for cluster in [fake_cluster()] if fleet is None else fleet:
+            started.register(cluster, token)
+        for policy in policies:
+            started.publish(policy, token)
+        yield started
+
+
+def fake_cluster(
+    name: str = "lab",
+    *,
+    nodes: int = 2,
+    gpus: int = 4,
+    model: str = "A100",
+    gpu_memory_mib: int = 81_920,
+    vcpus: int = 64,
+    memory_mib: int = 262_144,
+) -> dict[str, Any]:
+    """Return the document of a cluster whose nodes are alike, named `<name>-1` and so on."""
+    devices = [{"modelName": model, "memory": gpu_memory_mib} for _ in range(gpus)]
+    rows = [
+        {
+            "id": f"{name}-{number}",
+            "gpus": {"count": gpus, "gpus": devices},
+            "vcpus": {"count": vcpus},
+            "memory": memory_mib,
+        }
+        for number in range(1, nodes + 1)
+    ]
+    return {"id": name, "nodes": {"count": nodes, "nodeData": rows}}

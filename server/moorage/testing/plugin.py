@@ -1,0 +1,26 @@
+"""Fixtures of pytest; a `conftest.py` says `pytest_plugins = ["moorage.testing.plugin"]`.
+
+pytest does not load this by itself: an entry point would cost every run of pytest the imports,
+wherever Moorage is installed.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from moorage.testing.local_server import Document, Server, fake_cluster, server
+
+__all__ = ["moorage_fleet", "moorage_server"]
+
+
+@pytest.fixture
+def moorage_fleet() -> Sequence[Document]:
+    """Return the cluster documents of `moorage_server`; a fixture of this name replaces them."""
+    return [fake_cluster()]
+
+
+@pytest.fixture
+def moorage_server(moorage_fleet: Sequence[Document]) -> Iterator[Server]:
+    """Run a server for one test: nothing is left in it of another."""
+    with server(moorage_fleet) as running:
+        yield running

@@ -1,0 +1,64 @@
+"""The draws of Go's generator, and the orders that the published runs made of them."""
+
+import pytest
+
+from benchmarks.published_order import GoRandom, published_order
+from moorage.lab.trace import TraceNode, TracePod
+
+PODS = [TracePod(f"p{number}", 1000, 1024, 1, 500, ()) for number in range(8)]
+NODES = [TraceNode(f"n{number}", 64_000, 65_536, 4, "T4") for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "first", "second", "permutation", "shuffled"),
+    [  # As a program of Go 1.26 printed them.
+        (1, 5577006791947779410, 8674665223082153551, [3, 7, 0, 1, 6, 2, 4, 5], "9650187243"),
+        (42, 3440579354231278675, 608747136543856411, [1, 0, 6, 3, 7, 5, 2, 4], "2310897546"),
+        (0, 8717895732742165505, 2259404117704393152, [3, 1, 0, 4, 7, 5, 2, 6], "7851340926"),
+        (-5, 1811683815564572222, 4427849682616757295, [1, 6, 5, 7, 0, 4, 3, 2], "7083194265"),
+        (1 << 40, 5470237361722394362, 6322525149314491254, [1, 5, 7, 3, 4, 6, 2, 0], "2681395704"),
+    ],
+)
+def test_the_generator_draws_what_go_draws(seed, first, second, permutation, shuffled):
+    draws = GoRandom(seed)
+    assert (draws.int63(), draws.int63()) == (first, second)
+    draws.int63()
+    for bound in (100, 64, 8152):
+        assert 0 <= draws.intn(bound) < bound
+    assert draws.permutation(8) == permutation
+    items = list("0123456789")
+    draws.shuffle(items)
+    assert "".join(items) == shuffled
+
+
+def test_the_generator_goes_on_as_go_does():
+    draws = GoRandom(42)
+    for _ in range(2 + 1 + 3 + 8 + 9 + 2000):
+        draws.int63()
+    assert draws.int63() == 8307037221458163135
+
+
+def test_an_order_has_every_request_once_and_then_more_up_to_the_limit():
+    order, names = published_order(PODS, NODES, 4000, arrive=1.5, seed=42)
+    assert sorted(pod.name for pod in order[:8]) == [pod.name for pod in PODS]
+    assert sum(pod.demand_milli for pod in order) == 6000
+    assert order[8:] != PODS[:4]
+    assert sorted(names.values()) == [f"{rank:04d}-{names_of(names, rank)}" for rank in range(5)]
+    assert published_order(PODS[::-1], NODES[::-1], 4000, arrive=1.5, seed=42) == (order, names)
+    assert published_order(PODS, NODES, 4000, arrive=1.5, seed=43) != (order, names)
+
+
+def names_of(names: dict[str, str], rank: int) -> str:
+    [name] = [name for name, new in names.items() if new.startswith(f"{rank:04d}-")]
+    return name
+
+
+def test_an_order_that_asks_for_too_much_loses_requests_at_random():
+    order, _ = published_order(PODS, NODES, 4000, arrive=0.5, seed=42)
+    assert sum(pod.demand_milli for pod in order) == 2000
+    assert len({pod.name for pod in order}) == 4
+
+
+def test_requests_without_gpus_are_not_inflated():
+    pods = [TracePod("p", 1000, 1024, 0, 0, ())]
+    assert published_order(pods, NODES, 4000, arrive=1.5, seed=42)[0] == pods

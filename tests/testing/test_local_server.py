@@ -1,0 +1,71 @@
+"""A server for tests of others: its fleet, its policies, its settings, and what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.testing import ServerError, fake_cluster, server
+from moorage_client import BlockingClient, RequestRefused
+
+FIRST_FIT = "first_fit:1.0-stable"
+POLICY = """
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        pass
+
+    def eval(self, parameters, input_data, context):
+        return {"cluster_id": "far", "node_id": "far-2", "gpu_ids": ["0"]}
+"""
+
+
+def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
+    with server() as running, BlockingClient(running.ws) as client:
+        granted = client.ask(
+            FIRST_FIT,
+            resources={"gpus": 4},
+            lease={"ttl_seconds": 60},
+            provision={"backend": "memory"},
+        )
+        assert granted.lease is not None
+        assert granted.lease.placement[0].node_id == "lab-1"
+
+
+def test_fleet_policies_and_settings_are_the_callers(tmp_path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(POLICY)
+    with (
+        server(
+            [fake_cluster("near"), fake_cluster("far", gpus=1)],
+            policies=[own],
+            environment={"MOORAGE_TOKENS": "ann:secret-1"},
+            token="secret-1",  # noqa: S106  # Of this test.
+        ) as running,
+        BlockingClient(running.ws, "secret-1") as client,
+    ):
+        granted = client.ask("mine:1.0-test", resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        assert granted.lease is not None
+        assert granted.lease.placement[0].node_id == "far-2"
+        with pytest.raises(RequestRefused, match="first_fit"):
+            client.ask(FIRST_FIT)
+
+
+def test_the_command_line_finds_it() -> None:
+    with server() as running:
+        shown = subprocess.run(
+            [Path(sys.executable).parent / "moorage", "ask", FIRST_FIT, "--gpus", "1"],
+            env={**os.environ, **running.variables},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    assert "lab-1" in shown
+
+
+def test_a_policy_that_the_server_refuses_is_quoted(tmp_path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text("class Other:\n    pass\n")
+    with pytest.raises(ServerError, match="AIOSv1PolicyRule"), server(policies=[own]):
+        pass
