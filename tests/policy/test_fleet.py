@@ -1,12 +1,12 @@
 """The fleet in columns: one feasibility for all, and replicas that do not drift."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 from harbour import Walk, demands, inventories, walks
 from hypothesis import given
+from msgspec.structs import replace
 
 from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share
 from moorage.policy import Fleet, FleetView, Misfit

@@ -5,8 +5,9 @@ for again, queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core import alternatives, explain, refusals
 from moorage.core.effects import (

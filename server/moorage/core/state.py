@@ -5,8 +5,10 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
+
+from msgspec.structs import replace
 
 from moorage.core.accounts import Accounts, Past, capacity_of
 from moorage.core.deadlines import Deadlines

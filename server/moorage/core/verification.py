@@ -6,12 +6,13 @@ that the policy, the queue and the explanations use.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from moorage.core import refusals
 from moorage.core.facts import Refusal
@@ -23,15 +24,13 @@ NAMES_SHOWN_MAX: Final = 5
 _NOTHING: Final = Demand()
 
 
-@dataclass(frozen=True, slots=True)
-class Unsound:
+class Unsound(msgspec.Struct, frozen=True, gc=False):
     """The proposal breaks what was asked, or names what does not exist. Asking again is no use."""
 
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Stale:
+class Stale(msgspec.Struct, frozen=True, gc=False):
     """The proposal was possible, but what it names is not free now."""
 
     refusal: Refusal

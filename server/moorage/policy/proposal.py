@@ -5,8 +5,9 @@ word counts for nothing), and the author's offline checks read it with the same 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
 
@@ -18,8 +19,7 @@ AMOUNT_MAX: Final = 2**53
 """Any whole number of a proposal: what every JSON reader and every column holds exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedShare:
+class ProposedShare(msgspec.Struct, frozen=True, gc=False):
     """One node's part of a proposal, as far as the policy said it.
 
     `node_id` and `gpus` are None where the policy left the choice to the allocator.

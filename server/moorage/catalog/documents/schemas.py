@@ -7,8 +7,10 @@ is `policy.schema`. What a policy returned is hostile, so it is checked here, ou
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.model import Ask, Code
 from moorage.policy.schema import Schema, SchemaError, SchemaPattern

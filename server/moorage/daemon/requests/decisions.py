@@ -7,9 +7,11 @@ fact: the last refusals are kept here, each beside the fact that was the last on
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import time
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core import explain
 from moorage.core.effects import Consult, Forget, Information, Respond, Response
