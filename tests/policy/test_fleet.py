@@ -134,6 +134,14 @@ def test_picked_devices_are_valid_enough_and_of_one_group(walk: Walk, demand: De
         assert bool(possible) == fleet.feasible(alone)[row]
 
 
+@given(walks(), demands)
+def test_a_node_alone_is_judged_as_among_all(walk: Walk, demand: Demand) -> None:
+    fleet, rows = walk.fleet, range(len(walk.fleet))
+    assert [fleet.takes(row, demand) for row in rows] == fleet.feasible(demand).tolist()
+    fitting = [np.flatnonzero(row).tolist() for row in fleet.fitting_gpus(demand)]
+    assert [fleet.fitting_columns(row, demand) for row in rows] == fitting
+
+
 def test_shares_go_to_the_tightest_device_and_whole_ones_to_the_lowest() -> None:
     fleet = fleet_of(one(*(Gpu(str(n)) for n in range(4))))
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("2",), 500))

@@ -223,7 +223,7 @@ class State:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.take(share)
                 row = self._fleet.row(share.cluster_id, share.node_id)
-                assert row is None or self._fleet.gpu_free[row].min(initial=0) >= 0, (
+                assert row is None or min(self._fleet.gpu_free[row].tolist(), default=0) >= 0, (
                     f"a GPU of {share.cluster_id}/{share.node_id} is promised twice"
                 )
 
