@@ -168,8 +168,8 @@ class Requests:
     def _asked_before(self, to: Address, ask: Ask) -> bool:
         """Answer a repeated request with what became of the first one."""
         key = ask.terms.idempotency_key if ask.terms else ""
-        first = self._requests.first_with(ask.tenant, key)
-        if first is None or not key:
+        first = self._requests.first_with(ask.tenant, key) if key else None
+        if first is None:
             return False
         lease = self._state.lease(first)
         refusal = mismatch(ask, first, self._requests.known(first), lease)
@@ -468,9 +468,11 @@ class Requests:
         ask = pending.ask
         listeners = self._requests.settle(ask)
         told = None if isinstance(answer, Refusal | Information) else answer.reasons
-        record = {"tenant": ask.tenant, **(told or self._reasons(pending))} | explain.outcome(
-            answer
-        )
+        record = {"tenant": ask.tenant, **(told or self._reasons(pending))}
+        if isinstance(answer, LeaseNews):
+            record["granted"] = answer.lease  # Few want to know why they got what they want.
+        else:
+            record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
             record["asked"] = ask.demand, ask.candidates
         self._turn.explain(ask.id, record)

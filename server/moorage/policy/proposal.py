@@ -120,7 +120,9 @@ def _name(value: Any, field: str) -> str:
 def _gpus(value: Any, field: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or len(value) > GPUS_MAX:
         raise ProposalError(field, f"a list of at most {GPUS_MAX} GPU ids")
-    gpus = tuple(_name(gpu, f"{field}[{number}]") for number, gpu in enumerate(value))
+    gpus: tuple[str, ...] = tuple(value)
+    if not all(type(gpu) is str and gpu for gpu in value):
+        gpus = tuple(_name(gpu, f"{field}[{number}]") for number, gpu in enumerate(value))
     if len(set(gpus)) != len(gpus):
         raise ProposalError(field, "each GPU once")
     return gpus
@@ -130,6 +132,9 @@ def _amount(value: Mapping[str, Any], key: str, default: int, path: str) -> int:
     amount = value.get(key)
     if amount is None:
         return default
+    most = GPU_MILLI if key == "gpu_milli" else AMOUNT_MAX
+    if type(amount) is int and 0 < amount <= most:
+        return amount  # As nearly all are; what follows says what is wrong with others.
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise ProposalError(f"{path}{key}", "a number")
     if not 0 <= amount <= AMOUNT_MAX or amount != int(amount):

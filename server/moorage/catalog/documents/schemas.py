@@ -154,7 +154,7 @@ class PolicySchemas:
     def _checked(
         self, schema: Schema | None, value: Any, path: str, known: Mapping[str, Any] = _NOTHING
     ) -> Any:
-        if schema is None:
+        if schema is None or (value == {} and schema.takes_nothing(known)):
             return value
         with self._refusals():
             return schema.check(value, path, known=known)

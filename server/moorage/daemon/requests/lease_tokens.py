@@ -31,13 +31,12 @@ class LeaseTokens:
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._keyed = hmac.new(secret, digestmod="sha256")
+        self._secret = secret
 
     def make(self, lease: RequestId) -> str:
         """Return the token of the lease that a request of this id may be granted."""
-        keyed = self._keyed.copy()
-        keyed.update(f"lease {lease}".encode())
-        return base64.urlsafe_b64encode(keyed.digest()[:_TOKEN_BYTES]).decode()
+        keyed = hmac.digest(self._secret, f"lease {lease}".encode(), "sha256")
+        return base64.urlsafe_b64encode(keyed[:_TOKEN_BYTES]).decode()
 
     def of(self, lease: Lease) -> str:
         """Return the token of a lease; "" where it was made with another secret."""
