@@ -4,7 +4,7 @@ A closed union of frozen records, as `events` and `facts` are. The daemon carrie
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -126,5 +126,5 @@ class Recall(msgspec.Struct, frozen=True, gc=False):
 Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
 
 
-EARLY = Consult | Forget | Look
+EARLY: Final = (Consult, Forget, Look)
 """Effects that may leave before the facts of their turn are durable: no client sees them."""

@@ -4,7 +4,7 @@ A closed union of frozen records. Time is never read here: `step` is given `now`
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -348,3 +348,6 @@ Event = (
     | ClockSet
     | Tick
 )
+
+CONSULTED: Final = (Proposed, ConsultFailed)
+"""Events that say how a consultation ended."""

@@ -158,7 +158,8 @@ class LeaseLifecycle:
 
     def _devices(self, placement: Placement) -> tuple[tuple[DeviceId, ...], ...]:
         """Return which devices a placement names; nothing where the inventory does not say."""
-        fleet, found = self._turn.state.fleet, list[tuple[DeviceId, ...]]()
+        fleet = self._turn.state.fleet
+        found: list[tuple[DeviceId, ...]] = []
         for share in placement:
             row = fleet.row(share.cluster_id, share.node_id)
             if row is not None and (known := fleet.devices[row]):

@@ -49,6 +49,7 @@ FAULTS_MAX: Final = 6
 nothing about the lease, before that ends. With the pauses between them it is a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
 """Before such a policy is asked again; twice as long each time, and longer than any rest in all."""
+_WITH_REASONS: Final = (LeaseNews, Advice)
 
 
 class Requests:
@@ -98,7 +99,8 @@ class Requests:
             return
         self._requests.listen(ask.id, to)
         kept = self._queue.reserved_before(ask)
-        pending, told = Pending(ask, self._turn.now), list[tuple[Ask, Refusal]]()
+        pending = Pending(ask, self._turn.now)
+        told: list[tuple[Ask, Refusal]] = []
         for pending.ask in alternatives.each(ask):
             if self.take_over(pending, kept):  # Its quota counts what is warm already.
                 self._turn.wakes = True
@@ -467,7 +469,7 @@ class Requests:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
-        told = None if isinstance(answer, Refusal | Information) else answer.reasons
+        told = answer.reasons if isinstance(answer, _WITH_REASONS) else None
         record = {"tenant": ask.tenant, **(told or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
             record["granted"] = answer.lease  # Few want to know why they got what they want.

@@ -151,7 +151,7 @@ def _on_node(
             )
         if not _one_group(fleet, row, columns, need):
             return _unsound(f"{path}gpus", f"GPUs of one {need.topology} group", f"{proposed.gpus}")
-    if not fleet.takes(row, need) or set(columns).difference(fleet.fitting_columns(row, need)):
+    if not fleet.takes(row, need, columns):
         return _stale(fleet, row, need, path)
     return fleet.share(row, need, columns)
 

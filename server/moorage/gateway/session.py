@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from websockets.exceptions import ConnectionClosed
 
@@ -40,8 +41,7 @@ from moorage.protocol.messages import (
     Status,
     WhatIf,
     Why,
-    decode,
-    ignored_fields,
+    decode_and_warn,
 )
 from moorage.protocol.replies import event, failure, failure_from
 
@@ -62,10 +62,17 @@ class Counts:
     refused_foreign: int = 0
 
 
-_LISTINGS = DecisionFleet | DecisionListing | FleetListing | LeaseListing | PastFleet | QueueListing
+_LISTINGS: Final = (
+    DecisionFleet,
+    DecisionListing,
+    FleetListing,
+    LeaseListing,
+    PastFleet,
+    QueueListing,
+)
 """What a session asks for one after the other."""
 
-_READS = _LISTINGS | Logs | QuotaListing | ReservationListing | Status | WhatIf | Why
+_READS: Final = (*_LISTINGS, Logs, QuotaListing, ReservationListing, Status, WhatIf, Why)
 """What changes nothing."""
 
 _BINARY = failure(
@@ -264,8 +271,7 @@ class Session:
             self._refuse(number, None, failure(Code.SHUTTING_DOWN, _STOPPING))
             return None
         try:
-            message = decode(frame)
-            warnings = ignored_fields(frame, message)
+            message, warnings = decode_and_warn(frame)
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None

@@ -5,7 +5,7 @@ author's policy reads it as `input_data["fleet"]`. So the policy that proposes, 
 verifies and the reply that explains all ask the same feasibility function, and none can disagree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from enum import IntEnum
 from functools import cache
@@ -156,15 +156,26 @@ class Fleet(NodeInventory):
             fits &= self._enough(self.fitting_gpus(demand, rows), demand, rows)
         return fits
 
-    def takes(self, row: int, demand: Demand) -> bool:
-        """Return what `feasible` says of one node; in plain Python, as numpy is slow on one row."""
+    def takes(self, row: int, demand: Demand, columns: Collection[int] = ()) -> bool:
+        """Return what `feasible` says of one node; in plain Python, as numpy is slow on one row.
+
+        Args:
+            row: The node.
+            demand: What must fit there.
+            columns: Devices which must all be among those that could serve it now.
+
+        """
         if (
             self.cpu_free.item(row) < demand.cpu_milli
             or self.memory_free.item(row) < demand.memory_mib
             or (demand.where and not self.matching(demand.where).item(row))
         ):
             return False
-        return not demand.gpus or len(self._one_group(row, demand)) >= demand.gpus
+        if not demand.gpus and not columns:
+            return True
+        fitting = self.fitting_columns(row, demand)
+        enough = len(self._one_group(row, demand, fitting)) >= demand.gpus
+        return enough and all(column in fitting for column in columns)
 
     def fitting_columns(self, row: int, demand: Demand) -> list[int]:
         """Return the device columns of one node that could serve `demand` now."""
@@ -172,9 +183,9 @@ class Fleet(NodeInventory):
         free = self.gpu_free[row].tolist()
         return [column for column, fit in enumerate(able) if fit and free[column] >= milli]
 
-    def _one_group(self, row: int, demand: Demand) -> list[int]:
-        """Return the same, where `demand` wants one group: those of the smallest that suffices."""
-        columns, groups = self.fitting_columns(row, demand), self._groups(demand)
+    def _one_group(self, row: int, demand: Demand, columns: list[int]) -> list[int]:
+        """Return those of the smallest group that suffices, where `demand` wants one; else all."""
+        groups = self._groups(demand)
         if groups is None:
             return columns
         by_group: dict[int, list[int]] = {}
@@ -252,7 +263,7 @@ class Fleet(NodeInventory):
         whole devices stay whole. With `nvlink` or `numa`, all from the smallest group that
         suffices.
         """
-        columns = self._one_group(row, demand)
+        columns = self._one_group(row, demand, self.fitting_columns(row, demand))
         if demand.gpu_milli < GPU_MILLI:
             columns.sort(key=lambda column: int(self.gpu_free[row, column]))
         return sorted(columns[: demand.gpus]) if len(columns) >= demand.gpus else []

@@ -7,7 +7,6 @@ settled before it is posted.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -137,6 +136,7 @@ class Admission:
         context = ReplyContext(message.id, ask.id, token, shown, warnings, streams=message.stream)
         if alias:
             note = self._publishing.statistics(alias, version, tenant)
-            context = replace(context, version=version, note=note, admitted_at=time.monotonic())
+            now = time.monotonic()
+            context = structs.replace(context, version=version, note=note, admitted_at=now)
         self._replies.expect(to, context)
         self._inbox.post(Asked(to, ask), tenant)

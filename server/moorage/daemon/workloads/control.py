@@ -199,8 +199,9 @@ class WorkloadControl:
 
     def nodes(self, provision: Provision | None) -> frozenset[str]:
         """Return the names of the nodes that its backend starts on; empty where that is any."""
-        none = frozenset[str]()
-        return none if provision is None else self._backends[provision.backend].support.nodes
+        if provision is None:
+            return frozenset()
+        return self._backends[provision.backend].support.nodes
 
     def look(self, lease: Lease) -> None:
         """Say at once that the workload a lease takes over is ready, where that is known.
