@@ -158,6 +158,11 @@ def _on_node(
 
 def _need(proposed: ProposedShare, demand: Demand) -> Demand:
     """Return what the node must have: the amounts proposed, as constrained as asked."""
+    amounts = (demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+    if (proposed.gpu_milli, proposed.cpu_milli, proposed.memory_mib) == amounts and (
+        proposed.gpus is None or len(proposed.gpus) == demand.gpus
+    ):
+        return demand
     return Demand(
         gpus=demand.gpus if proposed.gpus is None else len(proposed.gpus),
         gpu_milli=proposed.gpu_milli,

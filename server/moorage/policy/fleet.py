@@ -174,8 +174,9 @@ class Fleet(NodeInventory):
         if not demand.gpus and not columns:
             return True
         fitting = self.fitting_columns(row, demand)
-        enough = len(self._one_group(row, demand, fitting)) >= demand.gpus
-        return enough and all(column in fitting for column in columns)
+        if len(self._one_group(row, demand, fitting)) < demand.gpus:
+            return False
+        return not columns or set(fitting).issuperset(columns)
 
     def fitting_columns(self, row: int, demand: Demand) -> list[int]:
         """Return the device columns of one node that could serve `demand` now."""
