@@ -306,21 +306,20 @@ class Session:
         self, to: Address, message: Request, warnings: Sequence[str]
     ) -> asyncio.Future[None] | None:
         try:
-            taken = self._deliver.request_nowait(to, self.tenant, message, warnings)
+            taking = self._deliver.request(to, self.tenant, message, warnings)
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
             self._defect(error)
             return None
-        if taken:
-            return None if taken is True else taken
-        task = self._loop.create_task(self._hand_gone(to, message, warnings))
+        if taking is None or isinstance(taking, asyncio.Future):
+            return taking
+        task = self._loop.create_task(taking)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._taken)
         return task if message.id is None else None
 
-    async def _hand_gone(self, to: Address, message: Request, warnings: Sequence[str]) -> None:
-        try:
-            await self._deliver.request(to, self.tenant, message, warnings)
-        except Exception as error:  # noqa: BLE001  # As in `_take`.
+    def _taken(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._defect(error)
 
     @property
@@ -338,7 +337,7 @@ class Session:
         self._expect(number, identity)
         self.tell(number, reply)
 
-    def _defect(self, error: Exception) -> None:
+    def _defect(self, error: BaseException) -> None:
         self._deliver.failed(error)
         self._drop(self, Close.DEFECT, "the server met a defect")
 

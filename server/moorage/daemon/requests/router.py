@@ -1,6 +1,5 @@
 """The daemon's side of both front doors: each message goes where its kind is seen to."""
 
-import asyncio
 from collections.abc import Sequence
 
 from moorage.core.effects import Address
@@ -9,7 +8,7 @@ from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
-from moorage.gateway.deliver import Request
+from moorage.gateway.deliver import Request, Taking
 from moorage.model import SessionId, Tenant
 from moorage.protocol.messages import AllocationRequest, BlockRequest
 
@@ -50,22 +49,15 @@ class Router:
         self._replies.lost(session)
         self._operations.lost(session, tenant)
 
-    async def request(
+    def request(
         self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
-    ) -> None:
-        """Take a request that `request_nowait` did not."""
-        assert isinstance(message, AllocationRequest)
-        await self._admission.request(to, tenant, message, warnings)
-
-    def request_nowait(
-        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
-    ) -> "bool | asyncio.Future[None]":
+    ) -> Taking:
         """Take a request; it is answered at `to`, now or later."""
         if isinstance(message, AllocationRequest):
-            return self._admission.request_nowait(to, tenant, message, warnings)
+            return self._admission.request(to, tenant, message, warnings)
         if isinstance(message, BlockRequest):
             # The gateway keeps the order of the replies.
             self._replies.send_later(to, self._blocks.answer(tenant, message, warnings))
         else:
             self._operations.take(to, tenant, message)
-        return True
+        return None
