@@ -469,8 +469,8 @@ class Requests:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
-        told = answer.reasons if isinstance(answer, _WITH_REASONS) else None
-        record = {"tenant": ask.tenant, **(told or self._reasons(pending))}
+        reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
+        record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
         if isinstance(answer, LeaseNews):
             record["granted"] = answer.lease  # Few want to know why they got what they want.
         else:

@@ -151,18 +151,12 @@ def _on_node(
             )
         if not _one_group(fleet, row, columns, need):
             return _unsound(f"{path}gpus", f"GPUs of one {need.topology} group", f"{proposed.gpus}")
-    if not fleet.takes(row, need, columns):
-        return _stale(fleet, row, need, path)
-    return fleet.share(row, need, columns)
+    free = fleet.takes(row, need, columns)
+    return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)
 
 
 def _need(proposed: ProposedShare, demand: Demand) -> Demand:
     """Return what the node must have: the amounts proposed, as constrained as asked."""
-    amounts = (demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
-    if (proposed.gpu_milli, proposed.cpu_milli, proposed.memory_mib) == amounts and (
-        proposed.gpus is None or len(proposed.gpus) == demand.gpus
-    ):
-        return demand
     return Demand(
         gpus=demand.gpus if proposed.gpus is None else len(proposed.gpus),
         gpu_milli=proposed.gpu_milli,

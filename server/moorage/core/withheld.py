@@ -195,7 +195,7 @@ class Withheld:
         self._queue = queue
 
     def _is_open(self, ask: Ask) -> bool:
-        """Return whether nothing is reserved or kept at all: the rest need not be looked at."""
+        """Return whether no node is excluded: most servers reserve none and have no queue."""
         terms = ask.terms
         return (
             self._queue.head is None

@@ -55,8 +55,8 @@ class Measures:
 
     def _settle(self) -> Iterable[Metric]:
         """Pass on what was counted, before the counters are read."""
-        asked, self._asked = self._asked, 0
-        self._asks.inc(asked)
+        self._asks.inc(self._asked)
+        self._asked = 0
         for kind, many in self._recorded.items():
             self._facts[kind].inc(many)
         self._recorded = dict.fromkeys(_COUNTED, 0)
