@@ -128,7 +128,7 @@ class Consulting:
         input_data = {
             "cluster_data": self._site.cluster_data(),
             "inputs": ask.inputs,
-            "resources": {name: getattr(ask.demand, name) for name in Demand.__slots__},
+            "resources": {name: getattr(ask.demand, name) for name in Demand.__struct_fields__},
             "fleet": FleetView(fleet, ask.demand, None, consult.reserved),
             "seed": ask.seed,
         }

@@ -1,8 +1,9 @@
 """The message of a request, from the arguments of `ask`. Used by all clients."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final, TypedDict, Unpack
+
+import msgspec
 
 from moorage.model import Demand, LeaseTerms, Provision
 
@@ -83,14 +84,14 @@ def request_message(
 
 def _demand_object(demand: Demand) -> dict[str, Any]:
     """Return what must fit as the wire has it; `where` only where given, as it is newer."""
-    wanted = asdict(demand)
+    wanted = msgspec.to_builtins(demand)
     where = [requirement._asdict() for requirement in demand.where]
     return wanted | {"where": where} if where else {k: wanted[k] for k in wanted if k != "where"}
 
 
 def _terms_object(terms: LeaseTerms) -> dict[str, Any]:
     """Return the terms as the wire has them; what servers of old do not know only where given."""
-    wanted = asdict(terms)
+    wanted = msgspec.to_builtins(terms)
     return {name: wanted[name] for name in wanted if name not in _NEWER or wanted[name]}
 
 

@@ -204,7 +204,7 @@ class Usable:
         self._node_base = first * (self._width + 1) * steps
 
     def _steps_at(self, cpu: Ints) -> Ints:
-        return np.searchsorted(self._cpu_steps, cpu, side="right")
+        return self._cpu_steps.searchsorted(cpu, side="right")
 
     def gains(self, demand: Demand, rows: Ints, cpu: Ints, gpus: Ints, able: Bools) -> Ints:
         """Return F before - F after, in parts of a milli, for placing `demand` on `rows`.
@@ -225,15 +225,18 @@ class Usable:
         before = self._steps_at(cpu)[:, None]
         after = self._steps_at(cpu - demand.cpu_milli)[:, None]
         # For a moment a replica may count a grant twice, and show less than nothing as free.
-        gpu_at = self._gpu_base[rows] + gpus.clip(0, GPU_MILLI) * steps
-        was = self._single[gpu_at + before].sum(1)[:, None]
+        # Each of these steps takes a microsecond: few rows have changed, and requests are many.
+        gpu_at = np.minimum(np.maximum(gpus, 0), GPU_MILLI)
+        gpu_at *= steps
+        gpu_at += self._gpu_base.take(rows, 0)
+        was = np.add.reduce(self._single.take(gpu_at + before), 1, keepdims=True)
         gpu_at += after
-        free_counts = self._single[gpu_at]
-        will_be = free_counts.sum(1)[:, None]
+        free_counts = self._single.take(gpu_at)
+        will_be = np.add.reduce(free_counts, 1, keepdims=True)
         whole = gpus == GPU_MILLI
         lost: Any = 0  # Whole GPUs that would be whole no more.
         if demand.gpus == 1:
-            will_be = will_be - free_counts + self._single[gpu_at - milli * steps]
+            will_be = will_be - free_counts + self._single.take(gpu_at - milli * steps)
             lost = whole
         elif demand.gpus:
             taken = tightest_gpus(demand, gpus, able)
@@ -318,20 +321,22 @@ class AIOSv1PolicyRule:
         self, fleet: FleetView, demand: Demand, rows: Ints, scored: FragmentationScores
     ) -> None:
         scored.scores[rows] = -1
-        cpu, gpus = fleet.cpu_free[rows], fleet.gpu_free[rows]
-        able = (gpus >= demand.gpu_milli) & fleet.eligible_gpus(demand)[rows]
-        fits = able.sum(1) >= demand.gpus
+        cpu, gpus = fleet.cpu_free.take(rows), fleet.gpu_free.take(rows, 0)
+        able = (gpus >= demand.gpu_milli) & fleet.eligible_gpus(demand).take(rows, 0)
+        fits = np.add.reduce(able, 1, np.int64) >= demand.gpus
         fits &= cpu >= demand.cpu_milli
-        fits &= fleet.memory_free[rows] >= demand.memory_mib
+        fits &= fleet.memory_free.take(rows) >= demand.memory_mib
         if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
             fits &= fleet.misfits(demand, rows) == Misfit.FITS
-        if not fits.any():
+        fitting = np.count_nonzero(fits)
+        if not fitting:
             return
-        rows, able = rows[fits], able[fits]
-        gains = self._usable.gains(demand, rows, cpu[fits], gpus[fits], able)
+        if fitting < len(rows):
+            rows, able, cpu, gpus = rows[fits], able[fits], cpu[fits], gpus[fits]
+        gains = self._usable.gains(demand, rows, cpu, gpus, able)
         fragmented_less = gains / (self._usable.all_parts * GPU_MILLI)
         scores = (100 / (1 + np.exp(-fragmented_less))).astype(np.int8)
         if demand.gpus == 1:
             scores = np.where(able, scores, np.int8(-1))
             scored.columns[rows] = scores.argmax(1)
-        scored.scores[rows] = scores.max(1)
+        scored.scores[rows] = np.maximum.reduce(scores, 1)

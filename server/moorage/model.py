@@ -1,16 +1,19 @@
 """The nouns of the house: GPUs, nodes, clusters, demands, placements, asks and leases.
 
 Values only, no behaviour beyond what a value can say about itself. Every package may import this
-file; it imports nothing but the standard library.
+file; it imports nothing but the standard library and msgspec.
 
 Units, everywhere: GPU shares and CPU in thousandths (`milli`, 1000 is one device or one core),
 memory in MiB, times in seconds since the epoch, durations in seconds.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import fields, make_dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, NewType
+
+import msgspec
+from msgspec.structs import replace
 
 ClusterId = NewType("ClusterId", str)
 NodeId = NewType("NodeId", str)
@@ -28,8 +31,7 @@ Nodes = tuple[tuple[str, str], ...]
 """Nodes by name: pairs of cluster and node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True, gc=False):
     """One device of a node.
 
     Args:
@@ -67,8 +69,7 @@ DEVICE: Final = "device "
 """Before the UUID of a GPU in a node's `identity`; other keys name the machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, gc=False):
     """One machine of a cluster, as large as it is when nothing runs on it.
 
     Args:
@@ -94,7 +95,7 @@ class Node:
     memory_mib: int
     gpus: tuple[Gpu, ...] = ()
     rack: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     identity: tuple[str, ...] = ()
     duplicate_of: str = ""
     unavailable: str = ""
@@ -102,8 +103,7 @@ class Node:
     devices: tuple[DeviceId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True, gc=False):
     """The part of a cluster document that placement depends on."""
 
     id: ClusterId
@@ -121,8 +121,7 @@ class Requirement(NamedTuple):
     values: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, gc=False):
     """What must fit: the `resources` of a request.
 
     Args:
@@ -150,8 +149,7 @@ class Demand:
     where: tuple[Requirement, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(msgspec.Struct, frozen=True, gc=False):
     """What one lease holds of one node.
 
     Args:
@@ -187,8 +185,7 @@ RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 """What quotas and shares are of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
+class Amounts(msgspec.Struct, frozen=True, gc=False):
     """So much of each resource; None where nothing is said of it."""
 
     gpu_milli: int | None = None
@@ -196,8 +193,7 @@ class Amounts:
     memory_mib: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(msgspec.Struct, frozen=True, gc=False):
     """What a tenant, or one of its projects, may hold, and how much it counts.
 
     Args:
@@ -216,16 +212,14 @@ class Quota:
     notice_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AntiAffinity:
+class AntiAffinity(msgspec.Struct, frozen=True, gc=False):
     """What a lease shares with no other of its tenant and group: `topologyKey` of Kubernetes."""
 
     group: str
     topology: Literal["node", "rack", "zone"] = "node"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTerms:
+class LeaseTerms(msgspec.Struct, frozen=True, gc=False):
     """The `lease` of a request: how long it holds, and how long it may wait for it.
 
     Args:
@@ -254,16 +248,14 @@ class LeaseTerms:
     anti_affinity: AntiAffinity | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRef:
+class PolicyRef(msgspec.Struct, frozen=True, gc=False):
     """One immutable version of a policy: its URI, and the digest of its content."""
 
     uri: str
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Provision:
+class Provision(msgspec.Struct, frozen=True, gc=False):
     """What to start on the granted resources: a backend's name and the spec it understands.
 
     Args:
@@ -277,14 +269,13 @@ class Provision:
     """
 
     backend: str
-    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    spec: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     on_failure: Literal["end", "requeue"] = "end"
     attempts_max: int = ATTEMPTS_MAX
     keep_warm_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """How one start of a workload ended by itself.
 
     Args:
@@ -307,8 +298,7 @@ class Outcome:
     log_tail: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One request for a placement, as its session made it.
 
     Args:
@@ -341,8 +331,8 @@ class Ask:
     terms: LeaseTerms | None = None
     provision: Provision | None = None
     inputs: Any = None
-    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     token_digest: str = ""
     seed: int = 0
     explain: bool = False
@@ -368,8 +358,7 @@ LeaseState = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(msgspec.Struct, frozen=True, gc=False):
     """A lease has to give way.
 
     Args:
@@ -384,8 +373,7 @@ class Notice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to hold a placement until it is ended.
 
     A lease is a row: all capacity is derived from the rows that exist, never counted beside them.
@@ -529,3 +517,10 @@ class Code(StrEnum):
     SHUTTING_DOWN = "shutting_down"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
+
+
+for _kind in (Demand, AntiAffinity, LeaseTerms, Provision, Share, Outcome):
+    # Policies and programs of users call `dataclasses.replace` and `asdict` with what has them.
+    _like = make_dataclass(_kind.__name__, _kind.__struct_fields__, init=False, eq=False)
+    _fields = {each.name: each for each in fields(_like)}
+    setattr(_kind, "__dataclass_fields__", _fields)  # noqa: B010  # No type declares it.

@@ -1,9 +1,9 @@
 """A machine is known by what its folder remembers, and by its machine id: names change."""
 
 import platform
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from moorage.backends.base import Order, Phase, UnsupportedSpecError
 from moorage.backends.local import machine

@@ -1,9 +1,8 @@
 """The allocator's limits and corners; the simulation and the stories have the rest."""
 
-from dataclasses import replace
-
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
+from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense

@@ -3,10 +3,10 @@
 import itertools
 import json
 import random
-from dataclasses import replace
 
 import pytest
 from by_hand import Hand, answers, ask, nodes, place
+from msgspec.structs import replace
 
 from moorage.catalog.documents.clusters import cluster_model
 from moorage.core.allocator import Allocator

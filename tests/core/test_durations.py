@@ -1,9 +1,8 @@
 """What is learned from how long leases lasted: by likeness, bounded, the old ones fading."""
 
-from dataclasses import replace
-
 import pytest
 from by_hand import Hand, ask, nodes, place
+from msgspec.structs import replace
 
 from moorage.core.durations import COUNT_MAX, ENOUGH, LIKENESSES_MAX, Durations
 from moorage.model import Demand, Lease, RequestId, Tenant

@@ -1,9 +1,8 @@
 """What the listings say."""
 
-from dataclasses import asdict
-
 import pytest
 from by_hand import Hand, answers, ask, nodes, place
+from msgspec.structs import asdict
 
 from moorage.core import explain
 from moorage.core.events import CancelAsked, Inquired

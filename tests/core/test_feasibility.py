@@ -1,12 +1,12 @@
 """The judge's cache says what a judge without memory says, whatever happened in between."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 from by_hand import POLICY, Hand, ask, nodes, place
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from moorage.core import feasibility as judging
 from moorage.core.facts import ClusterRemoved, ClusterSet, Ended, Granted

@@ -1,9 +1,8 @@
 """When a waiter has its turn, where leases last until their deadlines."""
 
-from dataclasses import replace
-
 import pytest
 from by_hand import Hand, ask, nodes, place
+from msgspec.structs import replace
 
 from moorage.core import forecast
 from moorage.core.allocator import Allocator

@@ -1,8 +1,7 @@
 """One machine in the inventory twice: what was there first counts, the other has no capacity."""
 
-from dataclasses import replace
-
 from by_hand import Hand, answers, ask, nodes, place
+from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense

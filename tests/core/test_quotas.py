@@ -1,10 +1,10 @@
 """Quotas and fair shares: who may hold how much, and whose turn it is."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
+from msgspec.structs import replace
 
 from moorage.core.accounts import STEPS, Accounts
 from moorage.core.allocator import Allocator

@@ -1,13 +1,13 @@
 """What a "no" names: what could ever fit, what to change, and what each node lacks."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from by_hand import Hand, answers, ask, nodes, place
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from moorage.core.verdicts import NodeKinds
 from moorage.model import Cluster, ClusterId, Code, Demand, Gpu, Node, NodeId

@@ -224,3 +224,4 @@ def test_bench_figures_are_ratios(tmp_path):
     assert told["granted"] == told["requests"] == 1_200
     assert told["grants_to_echo"] > 0
     assert told["grant_p50_to_echo_p50"] > 0
+    assert told["cpu_to_echo"] > 0

@@ -8,10 +8,10 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from served import Server, cluster, policy, until
 from test_backends import dead, in_state, killed, marked, release, status
 

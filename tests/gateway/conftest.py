@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from moorage.core.effects import Address
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings, Request
+from moorage.gateway.deliver import Taking
 from moorage.model import SessionId, Tenant
 from moorage.protocol import AllocationRequest, Resume, success
 from moorage.protocol.codes import SESSION_HEADER
@@ -39,8 +40,8 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 class Harbour:
     """Answers asks with their own `inputs`; `inputs.do` says when.
 
-    `hold`: when the test calls `answer`. `wait`: not before the test opens `room`, through
-    `request`. `park`: as `hold`, and parked. `raise`: never, by a defect. Else at once.
+    `hold`: when the test calls `answer`. `wait`: not before the test opens `room`. `park`: as
+    `hold`, and parked. `raise`: never, by a defect. Else at once.
     """
 
     def __init__(self) -> None:
@@ -68,23 +69,20 @@ class Harbour:
         self.defects.append(error)
         self._notify()
 
-    def request_nowait(
+    def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
-    ) -> bool:
+    ) -> Taking:
         if isinstance(message, Resume):
             still_open = self.gateway.unanswered(to)
             self.gateway.tell(to, success({"open": still_open}, id=message.id))
-            return True
+            return None
         assert isinstance(message, AllocationRequest)
         if message.inputs.get("do") == "wait" and not self.room.is_set():
-            return False
+            return self._wait(to, caller, message)
         self._take(to, caller, message)
-        return True
+        return None
 
-    async def request(
-        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
-    ) -> None:
-        assert isinstance(message, AllocationRequest)
+    async def _wait(self, to: Address, caller: Caller, message: AllocationRequest) -> None:
         self.waiting += 1
         self._notify()
         await self.room.wait()

@@ -1,12 +1,12 @@
 """The fleet in columns: one feasibility for all, and replicas that do not drift."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 from harbour import Walk, demands, inventories, walks
 from hypothesis import given
+from msgspec.structs import replace
 
 from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share
 from moorage.policy import Fleet, FleetView, Misfit
@@ -132,6 +132,14 @@ def test_picked_devices_are_valid_enough_and_of_one_group(walk: Walk, demand: De
         assert (tuple(columns) in possible) if possible else columns == []
         alone = replace(demand, cpu_milli=0, memory_mib=0)
         assert bool(possible) == fleet.feasible(alone)[row]
+
+
+@given(walks(), demands)
+def test_a_node_alone_is_judged_as_among_all(walk: Walk, demand: Demand) -> None:
+    fleet, rows = walk.fleet, range(len(walk.fleet))
+    assert [fleet.takes(row, demand) for row in rows] == fleet.feasible(demand).tolist()
+    fitting = [np.flatnonzero(row).tolist() for row in fleet.fitting_gpus(demand)]
+    assert [fleet.fitting_columns(row, demand) for row in rows] == fitting
 
 
 def test_shares_go_to_the_tightest_device_and_whole_ones_to_the_lowest() -> None:

@@ -23,10 +23,10 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
 from moorage.core.effects import (

@@ -1,8 +1,9 @@
 """`moored bench`: what this machine makes of Moorage, as ratios to a baseline of the same run.
 
 `grants`: durable grants per second through socket, jailed `fgd` and ledger, against a bare echo
-on the same socket stack with the same client. `sandbox`: an evaluation in the jail, against the
-same call in-process. `kubernetes`: grants, beside pods of kube-scheduler on the same nodes.
+on the same socket stack with the same client, and the processor time of each. `sandbox`: an
+evaluation in the jail, against the same call in-process. `kubernetes`: grants, beside pods of
+kube-scheduler on the same nodes.
 
 What only developers of Moorage measure is in `benchmarks/` of the source tree.
 """
@@ -18,6 +19,7 @@ import uvloop
 from moorage.bench import replay
 from moorage.bench.kubernetes_rate import rates
 from moorage.bench.load import LoadResult, drive
+from moorage.bench.processor_time import ProcessorTime, spent
 from moorage.bench.sandbox_costs import sandbox
 from moorage.lab import trace
 from moorage.testing.daemon_process import child, daemon
@@ -33,7 +35,9 @@ Figures = dict[str, Any]
 
 
 def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
-    """Measure durable grants per second and their latency, as multiples of a bare echo's.
+    """Measure durable grants per second, their latency and their processor time, against an echo.
+
+    Processor time is of each grant, for the server and for its cells; of the echo, of each message.
 
     Args:
         nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
@@ -45,15 +49,17 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
     latency_order, order = order[:ROUND_TRIPS], order[ROUND_TRIPS:]
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         command = [sys.executable, "-P", "-m", "moorage.bench.echo"]
-        with child(command, Path(folder) / "echo.log") as (_, ready), daemon() as running:
+        with child(command, Path(folder) / "echo.log") as (echo, ready), daemon() as running:
             document = trace.cluster_document(machines)
             uri = replay.prepare(running, document, "fgd", wanted)
             single = [replay.ask(uri, pod) for pod in latency_order]
             many = [replay.ask(uri, pod) for pod in order]
-            echo_one, echo_many = _both(ready["ws"], single, many)
-            real_one, real_many = _both(running.ws, single, many)
+            echo_one, echo_many, echo_cpu = _both(ready["ws"], echo.pid, single, many)
+            real_one, real_many, cpu = _both(running.ws, running.pid, single, many)
     granted = [_granted(load) for load in (real_one, real_many)]
     per_second = granted[1] / real_many.seconds
+    echo_each, server_each = 1e6 * echo_cpu.own / len(many), 1e6 * cpu.own / granted[1]
+    cells_each = 1e6 * cpu.others / granted[1]
     return {
         "nodes": len(machines),
         "requests": len(single) + len(many),
@@ -67,6 +73,10 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
         "grant_p50_to_echo_p50": real_one.quantile(0.5) / echo_one.quantile(0.5),
         "grant_p99_to_echo_p50": real_one.quantile(0.99) / echo_one.quantile(0.5),
         "grant_p99_to_echo_p99": real_one.quantile(0.99) / echo_one.quantile(0.99),
+        "echo_cpu_microseconds": echo_each,
+        "server_cpu_microseconds": server_each,
+        "cells_cpu_microseconds": cells_each,
+        "cpu_to_echo": (server_each + cells_each) / echo_each if echo_each else None,
     }
 
 
@@ -83,12 +93,20 @@ def read_trace(
     return machines, trace.read_pods(pods) if pods else made_up_pods()
 
 
-def _both(url: str, single: Sequence[str], many: Sequence[str]) -> tuple[LoadResult, LoadResult]:
-    """Run the same messages one by one, then the others over several connections."""
+def _both(
+    url: str, pid: int, single: Sequence[str], many: Sequence[str]
+) -> tuple[LoadResult, LoadResult, ProcessorTime]:
+    """Run the same messages one by one, then the others over several connections.
 
-    async def play() -> tuple[LoadResult, LoadResult]:
-        one = await drive(url, single)
-        return one, await drive(url, many, connections=CONNECTIONS, window=WINDOW)
+    Returns:
+        Both results, and the processor time that the program took for the others.
+
+    """
+
+    async def play() -> tuple[LoadResult, LoadResult, ProcessorTime]:
+        one, before = await drive(url, single), spent(pid)
+        others = await drive(url, many, connections=CONNECTIONS, window=WINDOW)
+        return one, others, spent(pid).since(before)
 
     return uvloop.run(play())
 

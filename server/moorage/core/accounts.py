@@ -50,13 +50,14 @@ def demanded(ask: Ask) -> Amounts:
     return tuple(demand.nodes * each for each in (gpus, demand.cpu_milli, demand.memory_mib))
 
 
-def placed(placement: Placement) -> Amounts:
+def placed(placement: Placement) -> tuple[int, int, int]:
     """Return what a placement holds."""
-    return (
-        sum(len(share.gpus) * share.gpu_milli for share in placement),
-        sum(share.cpu_milli for share in placement),
-        sum(share.memory_mib for share in placement),
-    )
+    gpus = cpu = memory = 0
+    for share in placement:
+        gpus += len(share.gpus) * share.gpu_milli
+        cpu += share.cpu_milli
+        memory += share.memory_mib
+    return gpus, cpu, memory
 
 
 def capacity_of(cluster: Cluster | None) -> tuple[int, int, int]:
@@ -111,13 +112,20 @@ class Accounts:
         self._stale: set[int] = set()
         """The accounts whose share is to be computed. Each grant changes two, and few read one."""
         self._clock = 0
+        self._uncounted: dict[tuple[Tenant, str], Amounts] = {}
+        """What leases of a tenant and project took since the columns were last read. Most servers
+        never read them: no quota is set, and no request waits for a fair share."""
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return a column."""
+        if self._uncounted:
+            self._count()
         return self._columns[name]
 
     def number(self, account: Account) -> int:
         """Return the account's number: its place in the columns, for good."""
+        if self._uncounted:
+            self._count()
         number = self._numbers.get(account)
         if number is None:
             number = self._numbers[account] = len(self._names)
@@ -146,21 +154,35 @@ class Accounts:
             at: Since when, in seconds since the epoch; None: a checkpoint says so.
 
         """
-        change = sign * np.array(placed(lease.placement), np.int64)
-        if at is not None and self.half_life:
-            self._clock = max(self._clock, self._step(at))
-        for account in accounts_of(lease.tenant, lease.terms.project):
-            number = self.number(account)
-            if at is not None:
-                self._remember(number)
-            if self.quotas:  # Without any, no account offers anything.
-                self._offer(number, -1)
-            self["held"][number] += change
-            if self.quotas:
-                self._offer(number, 1)
-            self._stale.add(number)
         self.version += 1
         self.falls += sign < 0
+        holder = lease.tenant, lease.terms.project
+        if self.half_life:  # What was held until now depends on when it changed.
+            if at is not None:
+                self._clock = max(self._clock, self._step(at))
+            for number in map(self.number, accounts_of(*holder)):
+                if at is not None:
+                    self._remember(number)
+        gpus, cpu, memory = placed(lease.placement)
+        before = self._uncounted.get(holder, (0, 0, 0))
+        self._uncounted[holder] = (
+            before[0] + sign * gpus,
+            before[1] + sign * cpu,
+            before[2] + sign * memory,
+        )
+
+    def _count(self) -> None:
+        """Count in the columns what leases took, and gave back, since this was last done."""
+        changes, self._uncounted = self._uncounted, {}
+        for holder, change in changes.items():
+            for account in accounts_of(*holder):
+                number = self.number(account)
+                if self.quotas:  # Without any, no account offers anything.
+                    self._offer(number, -1)
+                self._columns["held"][number] += np.array(change, np.int64)
+                if self.quotas:
+                    self._offer(number, 1)
+                self._stale.add(number)
 
     def capacity_changed(self, gpus: int, cpu: int, memory: int) -> None:
         """Note how much more there is of each resource than before."""
@@ -191,6 +213,8 @@ class Accounts:
 
     def _up_to_date(self) -> None:
         """Compute the shares that have changed."""
+        if self._uncounted:
+            self._count()
         if self._outdated:
             self._outdated = False
             self._totals = np.maximum(self._capacity, 1)
@@ -215,6 +239,7 @@ class Accounts:
 
     def set_half_life(self, seconds: float, at: float) -> None:
         """Have what was held count half as much after so long; 0: not at all."""
+        self._count()
         if self.half_life:
             self._clock = max(self._clock, self._step(at))
         for number in range(len(self._names)):
@@ -257,6 +282,7 @@ class Accounts:
 
     def set_quota(self, account: Account, quota: Quota | None) -> None:
         """Let an account hold so much; None: what everyone may."""
+        self._count()
         if quota is None:
             del self.quotas[account]
         else:
@@ -372,6 +398,7 @@ class Accounts:
 
     def held(self) -> dict[Account, Amounts]:
         """Return what each account holds, less those that hold nothing."""
+        self._count()
         rows = ((name, self["held"][n]) for n, name in enumerate(self._names))
         return {name: tuple(row.tolist()) for name, row in rows if row.any()}
 

@@ -6,7 +6,8 @@ where that does not fit, none does.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from moorage.core.facts import Refusal
 from moorage.model import GPU_MILLI, Ask, Demand

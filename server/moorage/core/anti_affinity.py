@@ -4,10 +4,10 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from moorage.core.facts import Refusal
 from moorage.core.state import State

@@ -6,8 +6,9 @@ UUID, the name is all there is, and it stands. The allocator asks whenever a clu
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from moorage.core.facts import Moved, Reserved
 from moorage.core.reserved import NodeReservation, Place

@@ -1,7 +1,8 @@
 """What operations would do if they were done now: nothing changes. The allocator calls it."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from moorage.core import refusals
 from moorage.core.cordons import Cordons

@@ -4,8 +4,9 @@ A closed union of frozen records, as `events` and `facts` are. The daemon carrie
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from moorage.core.facts import Refusal
 from moorage.model import (
@@ -18,24 +19,21 @@ from moorage.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(msgspec.Struct, frozen=True, gc=False):
     """Where an answer goes: a session, and the session's own number for the message."""
 
     session: SessionId
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True, gc=False):
     """What a policy returned; nothing is held."""
 
     data: Any
     reasons: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseNews:
+class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     """A lease as it now is, with what the policy returned where it has just been granted."""
 
     lease: Lease
@@ -47,8 +45,7 @@ class LeaseNews:
     """How long it may last from now, where it was to be renewed for longer than that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Information:
+class Information(msgspec.Struct, frozen=True, gc=False):
     """The answer to a question, as plain JSON values."""
 
     data: Any
@@ -57,16 +54,14 @@ class Information:
 Response = Advice | LeaseNews | Information | Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Respond:
+class Respond(msgspec.Struct, frozen=True, gc=False):
     """Answer a message."""
 
     to: Address
     answer: Response
 
 
-@dataclass(frozen=True, slots=True)
-class Consult:
+class Consult(msgspec.Struct, frozen=True, gc=False):
     """Ask the policy of `ask` for a proposal.
 
     It may leave before the facts of its turn are durable: a cell cannot pass on what it was
@@ -84,16 +79,14 @@ class Consult:
     left_alone: Placement = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True, gc=False):
     """This consultation is not awaited any more."""
 
     request: RequestId
     consultation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(msgspec.Struct, frozen=True, gc=False):
     """Look whether the workload that a lease takes over is ready as it should be.
 
     It may leave before the facts of its turn are durable: no client sees it, and the answer comes
@@ -103,29 +96,25 @@ class Look:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True, gc=False):
     """Start the workload of a lease. Idempotent by lease id."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True, gc=False):
     """Stop the workload of a lease. Idempotent by lease id."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
-class KeepWarm:
+class KeepWarm(msgspec.Struct, frozen=True, gc=False):
     """Make the workload of a lease fit for its next user, or stop it. Idempotent."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
-class Recall:
+class Recall(msgspec.Struct, frozen=True, gc=False):
     """Answer "why" from the ledger's history: the core no longer remembers this subject."""
 
     to: Address
@@ -137,5 +126,5 @@ class Recall:
 Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
 
 
-EARLY = Consult | Forget | Look
+EARLY: Final = (Consult, Forget, Look)
 """Effects that may leave before the facts of their turn are durable: no client sees them."""

@@ -4,8 +4,9 @@ A closed union of frozen records. Time is never read here: `step` is given `now`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+import msgspec
 
 from moorage.core.effects import Address
 from moorage.core.facts import Refusal
@@ -22,16 +23,14 @@ from moorage.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """A session asks for a placement."""
 
     to: Address
     ask: Ask
 
 
-@dataclass(frozen=True, slots=True)
-class Proposed:
+class Proposed(msgspec.Struct, frozen=True, gc=False):
     """A policy answered a consultation with JSON values; answers to earlier ones are stale."""
 
     request: RequestId
@@ -39,8 +38,7 @@ class Proposed:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ConsultFailed:
+class ConsultFailed(msgspec.Struct, frozen=True, gc=False):
     """A consultation ended without a value: the policy raised, overran, died or lied."""
 
     request: RequestId
@@ -48,8 +46,7 @@ class ConsultFailed:
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseAsked:
+class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
     """A client wants a lease ended.
 
     Args:
@@ -63,8 +60,7 @@ class ReleaseAsked:
     tenant: Tenant | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RenewAsked:
+class RenewAsked(msgspec.Struct, frozen=True, gc=False):
     """A client wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
 
     to: Address
@@ -73,8 +69,7 @@ class RenewAsked:
     ttl_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(msgspec.Struct, frozen=True, gc=False):
     """A client gives up waiting."""
 
     to: Address
@@ -82,8 +77,7 @@ class CancelAsked:
     tenant: Tenant
 
 
-@dataclass(frozen=True, slots=True)
-class Inquired:
+class Inquired(msgspec.Struct, frozen=True, gc=False):
     """A client wants to know. Questions are steps too, so no answer overtakes its facts.
 
     Args:
@@ -100,7 +94,7 @@ class Inquired:
     question: Literal["status", "why", "queue", "leases", "fleet", "quotas", "reservations"]
     tenant: Tenant
     subject: str = ""
-    filters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    filters: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
     after: str = ""
     limit: int = 100
     sees_all: bool = False
@@ -110,15 +104,13 @@ class Inquired:
         return self.sees_all or owner == self.tenant
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLost:
+class SessionLost(msgspec.Struct, frozen=True, gc=False):
     """A socket closed. Its undecided asks without a place in the queue are dropped."""
 
     session: SessionId
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadStarted:
+class WorkloadStarted(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload runs.
 
     What backends report names the grant it is about by its fencing number: a lease whose workload
@@ -130,8 +122,7 @@ class WorkloadStarted:
     endpoint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadFailed:
+class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload did not start; nothing of it is left.
 
     Args:
@@ -149,8 +140,7 @@ class WorkloadFailed:
     log_tail: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadEnded:
+class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that a lease's workload ended by itself, and how: as `WorkloadFailed`.
 
     The backend keeps its end until it is stopped. That is ordered once the end is durable:
@@ -165,8 +155,7 @@ class WorkloadEnded:
     log_tail: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadStopped:
+class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that nothing of a lease's workload is left: it was stopped from here.
 
     Args:
@@ -180,16 +169,14 @@ class WorkloadStopped:
     unfit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadKept:
+class WorkloadKept(msgspec.Struct, frozen=True, gc=False):
     """A backend reports that the workload of a released lease is fit for its next user."""
 
     lease: RequestId
     fencing: int
 
 
-@dataclass(frozen=True, slots=True)
-class FlushAsked:
+class FlushAsked(msgspec.Struct, frozen=True, gc=False):
     """A client wants what is kept warm for a tenant ended, in all clusters or in one."""
 
     to: Address
@@ -197,8 +184,7 @@ class FlushAsked:
     cluster: ClusterId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CordonAsked:
+class CordonAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator takes a cluster or a node out of service, or puts it back.
 
     Args:
@@ -217,8 +203,7 @@ class CordonAsked:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveAsked:
+class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator wants nodes reserved.
 
     Args:
@@ -240,8 +225,7 @@ class ReserveAsked:
     dry_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UnreserveAsked:
+class UnreserveAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator ends a reservation.
 
     Args:
@@ -254,8 +238,7 @@ class UnreserveAsked:
     reservation: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaAsked:
+class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator says what a tenant, or one of its projects, may hold.
 
     Args:
@@ -272,15 +255,13 @@ class QuotaAsked:
     quota: Quota | None
 
 
-@dataclass(frozen=True, slots=True)
-class HalfLifeConfigured:
+class HalfLifeConfigured(msgspec.Struct, frozen=True, gc=False):
     """The configuration says for how long what was held counts."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(msgspec.Struct, frozen=True, gc=False):
     """A client wants to know what an operation would do.
 
     Args:
@@ -293,29 +274,25 @@ class DryRun:
     sees_all: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSeen:
+class ClusterSeen(msgspec.Struct, frozen=True, gc=False):
     """The registry has this cluster, as it is now."""
 
     cluster: Cluster
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterGone:
+class ClusterGone(msgspec.Struct, frozen=True, gc=False):
     """The registry no longer has this cluster."""
 
     cluster: ClusterId
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(msgspec.Struct, frozen=True, gc=False):
     """The daemon came back. None could be renewed meanwhile: leases get `grace_seconds`."""
 
     grace_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stalled:
+class Stalled(msgspec.Struct, frozen=True, gc=False):
     """The daemon runs again after a stall in which it read no renewal.
 
     Args:
@@ -328,8 +305,7 @@ class Stalled:
     grace_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClockSet:
+class ClockSet(msgspec.Struct, frozen=True, gc=False):
     """The calendar was set, or went on while the machine slept; `now` of this step follows it.
 
     Args:
@@ -340,8 +316,7 @@ class ClockSet:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True, gc=False):
     """A deadline may have passed."""
 
 
@@ -373,3 +348,6 @@ Event = (
     | ClockSet
     | Tick
 )
+
+CONSULTED: Final = (Proposed, ConsultFailed)
+"""Events that say how a consultation ended."""

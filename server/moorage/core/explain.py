@@ -206,7 +206,7 @@ def _why(
     feasibility: Feasibility,
 ) -> Response | None:
     request = RequestId(inquiry.subject)
-    record = dict(decisions.get(request, {}))
+    record = _remembered(decisions, request)
     lease = state.lease(request)
     waiter = state.waiting.get(request)
     owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
@@ -233,6 +233,15 @@ def _why(
         if drift := list(_drift(lease, state)):
             record["drift"] = drift
     return Information({"request": request, **record})
+
+
+def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> dict[str, Any]:
+    """Return a decision record; that of a grant is put into words only here."""
+    record = dict(decisions.get(request, {}))
+    granted: Lease | None = record.pop("granted", None)
+    if granted is not None:
+        record |= {"state": granted.state, "reason": granted_reason(granted)}
+    return record
 
 
 def _awaited_row(inquiry: Inquired, lease: Lease, share: Share) -> dict[str, Any]:
@@ -280,12 +289,10 @@ def _drift(lease: Lease, state: State) -> Iterable[str]:
             yield f"GPU {listed} of {place} is gone from the inventory, or in foreign use"
 
 
-def outcome(given: Response) -> dict[str, Any]:
+def outcome(given: Advice | Information | Refusal) -> dict[str, Any]:
     """Return what an answer says about a request, for its decision record."""
     if isinstance(given, Refusal):
         return {"state": "refused", **refusal_object(given)}
-    if isinstance(given, LeaseNews):
-        return {"state": given.lease.state, "reason": granted_reason(given.lease)}
     reasons = given.reasons if isinstance(given, Advice) else None
     return {"state": "advised", "reason": "Advice: nothing is held.", **(reasons or {})}
 

@@ -4,10 +4,10 @@ A closed union of frozen records, as `events` and `effects` are. A new behaviour
 `assert_never` then points at every place that must learn it. Only `state.apply` acts on facts.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from moorage.core.reserved import NodeReservation
 from moorage.model import (
@@ -26,8 +26,7 @@ from moorage.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True, gc=False):
     """A "no" as a value. `why` and every failure reply are made of it.
 
     Args:
@@ -42,25 +41,22 @@ class Refusal:
     reason: str
     field: str = ""
     expected: str = ""
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    details: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSet:
+class ClusterSet(msgspec.Struct, frozen=True, gc=False):
     """The inventory has this cluster, so and no different."""
 
     cluster: Cluster
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterRemoved:
+class ClusterRemoved(msgspec.Struct, frozen=True, gc=False):
     """The inventory no longer has this cluster. Leases on it stand until they end."""
 
     cluster: ClusterId
 
 
-@dataclass(frozen=True, slots=True)
-class Cordoned:
+class Cordoned(msgspec.Struct, frozen=True, gc=False):
     """Nothing new is placed on a node, or on a whole cluster, whatever its document says.
 
     Args:
@@ -86,8 +82,7 @@ class Cordoned:
         return f"{done} by {self.who}" + (f": {self.reason}" if self.reason else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Uncordoned:
+class Uncordoned(msgspec.Struct, frozen=True, gc=False):
     """A `Cordoned` fact about this cluster or node holds no longer."""
 
     cluster: ClusterId
@@ -96,15 +91,13 @@ class Uncordoned:
     who: Tenant
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True, gc=False):
     """Nodes are reserved for a tenant, so and no different."""
 
     reservation: NodeReservation
 
 
-@dataclass(frozen=True, slots=True)
-class Unreserved:
+class Unreserved(msgspec.Struct, frozen=True, gc=False):
     """A reservation is over: its time is up, it was not used, or an operator says so."""
 
     reservation: RequestId
@@ -112,8 +105,7 @@ class Unreserved:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaSet:
+class QuotaSet(msgspec.Struct, frozen=True, gc=False):
     """A tenant, or one of its projects, may hold so much from now on.
 
     Args:
@@ -131,16 +123,14 @@ class QuotaSet:
     who: Tenant
 
 
-@dataclass(frozen=True, slots=True)
-class HalfLifeSet:
+class HalfLifeSet(msgspec.Struct, frozen=True, gc=False):
     """What was held counts half as much after so many seconds; 0: not at all."""
 
     seconds: float
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class UsageCarried:
+class UsageCarried(msgspec.Struct, frozen=True, gc=False):
     """What an account has held, as a checkpoint found it. Only checkpoints hold this fact.
 
     Args:
@@ -155,8 +145,7 @@ class UsageCarried:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class DurationsCarried:
+class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
     """How long like leases lasted, as a checkpoint found it. Only checkpoints hold this fact.
 
     Args:
@@ -171,8 +160,7 @@ class DurationsCarried:
     counts: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(msgspec.Struct, frozen=True, gc=False):
     """An ask waits, at most until `deadline`."""
 
     ask: Ask
@@ -180,16 +168,14 @@ class Queued:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class WaitExtended:
+class WaitExtended(msgspec.Struct, frozen=True, gc=False):
     """An ask in the queue waits until `deadline`."""
 
     request: RequestId
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class Dequeued:
+class Dequeued(msgspec.Struct, frozen=True, gc=False):
     """A waiter left the queue without a lease."""
 
     request: RequestId
@@ -197,8 +183,7 @@ class Dequeued:
     refusal: Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True, gc=False):
     """A lease exists.
 
     Args:
@@ -210,24 +195,21 @@ class Granted:
     overtakes: RequestId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Overtaken:
+class Overtaken(msgspec.Struct, frozen=True, gc=False):
     """How often a waiter was overtaken, as a checkpoint found it. Only checkpoints hold this."""
 
     request: RequestId
     times: int
 
 
-@dataclass(frozen=True, slots=True)
-class Renewed:
+class Renewed(msgspec.Struct, frozen=True, gc=False):
     """A lease lasts until `expires_at`."""
 
     lease: RequestId
     expires_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True, gc=False):
     """The workload of a lease runs."""
 
     lease: RequestId
@@ -235,8 +217,7 @@ class Started:
     endpoint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The workload of a lease came to an end by itself: it did not start, died, or did its work.
 
     What is left of it still holds what the lease holds. Another fact says what follows: the lease
@@ -247,8 +228,7 @@ class Finished:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Requeued:
+class Requeued(msgspec.Struct, frozen=True, gc=False):
     """A lease whose workload failed waits for another place, and holds nothing meanwhile."""
 
     lease: RequestId
@@ -256,8 +236,7 @@ class Requeued:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Paused:
+class Paused(msgspec.Struct, frozen=True, gc=False):
     """A lease in the queue is not tried again before `retry_at`.
 
     Args:
@@ -271,16 +250,14 @@ class Paused:
     faults: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True, gc=False):
     """The pause of a lease in the queue is over: it stands in line again."""
 
     lease: RequestId
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Preempted:
+class Preempted(msgspec.Struct, frozen=True, gc=False):
     """A lease has to give way to a request that waits; see `model.Notice`."""
 
     lease: RequestId
@@ -290,16 +267,14 @@ class Preempted:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spared:
+class Spared(msgspec.Struct, frozen=True, gc=False):
     """A lease need not give way any more: the request is served, or gave up."""
 
     lease: RequestId
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True, gc=False):
     """A node calls devices that a lease holds otherwise now, or has them no more.
 
     Args:
@@ -316,8 +291,7 @@ class Moved:
     lost: tuple[DeviceId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, gc=False):
     """A lease is over, but its backend has not let go: what it holds is not free yet."""
 
     lease: RequestId
@@ -325,8 +299,7 @@ class Ending:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(msgspec.Struct, frozen=True, gc=False):
     """A released lease, now without owner, keeps what it holds for the next like request."""
 
     lease: RequestId
@@ -334,8 +307,7 @@ class Warmed:
     expires_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """A lease is over and what it held is free."""
 
     lease: RequestId
@@ -343,15 +315,13 @@ class Ended:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Carried:
+class Carried(msgspec.Struct, frozen=True, gc=False):
     """A lease as a checkpoint found it, held or ended. Only checkpoints hold this fact."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
-class ClockMoved:
+class ClockMoved(msgspec.Struct, frozen=True, gc=False):
     """The calendar was set: it is `at` now, and was `at - seconds` just before.
 
     Times of leases, waiters and drains move along, so that the time left stays the same.
@@ -362,8 +332,7 @@ class ClockMoved:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True, gc=False):
     """Fencing numbers up to this one were given out. Only checkpoints, which forget, hold it."""
 
     fencing: int

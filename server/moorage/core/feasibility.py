@@ -101,16 +101,16 @@ class Feasibility:
         if known is not None and known.layout == fleet.layout:
             if known.row is None and known.gains == gains:
                 return False  # Nothing was freed since the last "no".
-            if known.row is not None and demand.nodes == 1 and not reserved:
-                here = slice(known.row, known.row + 1)
-                if fleet.feasible(demand, here)[0]:
-                    return True
+            witness = None if reserved or demand.nodes != 1 else known.row
+            if witness is not None and fleet.takes(witness, demand):
+                return True
         allowed = fleet.feasible(demand) & self.allowed(candidates, reserved)
         fits = self.enough_nodes(allowed, demand)
         if fits or not reserved:  # A "no" because of a reservation holds for no one else.
             if len(self._verdicts) >= CLASSES_MAX:
                 self._verdicts.clear()
-            row = int(allowed.argmax()) if fits else None
+            # The node with the most free CPU stays a witness for longest.
+            row = int(np.where(allowed, fleet.cpu_free, -2).argmax()) if fits else None
             self._verdicts[key] = _Verdict(fleet.layout, row, gains)
         return fits
 

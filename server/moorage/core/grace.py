@@ -1,12 +1,10 @@
 """The grace after a stall: time for clients to renew what ran out meanwhile."""
 
-from dataclasses import dataclass
-
 __all__ = ["Grace"]
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Grace:
+class Grace(msgspec.Struct, frozen=True, gc=False):
     """Computes new deadlines after a stall.
 
     Args:

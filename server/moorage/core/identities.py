@@ -6,7 +6,9 @@ here before a cluster becomes a fact; `State` has it follow the facts.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from moorage.model import DEVICE, Cluster, ClusterId, Node
 

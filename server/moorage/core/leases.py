@@ -6,11 +6,12 @@ token and age there and holds nothing; the next grant is another start of the sa
 The allocator is the only caller.
 """
 
-import dataclasses
 import json
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from moorage.core import refusals
 from moorage.core.alternatives import choice
@@ -46,7 +47,9 @@ from moorage.model import (
     Tenant,
 )
 
-_DEMANDED: Final = tuple(each.name for each in dataclasses.fields(Demand) if each.name != "where")
+_DEMANDED: Final = tuple(
+    each.name for each in msgspec.structs.fields(Demand) if each.name != "where"
+)
 
 
 def _demanded(demand: Demand) -> list[Any]:
@@ -155,7 +158,8 @@ class LeaseLifecycle:
 
     def _devices(self, placement: Placement) -> tuple[tuple[DeviceId, ...], ...]:
         """Return which devices a placement names; nothing where the inventory does not say."""
-        fleet, found = self._turn.state.fleet, list[tuple[DeviceId, ...]]()
+        fleet = self._turn.state.fleet
+        found: list[tuple[DeviceId, ...]] = []
         for share in placement:
             row = fleet.row(share.cluster_id, share.node_id)
             if row is not None and (known := fleet.devices[row]):

@@ -1,8 +1,9 @@
 """Asks between their consultation and their answer. The allocator is the only caller."""
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from moorage.core.facts import Refusal
 from moorage.model import Ask, Nodes, Placement, PolicyRef, RequestId, Tenant
@@ -14,8 +15,7 @@ ASKS_BYTES_MAX: Final = 128 << 20
 the next one is answered `busy`."""
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct):
     """An ask that its policy is being consulted about."""
 
     ask: Ask
@@ -32,13 +32,13 @@ class Pending:
     """It stands in the queue meanwhile."""
     turned_down: int = 0
     """How many proposals had been turned down then: a policy may have missed what they were for."""
-    reserved: Nodes = field(default=())
+    reserved: Nodes = ()
     """Nodes that were kept for a waiter ahead of it."""
-    only_own: Nodes = field(default=())
+    only_own: Nodes = ()
     """Nodes kept for such a waiter of which it could have what its tenant reserved."""
-    left_alone: Placement = field(default=())
+    left_alone: Placement = ()
     """What of other nodes was reserved."""
-    avoided: Nodes = field(default=())
+    avoided: Nodes = ()
     """Nodes that were left out because its workload has failed there."""
     insisted: bool = False
     """The policy wants none of the others, so nothing is left out any more."""

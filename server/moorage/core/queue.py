@@ -9,10 +9,11 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core.accounts import Account, Amounts, accounts_of, demanded
 from moorage.core.alternatives import loosest

@@ -5,10 +5,11 @@ The rest of the core calls these, so that one "no" reads the same from wherever 
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice, takewhile
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core.facts import Refusal
 from moorage.model import Code, Lease, RequestId

@@ -5,8 +5,9 @@ for again, queued or refused. The allocator is the only caller.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core import alternatives, explain, refusals
 from moorage.core.effects import (
@@ -48,6 +49,7 @@ FAULTS_MAX: Final = 6
 nothing about the lease, before that ends. With the pauses between them it is a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
 """Before such a policy is asked again; twice as long each time, and longer than any rest in all."""
+_WITH_REASONS: Final = (LeaseNews, Advice)
 
 
 class Requests:
@@ -97,7 +99,8 @@ class Requests:
             return
         self._requests.listen(ask.id, to)
         kept = self._queue.reserved_before(ask)
-        pending, told = Pending(ask, self._turn.now), list[tuple[Ask, Refusal]]()
+        pending = Pending(ask, self._turn.now)
+        told: list[tuple[Ask, Refusal]] = []
         for pending.ask in alternatives.each(ask):
             if self.take_over(pending, kept):  # Its quota counts what is warm already.
                 self._turn.wakes = True
@@ -167,8 +170,8 @@ class Requests:
     def _asked_before(self, to: Address, ask: Ask) -> bool:
         """Answer a repeated request with what became of the first one."""
         key = ask.terms.idempotency_key if ask.terms else ""
-        first = self._requests.first_with(ask.tenant, key)
-        if first is None or not key:
+        first = self._requests.first_with(ask.tenant, key) if key else None
+        if first is None:
             return False
         lease = self._state.lease(first)
         refusal = mismatch(ask, first, self._requests.known(first), lease)
@@ -466,10 +469,12 @@ class Requests:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
         listeners = self._requests.settle(ask)
-        told = None if isinstance(answer, Refusal | Information) else answer.reasons
-        record = {"tenant": ask.tenant, **(told or self._reasons(pending))} | explain.outcome(
-            answer
-        )
+        reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
+        record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
+        if isinstance(answer, LeaseNews):
+            record["granted"] = answer.lease  # Few want to know why they got what they want.
+        else:
+            record |= explain.outcome(answer)
         if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
             record["asked"] = ask.demand, ask.candidates
         self._turn.explain(ask.id, record)

@@ -5,11 +5,11 @@ lease that would last longer is granted them any more, and none is renewed for l
 is the only caller.
 """
 
-from dataclasses import asdict, replace
 from heapq import nsmallest
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
 from moorage.core import refusals, room
 from moorage.core.effects import Information

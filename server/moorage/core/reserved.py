@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import msgspec
+
 from moorage.model import Demand, DeviceId, Lease, Nodes, Placement, RequestId, Share, Tenant
 
 __all__ = ["NodeReservation", "Place", "ReservedNodes", "touches"]
@@ -11,8 +13,7 @@ Place = tuple[str, str]
 """A node by name: its cluster, and its id there."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReservation:
+class NodeReservation(msgspec.Struct, frozen=True, gc=False):
     """Nodes, or parts of them, that only one tenant gets for a time, agreed on beforehand.
 
     Args:

@@ -5,8 +5,10 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
+
+from msgspec.structs import replace
 
 from moorage.core.accounts import Accounts, Past, capacity_of
 from moorage.core.deadlines import Deadlines
@@ -221,7 +223,7 @@ class State:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.take(share)
                 row = self._fleet.row(share.cluster_id, share.node_id)
-                assert row is None or self._fleet.gpu_free[row].min(initial=0) >= 0, (
+                assert row is None or min(self._fleet.gpu_free[row].tolist(), default=0) >= 0, (
                     f"a GPU of {share.cluster_id}/{share.node_id} is promised twice"
                 )
 
@@ -253,6 +255,10 @@ class State:
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
     """Make `fact` true. The only function that changes a `State`."""
     match fact:
+        case Granted():  # The first two are nearly all that there are.
+            _grant(state, fact.lease, fact.overtakes)
+        case Ended(request, at, reason):
+            _end(state, request, at, reason)
         case ClusterSet(cluster):
             state._count(state.clusters.get(cluster.id), cluster)  # noqa: SLF001  # apply() is the one mutator of State.
             state.clusters[cluster.id] = cluster
@@ -280,8 +286,6 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             assert state.waiting[request].lease is None, "a lease ends, it is not refused"
             ask = _waits_no_longer(state, request).ask
             _disown_key(state, ask.tenant, ask)
-        case Granted():
-            _grant(state, fact.lease, fact.overtakes)
         case Overtaken(request, times):
             state.overtaken[request] = times
         case WaitExtended(request, deadline):
@@ -308,8 +312,6 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # 
             _ending(state, request, at, reason)
         case Warmed(request, at, expires_at):
             _warm(state, request, expires_at)
-        case Ended(request, at, reason):
-            _end(state, request, at, reason)
         case Carried(lease):
             _carry(state, lease)
         case ClockMoved(at, seconds):

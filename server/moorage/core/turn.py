@@ -4,8 +4,9 @@ The allocator begins a turn at every event, and the daemon commits it. `record` 
 make a fact true and keep it.
 """
 
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from moorage.core.effects import Address, Effect, Respond, Response
 from moorage.core.facts import Fact
@@ -15,12 +16,11 @@ from moorage.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """What one step comes to: the facts are durable before any effect but those of `EARLY`."""
 
-    facts: list[Fact] = field(default_factory=list[Fact])
-    effects: list[Effect] = field(default_factory=list[Effect])
+    facts: list[Fact] = msgspec.field(default_factory=list)
+    effects: list[Effect] = msgspec.field(default_factory=list)
 
 
 DECISIONS_MAX: Final = 10_000

@@ -4,11 +4,11 @@
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import NEVER, Fleet, Misfit

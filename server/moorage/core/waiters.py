@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import msgspec
+
 from moorage.core.accounts import Amounts
 from moorage.core.facts import Refusal
 from moorage.model import (
@@ -34,8 +36,7 @@ UNJUDGED: Final = -1
 """In the place of the count of changes at which a demand was found not to fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
+class Waiter(msgspec.Struct, frozen=True, gc=False):
     """An ask that waits, or a lease that waits for another place.
 
     Args:

@@ -194,11 +194,22 @@ class Withheld:
         self._feasibility = feasibility
         self._queue = queue
 
+    def _is_open(self, ask: Ask) -> bool:
+        """Return whether no node is excluded: most servers reserve none and have no queue."""
+        terms = ask.terms
+        return (
+            self._queue.head is None
+            and not self._state.reserved
+            and (terms is None or terms.anti_affinity is None)
+        )
+
     def nodes(self, ask: Ask, *, for_good: bool = False) -> Nodes:
         """Return the nodes that are reserved before its lease ends, or too near to its group.
 
         With `for_good`, only those on which there is no room beside what is reserved.
         """
+        if self._is_open(ask):
+            return ()
         kept, now = self._queue.reserved_before(ask), self._turn.now
         return withheld(self._state, self._feasibility, ask, now, kept, for_good=for_good)
 
@@ -207,6 +218,8 @@ class Withheld:
 
         Of a node that is kept for a waiter, it gets what its tenant reserved there, and no more.
         """
+        if self._is_open(ask):
+            return ()
         kept = self._queue.reserved_before(ask)
         own = self.only_own(ask, kept)
         return parts(self._state, self._feasibility, ask, self._turn.now, kept, only_own=own)
@@ -219,7 +232,10 @@ class Withheld:
             kept: Those that are kept; None: as they are for it now.
 
         """
-        kept = self._queue.reserved_before(ask) if kept is None else kept
+        if kept is None:
+            if self._is_open(ask):
+                return ()
+            kept = self._queue.reserved_before(ask)
         own = self.only_own(ask, kept)
         return (*(node for node in kept if node not in own), *self.nodes(ask))
 

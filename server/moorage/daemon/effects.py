@@ -15,7 +15,7 @@ from moorage.core.effects import (
     Start,
     Stop,
 )
-from moorage.core.events import ConsultFailed, Event, Proposed
+from moorage.core.events import CONSULTED, Event
 from moorage.core.facts import Fact, Queued
 from moorage.core.turn import Turn
 from moorage.daemon.access.audit_trail import AuditTrail
@@ -81,7 +81,7 @@ class EffectCarrier:
         for fact in turn.facts:
             if isinstance(fact, Queued):
                 self._replies.queued(fact.ask.id)
-        if isinstance(event, Proposed | ConsultFailed):
+        if isinstance(event, CONSULTED):
             self._consultations.decided(event, turn)
         self._measures.stepped(event, turn)
         self._watchers.stepped(event)

@@ -4,8 +4,8 @@ The daemon implements `Deliver` and is handed to `Gateway`; it answers through `
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
 
 from moorage.core.effects import Address
 from moorage.model import SessionId
@@ -13,23 +13,25 @@ from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
 from moorage.records.rights import Caller
 
 Request = AllocationRequest | BlockRequest | Operation
+Taking = asyncio.Future[None] | Coroutine[Any, Any, None] | None
+"""What is left to do of taking a request: see `Deliver.request`."""
 
 
 class Deliver(Protocol):
     """Where requests go. All calls come from the gateway's event loop.
 
-    Every request that was handed over, by either method, must be answered with exactly one
-    `Gateway.tell`; from within the call, or at any time after it. Neither method may raise: an
-    exception is a defect, which the gateway passes to `failed`.
+    Every request that was handed over must be answered with exactly one `Gateway.tell`; from within
+    the call, or at any time after it. It may not raise: an exception is a defect, which the gateway
+    passes to `failed`.
     """
 
     def opened(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists. It comes before its first request."""
 
-    def request_nowait(
+    def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
-    ) -> "bool | asyncio.Future[None]":
-        """Take a request without waiting: the hot path.
+    ) -> Taking:
+        """Take a request. On the hot path.
 
         Args:
             to: Where its answer goes.
@@ -38,21 +40,15 @@ class Deliver(Protocol):
             warnings: What is odd about it, for its reply.
 
         Returns:
-            True when it was taken. A future when it was answered as one too many: the next message
-            of the session is taken once that is done. False when taking it has to wait; it is then
-            handed to `request`.
-
-        """
-
-    async def request(
-        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
-    ) -> None:
-        """Take a request, waiting for room where needed.
+            None when it was taken. A future when it was answered as one too many: the next message
+            of the session is taken once that is done. A coroutine when taking it has to wait, which
+            the caller runs.
 
         A session's requests without `id` come strictly in order, each after the one before was
-        taken. Requests with `id` may come concurrently with them and with one another. It
-        must return in bounded time, also when the session is gone: what a client sent before it
-        left still counts. It is cancelled only when the gateway stops and has waited in vain.
+        taken. Requests with `id` may come concurrently with them and with one another. The
+        coroutine must return in bounded time, also when the session is gone: what a client sent
+        before it left still counts. It is cancelled only when the gateway stops and has waited in
+        vain.
         """
 
     def lost(self, session: SessionId, caller: Caller) -> None:

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from websockets.exceptions import ConnectionClosed
 
@@ -40,8 +41,7 @@ from moorage.protocol.messages import (
     Status,
     WhatIf,
     Why,
-    decode,
-    ignored_fields,
+    decode_and_warn,
 )
 from moorage.protocol.replies import event, failure, failure_from
 from moorage.records.rights import Caller
@@ -63,10 +63,17 @@ class Counts:
     refused_foreign: int = 0
 
 
-_LISTINGS = DecisionFleet | DecisionListing | FleetListing | LeaseListing | PastFleet | QueueListing
+_LISTINGS: Final = (
+    DecisionFleet,
+    DecisionListing,
+    FleetListing,
+    LeaseListing,
+    PastFleet,
+    QueueListing,
+)
 """What a session asks for one after the other."""
 
-_READS = _LISTINGS | Logs | QuotaListing | ReservationListing | Status | WhatIf | Why
+_READS: Final = (*_LISTINGS, Logs, QuotaListing, ReservationListing, Status, WhatIf, Why)
 """What changes nothing."""
 
 _BINARY = failure(
@@ -272,8 +279,7 @@ class Session:
             self._refuse(number, None, failure(Code.SHUTTING_DOWN, _STOPPING))
             return None
         try:
-            message = decode(frame)
-            warnings = ignored_fields(frame, message)
+            message, warnings = decode_and_warn(frame)
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
@@ -308,21 +314,20 @@ class Session:
         self, to: Address, message: Request, warnings: Sequence[str]
     ) -> asyncio.Future[None] | None:
         try:
-            taken = self._deliver.request_nowait(to, self.caller, message, warnings)
+            taking = self._deliver.request(to, self.caller, message, warnings)
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
             self._defect(error)
             return None
-        if taken:
-            return None if taken is True else taken
-        task = self._loop.create_task(self._hand_gone(to, message, warnings))
+        if taking is None or isinstance(taking, asyncio.Future):
+            return taking
+        task = self._loop.create_task(taking)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._taken)
         return task if message.id is None else None
 
-    async def _hand_gone(self, to: Address, message: Request, warnings: Sequence[str]) -> None:
-        try:
-            await self._deliver.request(to, self.caller, message, warnings)
-        except Exception as error:  # noqa: BLE001  # As in `_take`.
+    def _taken(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._defect(error)
 
     @property
@@ -340,7 +345,7 @@ class Session:
         self._expect(number, identity)
         self.tell(number, reply)
 
-    def _defect(self, error: Exception) -> None:
+    def _defect(self, error: BaseException) -> None:
         self._deliver.failed(error)
         self._drop(self, Close.DEFECT, "the server met a defect")
 

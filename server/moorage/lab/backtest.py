@@ -8,9 +8,11 @@ read no clock, draw from their seed alone and keep their deadlines.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, assert_never
+
+from msgspec.structs import replace
 
 from moorage.catalog.values import PolicyRecord
 from moorage.core.effects import Advice, Information, LeaseNews, Response

@@ -468,7 +468,9 @@ async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Doc
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
     files = {**code.files, "function.py": source, _SUBJECT: code.files["function.py"]}
-    traced = replace(code, files=files, ref=replace(code.ref, digest=f"{code.ref.digest} traced"))
+    traced = replace(
+        code, files=files, ref=msgspec.structs.replace(code.ref, digest=f"{code.ref.digest} traced")
+    )
     limits = replace(Limits(), evaluation_seconds=PROFILE_SECONDS)
     async with Rehearsal(job.mode, limits) as rehearsal:
         await rehearsal.upload(job.policy)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 
+from msgspec import structs
+
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.events import ClusterGone, ClusterSeen, Event
 from moorage.core.facts import (
@@ -320,8 +322,10 @@ def _held(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
 def _again(ask: Ask, seconds: float | None, wait_seconds: float) -> Ask:
     terms = ask.terms or LeaseTerms(ttl_seconds=FOR_EVER_SECONDS)
     ttl = terms.ttl_seconds if seconds is None else seconds
-    terms = replace(terms, ttl_seconds=ttl, wait_seconds=wait_seconds, idempotency_key="")
-    return replace(ask, policy=_NO_POLICY, terms=terms, provision=None, parameters={}, settings={})
+    terms = structs.replace(terms, ttl_seconds=ttl, wait_seconds=wait_seconds, idempotency_key="")
+    return structs.replace(
+        ask, policy=_NO_POLICY, terms=terms, provision=None, parameters={}, settings={}
+    )
 
 
 def _ask_behind(lease: Lease, seconds: float, seed: int) -> Ask:
@@ -333,7 +337,7 @@ def _ask_behind(lease: Lease, seconds: float, seed: int) -> Ask:
         memory_mib=first.memory_mib,
         nodes=len(lease.placement),
     )
-    terms = replace(lease.terms, ttl_seconds=seconds, idempotency_key="")
+    terms = structs.replace(lease.terms, ttl_seconds=seconds, idempotency_key="")
     return Ask(lease.id, lease.tenant, _NO_POLICY, None, demand, terms, inputs={}, seed=seed)
 
 

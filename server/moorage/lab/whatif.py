@@ -6,10 +6,11 @@ what is granted here, and every workload that has to stop has stopped at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.documents.policies import record_from

@@ -10,8 +10,9 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from moorage.durability import DurableMark, Reserve, next_of
 from moorage.ledger import tables
@@ -20,8 +21,7 @@ from moorage.ledger.codec import FactRow
 from moorage.ledger.fencing import Fencing
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WriteJob:
+class WriteJob(msgspec.Struct, frozen=True, eq=False):
     """Something to be made durable.
 
     Args:

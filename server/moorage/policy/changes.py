@@ -9,11 +9,11 @@ Called by authors' policies inside a cell:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from moorage.model import Demand
 from moorage.policy.choice import best_rows, decline, propose, read_demand

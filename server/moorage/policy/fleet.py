@@ -5,7 +5,7 @@ author's policy reads it as `input_data["fleet"]`. So the policy that proposes, 
 verifies and the reply that explains all ask the same feasibility function, and none can disagree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from enum import IntEnum
 from functools import cache
@@ -82,14 +82,15 @@ class Fleet(NodeInventory):
 
     def _move(self, share: Share, sign: int) -> None:
         row = self.row(share.cluster_id, share.node_id)
-        if row is None or self.closed[row]:
+        if row is None or self.closed.item(row):
             return
-        self.cpu_free[row] += sign * share.cpu_milli
-        self.memory_free[row] += sign * share.memory_mib
+        self.cpu_free[row] = self.cpu_free.item(row) + sign * share.cpu_milli
+        self.memory_free[row] = self.memory_free.item(row) + sign * share.memory_mib
         ids = self.gpu_ids[row]
         for gpu in share.gpus:
             if gpu in ids:
-                self.gpu_free[row, ids.index(gpu)] += sign * share.gpu_milli
+                place = row, ids.index(gpu)
+                self.gpu_free[place] = self.gpu_free.item(place) + sign * share.gpu_milli
         self.touch(row)
 
     def capacity(self, row: int) -> tuple[int, int, list[int]]:
@@ -154,6 +155,47 @@ class Fleet(NodeInventory):
         if demand.gpus:
             fits &= self._enough(self.fitting_gpus(demand, rows), demand, rows)
         return fits
+
+    def takes(self, row: int, demand: Demand, columns: Collection[int] = ()) -> bool:
+        """Return what `feasible` says of one node; in plain Python, as numpy is slow on one row.
+
+        Args:
+            row: The node.
+            demand: What must fit there.
+            columns: Devices which must all be among those that could serve it now.
+
+        """
+        if (
+            self.cpu_free.item(row) < demand.cpu_milli
+            or self.memory_free.item(row) < demand.memory_mib
+            or (demand.where and not self.matching(demand.where).item(row))
+        ):
+            return False
+        if not demand.gpus and not columns:
+            return True
+        fitting = self.fitting_columns(row, demand)
+        if len(self._one_group(row, demand, fitting)) < demand.gpus:
+            return False
+        return not columns or set(fitting).issuperset(columns)
+
+    def fitting_columns(self, row: int, demand: Demand) -> list[int]:
+        """Return the device columns of one node that could serve `demand` now."""
+        milli, able = demand.gpu_milli, self.eligible_gpus(demand)[row].tolist()
+        free = self.gpu_free[row].tolist()
+        return [column for column, fit in enumerate(able) if fit and free[column] >= milli]
+
+    def _one_group(self, row: int, demand: Demand, columns: list[int]) -> list[int]:
+        """Return those of the smallest group that suffices, where `demand` wants one; else all."""
+        groups = self._groups(demand)
+        if groups is None:
+            return columns
+        by_group: dict[int, list[int]] = {}
+        of_column = groups[row].tolist()
+        for column in columns:
+            if of_column[column] >= 0:
+                by_group.setdefault(of_column[column], []).append(column)
+        enough = [found for found in by_group.values() if len(found) >= demand.gpus]
+        return min(enough, key=len, default=[])
 
     def copies(self, demand: Demand, rows: Any = slice(None)) -> Ints:
         """Return how often one node's part of `demand` fits on each node now: int64 `[rows]`.
@@ -222,16 +264,7 @@ class Fleet(NodeInventory):
         whole devices stay whole. With `nvlink` or `numa`, all from the smallest group that
         suffices.
         """
-        fitting = self.fitting_gpus(demand, slice(row, row + 1))[0]
-        columns: list[int] = np.flatnonzero(fitting).tolist()
-        groups = self._groups(demand)
-        if groups is not None:
-            by_group: dict[int, list[int]] = {}
-            for column in columns:
-                if groups[row, column] >= 0:
-                    by_group.setdefault(int(groups[row, column]), []).append(column)
-            enough = [found for found in by_group.values() if len(found) >= demand.gpus]
-            columns = min(enough, key=len, default=[])
+        columns = self._one_group(row, demand, self.fitting_columns(row, demand))
         if demand.gpu_milli < GPU_MILLI:
             columns.sort(key=lambda column: int(self.gpu_free[row, column]))
         return sorted(columns[: demand.gpus]) if len(columns) >= demand.gpus else []

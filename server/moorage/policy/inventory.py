@@ -9,12 +9,12 @@ a deterministic tie-break. GPU columns are `[nodes, devices]`, zero where a node
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from moorage.model import GPU_MILLI, Cluster, Demand, DeviceId, Gpu, Node
 

@@ -5,8 +5,9 @@ word counts for nothing), and the author's offline checks read it with the same 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
 
@@ -18,8 +19,7 @@ AMOUNT_MAX: Final = 2**53
 """Any whole number of a proposal: what every JSON reader and every column holds exactly."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedShare:
+class ProposedShare(msgspec.Struct, frozen=True, gc=False):
     """One node's part of a proposal, as far as the policy said it.
 
     `node_id` and `gpus` are None where the policy left the choice to the allocator.
@@ -120,7 +120,9 @@ def _name(value: Any, field: str) -> str:
 def _gpus(value: Any, field: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or len(value) > GPUS_MAX:
         raise ProposalError(field, f"a list of at most {GPUS_MAX} GPU ids")
-    gpus = tuple(_name(gpu, f"{field}[{number}]") for number, gpu in enumerate(value))
+    gpus: tuple[str, ...] = tuple(value)
+    if not all(type(gpu) is str and gpu for gpu in value):
+        gpus = tuple(_name(gpu, f"{field}[{number}]") for number, gpu in enumerate(value))
     if len(set(gpus)) != len(gpus):
         raise ProposalError(field, "each GPU once")
     return gpus
@@ -130,6 +132,9 @@ def _amount(value: Mapping[str, Any], key: str, default: int, path: str) -> int:
     amount = value.get(key)
     if amount is None:
         return default
+    most = GPU_MILLI if key == "gpu_milli" else AMOUNT_MAX
+    if type(amount) is int and 0 < amount <= most:
+        return amount  # As nearly all are; what follows says what is wrong with others.
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise ProposalError(f"{path}{key}", "a number")
     if not 0 <= amount <= AMOUNT_MAX or amount != int(amount):

@@ -211,6 +211,12 @@ class Schema:
         """The fields that it says something of."""
         return self._entries.keys()
 
+    def takes_nothing(self, known: Collection[str]) -> bool:
+        """Return whether an empty object is right as it is, with what is `known` beneath it."""
+        if not self.required and not self.defaults:
+            return True
+        return all(name in known for name in (*self.required, *self.defaults))
+
     def check(self, value: Any, path: str, *, known: Collection[str] = ()) -> Mapping[str, Any]:
         """Check an object.
 

@@ -11,6 +11,7 @@ import json
 import re
 import types
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -72,20 +73,23 @@ def check_bounds(text: str) -> None:
         raise _too_large(text, bounds.SLOW_NUMBERS_MAX, what)
 
 
-def check_names(text: str) -> None:
+def check_names(text: str) -> AbstractSet[str]:
     """Refuse a message with a duplicate field: JSON readers differ on which one counts.
 
     Args:
         text: A JSON object, read already. Its own fields are looked at, not those within them.
+
+    Returns:
+        Their names.
 
     Raises:
         BadMessage: There is one.
 
     """
     raw = _fields(text)
-    quotes = 2 * len(raw) + sum(bytes(each).count(b'"') for each in raw.values())
+    quotes = 2 * len(raw) + b"".join(raw.values()).count(b'"')
     if text.count('"') == quotes:  # A duplicate name adds two quotes.
-        return
+        return raw.keys()
     seen: set[str] = set()
     for name in _names(text):
         if name in seen:
@@ -93,6 +97,7 @@ def check_names(text: str) -> None:
             reason = f"{_short(name)}: the message has it twice; expected {expected}."
             raise BadMessage(Code.BAD_MESSAGE, reason, name, expected, message_id(text))
         seen.add(name)
+    return seen
 
 
 def _names(text: str) -> list[str]:

@@ -9,6 +9,7 @@ The fast path is decoding in C; where it says no, `diagnosis` names the field an
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, TypeVar, get_args
 
 import msgspec
@@ -104,6 +105,7 @@ __all__ = [
     "Why",
     "decode",
     "decode_allocation",
+    "decode_and_warn",
     "encode",
     "ignored_fields",
 ]
@@ -280,6 +282,7 @@ _lenient: Final[dict[type[Any], frozenset[str]]] = {
     kind: frozenset((*kind.__struct_fields__, "adhoc"))
     for kind in (AllocationRequest, BlockRequest)
 }
+_OF_A_LEASE: Final = (Status, Why)
 _requested: Final = msgspec.json.Decoder(_Requested).decode
 _carry: Final = msgspec.msgpack.Encoder().encode
 
@@ -299,19 +302,34 @@ def decode(frame: str | bytes) -> Message:
 
     """
     text = _text(frame)
+    return _read(text, _kind_of(text))[0]
+
+
+def decode_and_warn(frame: str | bytes) -> tuple[Message, list[str]]:
+    """Read one message, with what `ignored_fields` says of it; errors as of both."""
+    text = _text(frame)
+    kind = _kind_of(text)
+    message, names = _read(text, kind)
+    known = _lenient.get(kind)
+    if known is not None and names <= known:
+        return message, []
+    return message, ignored_fields(text, message)
+
+
+def _kind_of(text: str) -> type[Message]:
     try:
         head = _head(text)
     except (ValueError, RecursionError) as error:
         raise diagnose(text, _Head, error, ()) from None
     if head.adhoc:
-        return _read(text, AllocationRequest)
+        return AllocationRequest
     if head.op is not None:
         kind = OPERATIONS.get(head.op) if isinstance(head.op, str) else None
         if kind is None:
             raise unknown_op(head.op, list(OPERATIONS), message_id(text))
-        return _read(text, kind)
+        return kind
     if head.input not in _ABSENT:
-        return _read(text, BlockRequest)
+        return BlockRequest
     raise no_kind(text, AllocationRequest, list(OPERATIONS))
 
 
@@ -322,7 +340,7 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
         BadMessage: As in `decode`.
 
     """
-    return _read(_text(body), AllocationRequest)
+    return _read(_text(body), AllocationRequest)[0]
 
 
 def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
@@ -370,7 +388,8 @@ def _text(frame: str | bytes) -> str:
     return text
 
 
-def _read(text: str, kind: type[M]) -> M:
+def _read(text: str, kind: type[M]) -> tuple[M, AbstractSet[str]]:
+    """Return a message, and the names of its fields."""
     try:
         message: M = _readers[kind](text)
         # What cannot be packed here could not be carried to a policy either: integers beyond 64
@@ -378,7 +397,7 @@ def _read(text: str, kind: type[M]) -> M:
         _carry(message)
     except (ValueError, OverflowError, RecursionError) as error:
         raise diagnose(text, kind, error, ()) from None
-    check_names(text)
-    if isinstance(message, Status | Why) and bool(message.lease) == bool(message.request):
+    names = check_names(text)
+    if isinstance(message, _OF_A_LEASE) and bool(message.lease) == bool(message.request):
         raise missing_fields(["lease or request"], "the id of one of the two", message.id)
-    return message
+    return message, names

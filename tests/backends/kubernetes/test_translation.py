@@ -1,9 +1,9 @@
 """What a manifest may say; no cluster is asked for that."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.kubernetes.workloads.manifests import start_objects

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from moorage.backends.base import Log
 from moorage.backends.local.backend import LocalBackend

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from moorage.backends.base import Order, WorkloadReport
 from moorage.backends.memory import MemoryBackend

@@ -5,6 +5,7 @@ import textwrap
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from moorage.model import Code
 from moorage.sandbox.host.sandbox import CheckResult, PolicyFault
@@ -22,7 +23,7 @@ def policy(bench, text: str, **files: str):
     code = bench.policy("return 1")
     named = {name.replace("__", "."): each.encode() for name, each in files.items()}
     found = {"function.py": textwrap.dedent(text).encode(), **named}
-    return replace(code, ref=replace(code.ref, digest=str(found)), files=found)
+    return replace(code, ref=structs.replace(code.ref, digest=str(found)), files=found)
 
 
 async def checked(bench, text: str, **files: str) -> CheckResult:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
@@ -47,12 +48,16 @@ async def test_a_deadline_is_named_by_the_request_the_policy_or_the_server(make_
     plain = bench.policy("import time\ntime.sleep(input_data['inputs']['for'])\nreturn 1")
     assert await bench.value(plain, {"for": 0.6}) == 1
     bench = await make_bench(limits=replace(limits, evaluation_seconds=0.3))
-    quick = replace(plain, ref=replace(plain.ref, digest="other"), deadline_seconds=0.1)
+    quick = replace(plain, ref=structs.replace(plain.ref, digest="other"), deadline_seconds=0.1)
     for code, named, seconds in (
         (plain, 0.0, 0.3),
         (quick, 0.0, 0.1),
         (quick, 0.2, 0.2),
-        (replace(quick, ref=replace(quick.ref, digest="third"), deadline_seconds=9.0), 0.0, 0.4),
+        (
+            replace(quick, ref=structs.replace(quick.ref, digest="third"), deadline_seconds=9.0),
+            0.0,
+            0.4,
+        ),
     ):
         refusal = await bench.refusal(code, {"for": 60}, deadline_seconds=named)
         assert refusal.code is Code.POLICY_TIMEOUT

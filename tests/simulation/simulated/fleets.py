@@ -1,8 +1,9 @@
 """Random inventories, demands and asks. Small, so that everybody fights for the same devices."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from moorage.model import (
     DEVICE,

@@ -6,9 +6,11 @@ defendant would acquit it.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core.facts import (
     ClockMoved,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from moorage.core import alternatives
 from moorage.core.allocator import Allocator

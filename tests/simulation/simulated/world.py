@@ -8,10 +8,12 @@ yet delivered, every socket, every cell and all reports on their way; backends l
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from random import Random
 from typing import Literal
+
+from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
 from moorage.core.checkpoint import condense

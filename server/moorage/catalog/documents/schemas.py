@@ -7,8 +7,10 @@ is `policy.schema`. What a policy returned is hostile, so it is checked here, ou
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.model import Ask, Code
 from moorage.policy.schema import Schema, SchemaError, SchemaPattern
@@ -152,7 +154,7 @@ class PolicySchemas:
     def _checked(
         self, schema: Schema | None, value: Any, path: str, known: Mapping[str, Any] = _NOTHING
     ) -> Any:
-        if schema is None:
+        if schema is None or (value == {} and schema.takes_nothing(known)):
             return value
         with self._refusals():
             return schema.check(value, path, known=known)

@@ -8,7 +8,7 @@ The digest is a plain SHA-256. A slow, salted one protects what people think up;
 bits that cannot be guessed, so that no search finds it.
 """
 
-import base64
+import binascii
 import hashlib
 import hmac
 import os
@@ -20,6 +20,7 @@ from moorage.model import Lease, RequestId
 
 SECRET_BYTES: Final = 32
 _TOKEN_BYTES: Final = 18
+_SAFE_IN_URLS: Final = bytes.maketrans(b"+/", b"-_")
 
 
 class LeaseTokens:
@@ -31,13 +32,13 @@ class LeaseTokens:
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._keyed = hmac.new(secret, digestmod="sha256")
+        self._secret = secret
 
     def make(self, lease: RequestId) -> str:
         """Return the token of the lease that a request of this id may be granted."""
-        keyed = self._keyed.copy()
-        keyed.update(f"lease {lease}".encode())
-        return base64.urlsafe_b64encode(keyed.digest()[:_TOKEN_BYTES]).decode()
+        keyed = hmac.digest(self._secret, f"lease {lease}".encode(), "sha256")
+        encoded = binascii.b2a_base64(keyed[:_TOKEN_BYTES], newline=False)
+        return encoded.translate(_SAFE_IN_URLS).decode()
 
     def of(self, lease: Lease) -> str:
         """Return the token of a lease; "" where it was made with another secret."""

@@ -15,10 +15,11 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.embedded.aliases import Alias

@@ -4,10 +4,8 @@ Everything that an ask needs from outside the core (its policy, its candidates, 
 settled before it is posted.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -22,6 +20,7 @@ from moorage.daemon.requests.answers import refusal_of, refuse
 from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.reading import is_described, outranked
 from moorage.daemon.requests.replies import Replies, ReplyContext
+from moorage.gateway.deliver import Taking
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
@@ -57,15 +56,32 @@ class Admission:
         self._replies = replies
         self._is_crowded = is_crowded
 
-    async def request(
+    def request(
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
-    ) -> None:
-        """Take a request that needs a search, or something of an external service, first."""
+    ) -> Taking:
+        """Take a request: see `gateway.deliver.Deliver`."""
         alias, message = self._versioned(tenant, message)
         if self._refused(to, tenant, message):
-            return
-        uri, allowance = message.policy_rule_uri, Allowance()
+            return self._inbox.turn()
         warnings = [*warnings, *outranked(message)]
+        if not is_described(message):
+            uri, wanted = message.policy_rule_uri, self._asks.wanted(message)
+            found = self._catalog.freshness.at_hand(uri, wanted)
+            if found is not None:
+                self._admit(to, tenant, message, [*warnings, *found], alias)
+                return None
+        return self._fetched(to, tenant, message, warnings, alias)
+
+    async def _fetched(
+        self,
+        to: Address,
+        tenant: Tenant,
+        message: AllocationRequest,
+        warnings: list[str],
+        alias: str,
+    ) -> None:
+        """Take a request that needs a search, or something of an external service, first."""
+        uri, allowance = message.policy_rule_uri, Allowance()
         fetch = self._catalog.freshness.fetch
         try:
             if is_described(message):
@@ -80,22 +96,6 @@ class Admission:
             self._replies.send(to, refuse(refusal, message_id=message.id, warnings=warnings))
         else:
             self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
-
-    def request_nowait(
-        self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
-    ) -> "bool | asyncio.Future[None]":
-        """Take a request: see `gateway.deliver.Deliver`."""
-        if is_described(message):
-            return False
-        alias, message = self._versioned(tenant, message)
-        if self._refused(to, tenant, message):
-            return self._inbox.turn() or True
-        uri, wanted = message.policy_rule_uri, self._asks.wanted(message)
-        found = self._catalog.freshness.at_hand(uri, wanted)
-        if found is None:
-            return False
-        self._admit(to, tenant, message, [*warnings, *outranked(message), *found], alias)
-        return True
 
     def _refused(self, to: Address, tenant: Tenant, message: AllocationRequest) -> bool:
         """Refuse a request that is one too many, before it costs anything."""
@@ -137,6 +137,7 @@ class Admission:
         context = ReplyContext(message.id, ask.id, token, shown, warnings, streams=message.stream)
         if alias:
             note = self._publishing.statistics(alias, version, tenant)
-            context = replace(context, version=version, note=note, admitted_at=time.monotonic())
+            now = time.monotonic()
+            context = structs.replace(context, version=version, note=note, admitted_at=now)
         self._replies.expect(to, context)
         self._inbox.post(Asked(to, ask), tenant)

@@ -29,6 +29,9 @@ from moorage.protocol.messages import AllocationRequest
 
 WARNED_MAX: Final = 20
 """Unknown clusters named one by one in a warning; the rest are counted."""
+_DRAWN_BYTES: Final = 16
+_DRAWN_MAX: Final = 256
+"""Requests that random bytes are drawn for at a time."""
 
 
 class Asks:
@@ -59,6 +62,7 @@ class Asks:
         self._workloads = workloads
         self._tokens = tokens
         self._fleet = fleet
+        self._drawn: list[bytes] = []
 
     def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
         """Return the clusters to have at hand: None for all; none where it is refused anyway."""
@@ -103,7 +107,8 @@ class Asks:
         if refusal is not None:
             return refusal
         demand, provision = message.demand(), message.provisioning()
-        demands = message.demands() or (demand,)
+        alternatives = message.demands()
+        demands = alternatives or (demand,)
         if provision is not None:
             most = max(1 if each is None else each.nodes for each in demands)
             settled = self._workloads.settled(provision, most)
@@ -124,7 +129,7 @@ class Asks:
                 parameters, settings = record.schemas.overrides(parameters, settings)
             except ServiceError as error:
                 return refusal_of(error)
-        drawn = secrets.token_bytes(16)  # One call to the system for both.
+        drawn = self._draw()
         request = RequestId(drawn[:8].hex())
         token = self._tokens.make(request)
         ask = Ask(
@@ -133,7 +138,7 @@ class Asks:
             policy=record.ref,
             candidates=candidates,
             demand=demand,
-            alternatives=message.demands(),
+            alternatives=alternatives,
             terms=message.terms(),
             provision=provision,
             inputs=inputs,
@@ -148,6 +153,14 @@ class Asks:
             deadline_seconds=message.deadline_seconds or 0.0,
         )
         return ask, token
+
+    def _draw(self) -> bytes:
+        """Return random bytes for the id and the seed of a request."""
+        if not self._drawn:  # A call to the system costs more than all the rest of it.
+            many = secrets.token_bytes(_DRAWN_BYTES * _DRAWN_MAX)
+            starts = range(0, len(many), _DRAWN_BYTES)
+            self._drawn = [many[start : start + _DRAWN_BYTES] for start in starts]
+        return self._drawn.pop()
 
     def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
         if (message.deadline_seconds or 0) > self._config.policy_deadline_seconds_max:

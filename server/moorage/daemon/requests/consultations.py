@@ -83,9 +83,9 @@ class Consultations:
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
         """Pass on what the core made of an answer, before the policy is asked anything else."""
-        granted = any(
-            isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
-        )
+        granted = False
+        for fact in turn.facts:
+            granted = granted or (isinstance(fact, Granted) and fact.lease.id == event.request)
         self._sandbox.settle(event.request, granted)
         if self._shadows:
             self._shadows.decided(event, turn)

@@ -6,13 +6,15 @@ fact: the last refusals are kept here, each beside the fact that was the last on
 
 import re
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import time
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from moorage.core import explain
 from moorage.core.effects import Consult, Forget, Information, Respond, Response
-from moorage.core.events import Asked, ConsultFailed, Event, Proposed
+from moorage.core.events import CONSULTED, Asked, Event
 from moorage.core.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
 from moorage.core.turn import Turn
 from moorage.ledger.base import PAGE_FACTS_MAX, Ledger, LedgerEntry, LedgerError
@@ -73,7 +75,7 @@ class Decisions:
         ask: Ask | None = None
         if isinstance(event, Asked):
             ask = event.ask
-        elif isinstance(event, Proposed | ConsultFailed):
+        elif isinstance(event, CONSULTED):
             ask = self._open.pop(event.request, None)
         if ask is not None and not turn.facts:
             self._note(ask, turn)

@@ -4,11 +4,12 @@ The router hands them over; `admission` has the requests for a placement.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal, assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from moorage.core.accounts import EVERYONE
 from moorage.core.effects import Address, Information, Response

@@ -23,6 +23,8 @@ def is_described(message: AllocationRequest) -> bool:
 
 def outranked(message: AllocationRequest) -> list[str]:
     """Say which descriptions of the candidates count for nothing, because another one wins."""
+    if message.filter is None and message.search is None:
+        return []
     given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]
     return [f"{name} was ignored: {given[0]} was given and wins." for name in given[1:]]
 

@@ -6,12 +6,12 @@ like any other: the core verifies it, so an executor that lies or lags can grant
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from moorage.catalog.mirrored.http import (
     ONE_BYTES_MAX,
@@ -190,7 +190,9 @@ def _resources(ask: Ask) -> dict[str, Any] | None:
     demand = ask.demand
     if demand is None:
         return None
-    return {name: getattr(demand, name) for name in type(demand).__slots__ if name != "where"}
+    return {
+        name: getattr(demand, name) for name in type(demand).__struct_fields__ if name != "where"
+    }
 
 
 class _RemoteAnswer(msgspec.Struct):

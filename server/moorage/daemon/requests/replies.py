@@ -6,8 +6,10 @@ the addresses of sockets, `HttpCalls` those of `POST /allocate`.
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
 from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from moorage.core.effects import Address, LeaseNews, Response
 from moorage.daemon.access.lease_tokens import LeaseTokens
@@ -28,8 +30,7 @@ GRANTED_MAX: Final = 256
 """Leases that a session is told of when it is resumed; beyond it the oldest are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyContext:
+class ReplyContext(msgspec.Struct, frozen=True):
     """What the reply to a message needs beside the answer.
 
     Args:
@@ -49,7 +50,7 @@ class ReplyContext:
     request: RequestId = _NONE
     token: str = ""
     shown: bool = False
-    warnings: list[str] = field(default_factory=list[str])
+    warnings: list[str] = []  # msgspec copies it.
     version: str = ""
     note: Noting | None = None
     admitted_at: float = 0.0

@@ -1,6 +1,5 @@
 """The daemon's side of both front doors: each message goes where its kind is seen to."""
 
-import asyncio
 from collections.abc import Sequence
 
 from moorage.core.effects import Address
@@ -12,7 +11,7 @@ from moorage.daemon.requests.answers import refuse
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
-from moorage.gateway.deliver import Request
+from moorage.gateway.deliver import Request, Taking
 from moorage.model import SessionId
 from moorage.protocol.messages import AllocationRequest, BlockRequest
 from moorage.records.rights import Caller
@@ -57,26 +56,19 @@ class Router:
         self._replies.lost(session)
         self._operations.lost(session, caller.tenant)
 
-    async def request(
+    def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
-    ) -> None:
-        """Take a request that `request_nowait` did not."""
-        assert isinstance(message, AllocationRequest)
-        await self._admission.request(to, caller.tenant, message, warnings)
-
-    def request_nowait(
-        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
-    ) -> "bool | asyncio.Future[None]":
+    ) -> Taking:
         """Take a request; it is answered at `to`, now or later."""
         if (no := refusal(caller, message)) is not None:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
             self._replies.send(to, refuse(no, message_id=message.id))
         elif isinstance(message, AllocationRequest):
-            return self._admission.request_nowait(to, caller.tenant, message, warnings)
+            return self._admission.request(to, caller.tenant, message, warnings)
         elif isinstance(message, BlockRequest):
             # The gateway keeps the order of the replies.
             self._replies.send_later(to, self._blocks.answer(caller.tenant, message, warnings))
         else:
             self._operations.take(to, caller, message)
-        return True
+        return None

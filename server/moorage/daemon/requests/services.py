@@ -3,7 +3,7 @@
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -214,8 +214,9 @@ class AllocationServices:
         if self._calls.draining:
             return status_of(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open(caller)
-        if not self._router.request_nowait(to, caller, message, warnings):
-            await self._router.request(to, caller, message, warnings)
+        taking = self._router.request(to, caller, message, warnings)
+        if isinstance(taking, Coroutine):  # No next message waits for a future.
+            await taking
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         if verdict.error is None:
@@ -238,7 +239,7 @@ def _unread(error: BadMessage) -> bytes:
 async def settle(router: Router, calls: HttpCalls) -> None:
     """Return once all that the core has decided until now is durable: answers leave in order."""
     to, future = calls.open(LOCAL)
-    router.request_nowait(to, LOCAL, wire.Status(request="settled"))
+    router.request(to, LOCAL, wire.Status(request="settled"))
     await future
 
 

@@ -7,11 +7,12 @@ what-if changes anything here or holds anything up.
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 from msgspec import structs
+from msgspec.structs import replace
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog

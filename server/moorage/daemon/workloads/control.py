@@ -10,13 +10,14 @@ before it could write the lease down, or the ledger is gone) is stopped when the
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import structlog
+from msgspec import structs
 
 from moorage.backends.base import (
     LOG_TAIL_LINES,
@@ -194,12 +195,13 @@ class WorkloadControl:
             if given and (name != "gpus" or spec.category in _HAVE_GPUS):
                 field = f"provision.spec.{name}"
                 return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
-        return replace(provision, spec=document_from_spec(spec))
+        return structs.replace(provision, spec=document_from_spec(spec))
 
     def nodes(self, provision: Provision | None) -> frozenset[str]:
         """Return the names of the nodes that its backend starts on; empty where that is any."""
-        none = frozenset[str]()
-        return none if provision is None else self._backends[provision.backend].support.nodes
+        if provision is None:
+            return frozenset()
+        return self._backends[provision.backend].support.nodes
 
     def look(self, lease: Lease) -> None:
         """Say at once that the workload a lease takes over is ready, where that is known.
@@ -395,7 +397,7 @@ class WorkloadControl:
     def _note_report(self, workload: WorkloadReport) -> None:
         name = workload.id
         heir = self._heirs.get(name)
-        self._progress(workload if heir is None else replace(workload, id=heir))
+        self._progress(workload if heir is None else dataclasses.replace(workload, id=heir))
         if name not in self._running:
             return  # It is being stopped, or has failed to start: that will say so.
         self._seen[name] = workload

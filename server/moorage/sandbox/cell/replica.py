@@ -162,10 +162,11 @@ class Replica:
         if any(gpu not in ids for gpu in share.gpus):
             return None
         columns = tuple(ids.index(gpu) for gpu in share.gpus)
+        cpu, memory, gpus = fleet.capacity(row)
         fits = (
-            fleet.cpu_free[row] >= share.cpu_milli
-            and fleet.memory_free[row] >= share.memory_mib
-            and all(fleet.gpu_free[row, column] >= share.gpu_milli for column in columns)
+            cpu >= share.cpu_milli
+            and memory >= share.memory_mib
+            and all(gpus[column] >= share.gpu_milli for column in columns)
         )
         return _Held(row, share, columns) if fits else None
 

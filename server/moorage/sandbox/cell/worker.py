@@ -38,7 +38,7 @@ from moorage.sandbox.wire import frames, limits
 _READ_BYTES: Final = 1 << 14
 _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
-_DEMANDED: Final = tuple(name for name in Demand.__slots__ if name != "where")
+_DEMANDED: Final = tuple(name for name in Demand.__struct_fields__ if name != "where")
 """What policies see of a demand; its labels are compared for them."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode

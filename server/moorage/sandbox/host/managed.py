@@ -5,8 +5,9 @@ all cells agree. The daemon keeps them on the disk: `daemon.publishing.managemen
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from moorage.core.effects import Consult
 from moorage.model import PolicyRef

@@ -12,10 +12,10 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.core.effects import Consult
 from moorage.core.events import ConsultFailed, Proposed

@@ -1,0 +1,35 @@
+"""Processor time of programs that run."""
+
+import subprocess
+import sys
+
+from moorage.bench.processor_time import spent
+
+WORK = """
+import subprocess, sys, time
+if "both" in sys.argv:
+    command = [sys.executable, "-c", sys.argv[2], "one"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+while time.process_time() < 0.1:
+    pass
+print("worked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_program_and_what_it_started_are_counted_apart():
+    command = [sys.executable, "-c", WORK, "both", WORK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        before = spent(program.pid)
+        assert program.stdout.readline() == b"worked\n"
+        found = spent(program.pid).since(before)
+        program.communicate()
+    assert found.own > 0
+    assert found.others > 0
+
+
+def test_a_program_that_has_ended_took_nothing():
+    with subprocess.Popen([sys.executable, "-c", ""]) as program:
+        program.wait()
+    assert spent(program.pid) == (0.0, 0.0)
