@@ -20,8 +20,8 @@ import httpx
 import typer.main
 from typer.cli import get_docs_for_click
 
-from moorage.__main__ import app as moored
 from moorage.benchmarks.daemon_process import daemon
+from moorage.commands.program import app as moored
 from moorage.config.described import settings_markdown
 from moorage.protocol import specification
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING
