@@ -18,9 +18,10 @@ from moorage.core.effects import Address
 from moorage.daemon.requests.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.model import SessionId, Tenant
-from moorage.protocol import AllocationRequest, Resume, success
 from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.logins import Tickets
+from moorage.protocol.messages import AllocationRequest, Resume
+from moorage.protocol.replies import success
 
 PATIENCE_SECONDS = 60.0
 """Bound of every wait; nothing is expected to come near it."""

@@ -14,8 +14,8 @@ from moorage.daemon.requests.socket_tickets import SocketTickets
 from moorage.gateway.server import Gateway
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
-from moorage.protocol import Close, event
-from moorage.protocol.codes import SESSION_HEADER
+from moorage.protocol.codes import SESSION_HEADER, Close
+from moorage.protocol.replies import event
 
 
 async def test_a_session_is_announced_and_taken_back(port):
