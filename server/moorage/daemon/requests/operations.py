@@ -26,6 +26,7 @@ from moorage.core.events import (
     UnreserveAsked,
 )
 from moorage.core.facts import Refusal
+from moorage.core.refusals import no_such_cluster
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.requests.answers import refusal_of
@@ -203,7 +204,13 @@ class Operations:
             _note(tenant, self._replies.remote(to), about)
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
-        asked = FlushAsked(to, tenant, ClusterId(message.cluster) or None)
+        cluster, state = ClusterId(message.cluster), self._rights.state
+        # Leases on a cluster that is registered no more are ended as any others.
+        known = not cluster or cluster in state.clusters
+        if not known and all(place[0] != cluster for place in state.places):
+            self._replies.answer(to, no_such_cluster(cluster, state.clusters))
+            return
+        asked = FlushAsked(to, tenant, cluster or None)
         self._post(asked, tenant, dry_run=message.dry_run)
         if not message.dry_run:
             about = {"what": "flush", "cluster": message.cluster}
