@@ -20,7 +20,7 @@ import httpx
 import typer.main
 from typer.cli import get_docs_for_click
 
-from moorage.__main__ import app as moored
+from moorage.commands.program import app as moored
 from moorage.config.described import settings_markdown
 from moorage.daemon.access.rights import RIGHT_OF
 from moorage.protocol import specification

@@ -4,20 +4,35 @@ It lives on a thread of its own, and so do its renewals: a lease outlives any co
 program's threads, which may all share one client.
 """
 
-from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from __future__ import annotations
 
-from moorage.model import LeaseTerms
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
 from moorage.protocol.fields import TTL_SECONDS
-from moorage_client.answers import Answer, Lease
-from moorage_client.asking import Document, Request, request_message
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
-from moorage_client.errors import MoorageError
-from moorage_client.guard import BlockingGuard
-from moorage_client.listing import Listing
-from moorage_client.loops import LoopThread
-from moorage_client.watching import News
+from moorage_client.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import TracebackType
+    from typing import Unpack
+
+    from moorage import model
+    from moorage.model import LeaseTerms
+    from moorage_client import asking, errors, guard, loops, watching
+    from moorage_client.answers import Answer, Lease
+    from moorage_client.asking import Document, Request
+    from moorage_client.guard import BlockingGuard
+    from moorage_client.listing import Listing
+    from moorage_client.loops import LoopThread
+    from moorage_client.watching import News
+else:  # As in `client`.
+    model = LazyModule("moorage.model")
+    asking = LazyModule("moorage_client.asking")
+    errors = LazyModule("moorage_client.errors")
+    guard = LazyModule("moorage_client.guard")
+    loops = LazyModule("moorage_client.loops")
+    watching = LazyModule("moorage_client.watching")
 
 T = TypeVar("T")
 
@@ -63,7 +78,7 @@ class BlockingClient:
         if self._thread is not None:
             raise RuntimeError("this client is open already, or was closed; make a new one")
         url, token, timeout, reconnect_seconds, ca_file = self._client_options
-        self._thread = LoopThread("moorage-client")
+        self._thread = loops.LoopThread("moorage-client")
         self._client = Client(
             url,
             token,
@@ -136,9 +151,9 @@ class BlockingClient:
         """
         client = self._open()
         given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
-        terms = LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
-        message = request_message(policy_rule_uri, terms, **request)
-        return BlockingGuard(
+        terms = model.LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
+        message = asking.request_message(policy_rule_uri, terms, **request)
+        return guard.BlockingGuard(
             lambda: self._run(client.acquire(message, timeout, on_progress)),
             lambda held: client.keep(held, _nothing),
             lambda held: self._run(client.hand_back(held)),
@@ -212,7 +227,7 @@ class BlockingClient:
         """
         watch = self._run(self._open().begin_watch(*topics))
         assert self._thread is not None
-        news = News(self._thread, watch, timeout, self._news.discard)
+        news = watching.News(self._thread, watch, timeout, self._news.discard)
         self._news.add(news)
         return news
 
@@ -229,12 +244,14 @@ class BlockingClient:
 
     def _open(self) -> Client:
         if self._client is None:
-            raise MoorageError("this client is not open; use it as `with BlockingClient() as …`")
+            raise errors.MoorageError(
+                "this client is not open; use it as `with BlockingClient() as …`"
+            )
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         thread = self._thread
         if thread is None:
             work.close()
-            raise MoorageError("this client is not open")
+            raise errors.MoorageError("this client is not open")
         return thread.run(work)

@@ -3,41 +3,54 @@
 Used by programs that run an event loop, by the blocking client and by the command line.
 """
 
-import asyncio
+from __future__ import annotations
+
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from moorage.model import Code, Demand, LeaseTerms, Provision
 from moorage.protocol.fields import TTL_SECONDS
-from moorage.protocol.replies import Event, Reply
-from moorage_client.answers import (
-    Answer,
-    Lease,
-    read_answer,
-    read_flushed,
-    read_from,
-    read_lease,
-    read_object,
-)
-from moorage_client.asking import Document, Request, request_message
-from moorage_client.endpoint import Endpoint
-from moorage_client.errors import (
-    LeaseEnded,
-    LeaseLost,
-    MoorageError,
-    NotFound,
-    RuleFailed,
-    Timeout,
-)
-from moorage_client.guard import LeaseGuard
-from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
-from moorage_client.link import Link, Renewals
-from moorage_client.listing import Listing, pages
-from moorage_client.loops import LoopThread
-from moorage_client.watching import Watch, watch
+from moorage_client.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from types import TracebackType
+    from typing import Unpack
+
+    from moorage import model
+    from moorage.model import Demand, LeaseTerms, Provision
+    from moorage.protocol.replies import Event, Reply
+    from moorage_client import (
+        answers,
+        asking,
+        endpoint,
+        errors,
+        guard,
+        holding,
+        link,
+        listing,
+        watching,
+    )
+    from moorage_client.answers import Answer, Lease
+    from moorage_client.asking import Document, Request
+    from moorage_client.guard import LeaseGuard
+    from moorage_client.holding import HeldLease, Keeping
+    from moorage_client.listing import Listing
+    from moorage_client.loops import LoopThread
+    from moorage_client.watching import Watch
+else:  # Three quarters of the time that importing this module took.
+    asyncio = LazyModule("asyncio")
+    model = LazyModule("moorage.model")
+    answers = LazyModule("moorage_client.answers")
+    asking = LazyModule("moorage_client.asking")
+    endpoint = LazyModule("moorage_client.endpoint")
+    errors = LazyModule("moorage_client.errors")
+    guard = LazyModule("moorage_client.guard")
+    holding = LazyModule("moorage_client.holding")
+    link = LazyModule("moorage_client.link")
+    listing = LazyModule("moorage_client.listing")
+    watching = LazyModule("moorage_client.watching")
 
 TIMEOUT_SECONDS: Final = 30.0
 """How long a reply may take, beyond the time that a request is ready to wait in the queue."""
@@ -49,8 +62,6 @@ GIVING_BACK_MAX: Final = 256
 """Leases that came too late for their asker and are given back at once; more end by their TTL."""
 GIVE_UP_SECONDS_MAX: Final = 2.0
 """How long a cancelled or timed-out ask takes, at most, to leave the queue."""
-
-T = TypeVar("T")
 
 
 class Client:
@@ -89,12 +100,13 @@ class Client:
         ca_file: str | None = None,
         renewals_on: LoopThread | None = None,
     ) -> None:
-        self._endpoint = endpoint = Endpoint.of_socket(url, token, ca_file)
-        self.url = endpoint.url
+        self._endpoint = place = endpoint.Endpoint.of_socket(url, token, ca_file)
+        self.url = place.url
         self._timeout = timeout
-        self._link = Link(endpoint, reconnect_seconds)
-        self._renewals = Renewals(self._link)
-        self._keeper = Keeper(Renewals(Link(endpoint, reconnect_seconds)), renewals_on)
+        self._link = link.Link(place, reconnect_seconds)
+        self._renewals = link.Renewals(self._link)
+        renewals = link.Renewals(link.Link(place, reconnect_seconds))
+        self._keeper = holding.Keeper(renewals, renewals_on)
         self._giving_back: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -165,7 +177,7 @@ class Client:
             Timeout: No answer in time.
 
         """
-        message = request_message(
+        message = asking.request_message(
             policy_rule_uri,
             lease,
             inputs=inputs,
@@ -231,9 +243,9 @@ class Client:
 
         """
         given = (ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
-        terms = LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
-        message = request_message(policy_rule_uri, terms, **request)
-        return LeaseGuard(
+        terms = model.LeaseTerms(*given, ttl_seconds_min=ttl_seconds_min)
+        message = asking.request_message(policy_rule_uri, terms, **request)
+        return guard.LeaseGuard(
             lambda: self.acquire(message, timeout, on_progress),
             self._keeper.keep,
             self.hand_back,
@@ -257,10 +269,11 @@ class Client:
         answer, replayed = await self._asked(message, seconds_max, on_progress)
         if answer.lease is None:
             reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
-            raise RuleFailed(Code.POLICY_DECLINED, reason, request=answer.request)
-        if answer.lease.state in OVER:
-            raise LeaseLost(answer.lease.id, answer.lease.reason or "it ended before it was used")
-        return HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
+            raise errors.RuleFailed(model.Code.POLICY_DECLINED, reason, request=answer.request)
+        if answer.lease.state in holding.OVER:
+            why = answer.lease.reason or "it ended before it was used"
+            raise errors.LeaseLost(answer.lease.id, why)
+        return holding.HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
 
     def keep(self, held: HeldLease, on_lost: Callable[[], None]) -> Keeping:
         """Renew a lease in the background. For the guard of the blocking client."""
@@ -276,7 +289,7 @@ class Client:
         """
         try:
             await self.release(held.id, held.token)
-        except (NotFound, LeaseEnded) as gone:
+        except (errors.NotFound, errors.LeaseEnded) as gone:
             raise held.lose(gone.reason) from gone
 
     async def renew(
@@ -315,12 +328,12 @@ class Client:
 
         """
         reply = await self._called({"op": "release", "lease": lease, "token": token})
-        return read_from(self.url, read_lease, reply.lease or reply.data)
+        return answers.read_from(self.url, answers.read_lease, reply.lease or reply.data)
 
     async def flush(self, cluster: str = "") -> list[str]:
         """End your warm leases, in one cluster or everywhere; return their ids."""
-        return read_from(
-            self.url, read_flushed, await self.call({"op": "flush", "cluster": cluster})
+        return answers.read_from(
+            self.url, answers.read_flushed, await self.call({"op": "flush", "cluster": cluster})
         )
 
     async def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
@@ -335,7 +348,7 @@ class Client:
 
         """
         message = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
-        return read_from(self.url, read_object, await self.call(message))
+        return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
@@ -346,12 +359,14 @@ class Client:
         leases last until they are released, or `seconds` from now where that is given.
         """
         message = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
-        return read_from(self.url, read_object, await self.call(message | {"seconds": seconds}))
+        return answers.read_from(
+            self.url, answers.read_object, await self.call(message | {"seconds": seconds})
+        )
 
     async def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
         """Undo `cordon` or `drain` of this node, or of the whole cluster."""
         message = {"op": "uncordon", "cluster": cluster, "node": node}
-        return read_from(self.url, read_object, await self.call(message))
+        return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
@@ -362,8 +377,8 @@ class Client:
         """
         reply = await self._called({"op": "status", "request": subject})
         if reply.lease is not None:
-            return read_lease(reply.lease).document()
-        return read_from(self.url, read_object, reply.data)
+            return answers.read_lease(reply.lease).document()
+        return answers.read_from(self.url, answers.read_object, reply.data)
 
     async def why(self, subject: str, *, nodes: bool = False) -> dict[str, Any]:
         """Return why this request or lease was answered so; `nodes`: and what each node lacks.
@@ -373,7 +388,7 @@ class Client:
 
         """
         message = {"op": "why", "request": subject} | ({"nodes": True} if nodes else {})
-        return read_from(self.url, read_object, await self.call(message))
+        return answers.read_from(self.url, answers.read_object, await self.call(message))
 
     async def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; return the waiter as it ended.
@@ -382,23 +397,31 @@ class Client:
             NotFound: Nothing with this id waits.
 
         """
-        return read_from(
-            self.url, read_object, await self.call({"op": "cancel", "request": request})
+        return answers.read_from(
+            self.url, answers.read_object, await self.call({"op": "cancel", "request": request})
         )
 
     def leases(self, **filters: Any) -> Listing[Lease]:
         """Return the leases whose fields equal the filters, e.g. `state="active"`."""
-        return pages(self.url, self.call, ("leases", "leases"), read_lease, {"filters": filters})
+        return listing.pages(
+            self.url, self.call, ("leases", "leases"), answers.read_lease, {"filters": filters}
+        )
 
     def queue(self, **filters: Any) -> Listing[dict[str, Any]]:
         """Return the requests that wait, in the order in which they are served."""
-        return pages(self.url, self.call, ("queue", "waiting"), read_object, {"filters": filters})
+        return listing.pages(
+            self.url, self.call, ("queue", "waiting"), answers.read_object, {"filters": filters}
+        )
 
     def fleet(self, cluster: str | None = None) -> Listing[dict[str, Any]]:
         """Return the clusters with their totals, or the nodes of one cluster."""
         if cluster is None:
-            return pages(self.url, self.call, ("fleet", "clusters"), read_object, {})
-        return pages(self.url, self.call, ("fleet", "nodes"), read_object, {"cluster": cluster})
+            return listing.pages(
+                self.url, self.call, ("fleet", "clusters"), answers.read_object, {}
+            )
+        return listing.pages(
+            self.url, self.call, ("fleet", "nodes"), answers.read_object, {"cluster": cluster}
+        )
 
     def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
         """Return the news of topics as they come: `async for event in client.watch("policies")`.
@@ -415,11 +438,11 @@ class Client:
                 repeat what happens until then.
 
         """
-        return watch(self._endpoint, topics)
+        return watching.watch(self._endpoint, topics)
 
     async def begin_watch(self, *topics: str) -> Watch:
         """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
-        return await Watch.begin(self._endpoint, topics)
+        return await watching.Watch.begin(self._endpoint, topics)
 
     async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy and return what it returned. Never repeated."""
@@ -479,16 +502,16 @@ class Client:
                 orphaned=give_back,
                 on_progress=on_progress,
             )
-        except (asyncio.CancelledError, Timeout):
+        except (asyncio.CancelledError, errors.Timeout):
             if give_back is not None:
                 await self._give_up(message["lease"]["idempotency_key"])
             raise
-        return read_answer(reply), replayed or sent > 1
+        return answers.read_answer(reply), replayed or sent > 1
 
     async def _give_up(self, key: str) -> None:
         """Leave the queue: the answer to this ask is not awaited any more."""
         # Refused where it does not wait; then its answer is under way, and is given back.
-        with contextlib.suppress(MoorageError, TimeoutError):
+        with contextlib.suppress(errors.MoorageError, TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS_MAX):
                 await self.call({"op": "cancel", "request": key}, idempotent=False)
 
@@ -503,5 +526,5 @@ class Client:
 
     async def _release_late(self, lease: str, token: str) -> None:
         # A failure here has no reader left; the lease then ends with its TTL.
-        with contextlib.suppress(MoorageError):
+        with contextlib.suppress(errors.MoorageError):
             await self.release(lease, token)

@@ -17,7 +17,15 @@ from urllib.parse import urlsplit
 
 from moorage_client.errors import SettingRefused
 
-__all__ = ["HTTP_URL_DEFAULT", "Endpoint", "checked_token", "read_token", "setting", "tls_reason"]
+__all__ = [
+    "HTTP_URL_DEFAULT",
+    "URL_DEFAULT",
+    "Endpoint",
+    "checked_token",
+    "read_token",
+    "setting",
+    "tls_reason",
+]
 
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"

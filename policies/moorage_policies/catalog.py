@@ -173,6 +173,7 @@ def document(
         "tags": "shipped,placement",
         "metadata": {"author": "Moorage"},
         "code": shipped()[name],
+        "code_file": f"{name}.py",
         "policy_parameters_schema": schema,
         "policy_parameters": {**defaults, **(parameters or {})},
         "policy_settings_schema": {},

@@ -1,103 +1,13 @@
-"""`moored`: the daemon, and the commands that play a client against it."""
+"""`moored`: `main` is its entry point."""
 
-import io
-import os
-import sys
-from importlib.metadata import version
-from typing import Annotated
+from moorage.launch import run_program
 
-import typer
-
-from moorage.commands.audit import audit
-from moorage.commands.bench import bench
-from moorage.commands.demo import demo
-from moorage.commands.doctor import doctor
-from moorage.commands.errors import EXIT_USAGE
-from moorage.commands.ledger import ledger
-from moorage.commands.prices import prices
-from moorage.commands.replay import replay
-from moorage.commands.serve import serve
-from moorage.commands.token import token
-from moorage.config.described import settings_help
-from moorage.daemon.observability.standard_streams import StandardStream
-from moorage.extras import install_command
-from moorage_client import server_extra
-from moorage_client.home import HomeMissing, check_completion
-
-STDERR = 2
-"""The last of the three descriptors that every program has."""
-
-app = typer.Typer(
-    name="moored",
-    help="Decides which cluster, node and GPUs run a workload, and holds the answer as a lease.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"moored {version('moorage')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _shared(
-    context: typer.Context,
-    version: Annotated[  # noqa: ARG001  # Its callback ends the program.
-        bool,
-        typer.Option(
-            "--version", "-V", callback=_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Take what stands before a command."""
-    if context.invoked_subcommand == "serve":
-        # Before its flags are read: its exit code must not hang on who reads stderr either.
-        context.obj = StandardStream(STDERR)
-
-
-app.command(epilog=settings_help(), short_help="Run the daemon.")(serve)
-app.command(short_help="Play the main job with everything embedded.")(demo)
-app.command(short_help="Drive a trace through a real daemon.")(replay)
-app.command(short_help="Tell what works here, and why not.")(doctor)
-app.command(short_help="Measure, as ratios to a baseline of the same run.")(bench)
-app.command(short_help="Ask AWS for instance types and prices.")(prices)
-app.add_typer(ledger, name="ledger")
-app.add_typer(token, name="token")
-app.add_typer(audit, name="audit")
-
-
-def _open_standard_streams() -> None:
-    """Put /dev/null where stdin, stdout or stderr is closed.
-
-    Their numbers would go to the next files that are opened; libuv ends the process over that.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
-        os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.
-    os.close(number)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line."""
-    _open_standard_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
-    if server_extra.missing():
-        typer.echo(
-            f"moored: the server is not installed here: {install_command('server')}", err=True
-        )
-        raise SystemExit(EXIT_USAGE)
-    try:
-        check_completion(sys.argv[1:])
-    except HomeMissing as missing:
-        typer.echo(f"moored: {missing}", err=True)
-        raise SystemExit(EXIT_USAGE) from None
-    app()
+    run_program("moored", "moorage.commands.program")
 
 
 if __name__ == "__main__":

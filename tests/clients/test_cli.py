@@ -13,7 +13,8 @@ import pytest
 import typer
 
 from moorage_client.cli import program
-from moorage_client.cli.output import fields
+from moorage_client.cli.output import explain_failure, fields
+from moorage_client.errors import ConnectionFailed, refusal
 
 
 def only_json(done):
@@ -153,6 +154,27 @@ def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
     over_http = shell("policy", "list", "--http-url", nowhere.replace("ws", "http"))
     assert over_http.returncode == 4
     assert "Connection refused" in over_http.stderr
+    for each in (done, over_http):
+        assert "Start a server with `moored serve --here`, or name one with --" in each.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (ConnectionFailed("ws://far.example:1", "Connection refused"), "whether --url is right"),
+        (ConnectionFailed("http://127.0.0.1:1", "timed out"), "whether --http-url is right"),
+        (refusal("unknown_clusters", "No live cluster is registered."), "moorage fleet import"),
+        (refusal("unknown_policy", "No policy “x”."), "`moorage policy push best_fit`"),
+    ],
+)
+def test_a_hint_fits(capsys, error, hint):
+    explain_failure(error)
+    assert hint in capsys.readouterr().err
+
+
+def test_a_name_that_is_meant_is_hint_enough(capsys):
+    explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))
+    assert "fleet import" not in capsys.readouterr().err
 
 
 def test_a_socket_named_alone_does_not_lead_to_the_http_of_another_server(shell, nowhere):
@@ -491,7 +513,10 @@ def test_a_refusal_is_told_in_words(shell, harbour):
         "binding": "gpu_count",
         "misfits": {"gpu_count": 2},
         "largest": {"nodes": 2, "models": [""], "gpus": 0},
-        "fits_if": [{"field": "resources.gpus", "asked": 8, "fits": 4}],
+        "fits_if": [
+            {"field": "resources.gpus", "asked": 8, "fits": 4},
+            {"field": "resources.where", "asked": ["rack"], "fits": ""},
+        ],
         "backends": [],
         "data": {"a": []},
     }
@@ -500,7 +525,7 @@ def test_a_refusal_is_told_in_words(shell, harbour):
     assert "binding: gpu count\n" in said
     assert "misfits: gpu count 2\n" in said
     assert "largest: nodes 2, gpus 0\n" in said
-    assert "fits if: resources.gpus 4 instead of 8\n" in said
+    assert "fits if: resources.gpus 4 instead of 8, without resources.where\n" in said
     assert 'data: {"a": []}\n' in said
     assert "backends" not in said
 

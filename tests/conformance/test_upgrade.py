@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from moorage.__main__ import app
 from moorage.catalog.opening import open_catalog
 from moorage.commands.ledger_care import repair, verify
+from moorage.commands.program import app
 from moorage.core.allocator import Allocator
 from moorage.core.state import State
 from moorage.ledger.base import LedgerError

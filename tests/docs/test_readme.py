@@ -34,6 +34,13 @@ def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
     assert "moorage.dev" not in (ROOT / "pyproject.toml").read_text()
 
 
+def test_tutorials_need_no_more_than_make_demo_installs() -> None:
+    """A first hour is not the time to install extras: pages say what draws pictures, and go on."""
+    for page in (ROOT / "docs" / "tutorials").glob("*.md"):
+        typed = re.findall(r"^\$ .*", page.read_text(), re.MULTILINE)
+        assert [each for each in typed if "--plot" in each] == [], page
+
+
 def test_its_quick_starts_have_ten_lines_at_most() -> None:
     blocks = re.findall(
         r"^```(?:python|console|json)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL

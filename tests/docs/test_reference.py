@@ -59,7 +59,7 @@ def named(app_module: str, prefix: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("module", "program"),
-    [("moorage.__main__", "moored"), ("moorage_client.cli.program", "moorage")],
+    [("moorage.commands.program", "moored"), ("moorage_client.cli.program", "moorage")],
 )
 def test_every_command_is_there(pages, module: str, program: str) -> None:
     found = named(module, program)
@@ -69,7 +69,9 @@ def test_every_command_is_there(pages, module: str, program: str) -> None:
 
 def test_no_command_is_named_that_does_not_exist(text: str) -> None:
     """What a page promises can be typed."""
-    known = named("moorage.__main__", "moored") + named("moorage_client.cli.program", "moorage")
+    known = named("moorage.commands.program", "moored") + named(
+        "moorage_client.cli.program", "moorage"
+    )
     words = {" ".join(each.split()[:2]) for each in known}
     every = text + (reference.ROOT / "README.md").read_text()
     typed = set(re.findall(r"(?:`|^\$ )((?:moored|moorage) [a-z]+)", every, re.MULTILINE))

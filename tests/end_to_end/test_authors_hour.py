@@ -98,8 +98,8 @@ def test_push_tests_first_unless_told_not_to(server, tmp_path):
     assert moorage(server, *activate, "--force").stdout == "typo:stable -> typo:1-x\n"
     refused = server.ask("typo:1-x", resources={"gpus": 1})["error"]
     assert refused["traceback"] == [
-        'function.py, line 8, in eval: return self.pick(input_data["fleet"])',
-        "function.py, line 11, in pick: return fleet.feasable()",
+        'typo.py, line 8, in eval: return self.pick(input_data["fleet"])',
+        "typo.py, line 11, in pick: return fleet.feasable()",
     ]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from served import until
+from served import policy, until
 
 from moorage.backends.local import control_groups
 from moorage.commands import display
 from moorage.commands.findings import DoctorFinding
-from moorage.testing.daemon_process import daemon
+from moorage.testing.daemon_process import child, daemon
 
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
 OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
@@ -225,3 +225,41 @@ def test_bench_figures_are_ratios(tmp_path):
     assert told["grants_to_echo"] > 0
     assert told["grant_p50_to_echo_p50"] > 0
     assert told["cpu_to_echo"] > 0
+
+
+def test_ctrl_c_ends_what_a_command_has_started(tmp_path):
+    """`policy test` runs the server's sandbox in a process of its own, with folders of its own."""
+    (tmp_path / "hangs.py").write_text(
+        policy("import time\ntime.sleep(60)\nreturn {}", "hangs:1-x")["code"]
+    )
+    folders = tmp_path / "folders"
+    folders.mkdir()
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("moorage"), "policy", "test", "hangs.py"],
+        env=os.environ | {"TMPDIR": str(folders)},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # As a shell has it; no lock is held.
+    ) as process:
+        until(lambda: any(folders.iterdir()))
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "moorage: interrupted\n")
+    until(lambda: not any(folders.iterdir()))
+
+
+def test_a_daemon_starts_where_pythonpath_hides_standard_modules(tmp_path):
+    for name in ("random", "types"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a policy')\n")
+    log = tmp_path / "log"
+    command = [Path(sys.executable).with_name("moored"), "serve", "--data", str(tmp_path / "data")]
+    variables = {**os.environ, **FREE_PORTS, "PYTHONPATH": str(tmp_path)}
+    with child(command, log, variables) as (_, ready):
+        assert ready["event"] == "ready"
+    assert (
+        f"moored: {tmp_path}/random.py has the name of Python's own module random"
+        in log.read_text()
+    )

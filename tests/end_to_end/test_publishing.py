@@ -340,10 +340,11 @@ def test_blocks_and_searches_know_aliases_too(swap):
 
 def test_a_deadline_stands_in_the_document_or_in_the_request(server):
     sleeps = "import time\ntime.sleep(input_data['inputs']['for'])\nreturn {'n': 1}"
-    server.publish(policy(sleeps, "sleeps:1-x", deadline_seconds=0.5))
+    server.publish(policy(sleeps, "sleeps:1-x", deadline_seconds=0.5, code_file="sleeps.py"))
     no = server.ask("sleeps:1-x", inputs={"for": 20})["error"]
     assert (no["code"], no["seconds"]) == ("policy_timeout", 0.5)
-    assert "function.py, line" in no["reason"]
+    assert "(sleeps.py, line 6)" in no["reason"]
+    assert (no["file"], no["line"]) == ("sleeps.py", 6)
     assert server.ask("sleeps:1-x", inputs={"for": 1.2}, deadline_seconds=20)["success"]
     no = server.ask("sleeps:1-x", inputs={"for": 20}, deadline_seconds=0.2)["error"]
     assert no["seconds"] == 0.2

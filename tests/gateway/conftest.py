@@ -19,9 +19,10 @@ from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.gateway.deliver import Taking
 from moorage.model import SessionId, Tenant
-from moorage.protocol import AllocationRequest, Resume, success
 from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.logins import Tickets
+from moorage.protocol.messages import AllocationRequest, Resume
+from moorage.protocol.replies import success
 from moorage.records.rights import Caller, Role
 
 PATIENCE_SECONDS = 60.0

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from moorage.protocol import Close, event
+from moorage.protocol.codes import Close
+from moorage.protocol.replies import event
 
 TEXT, CONTINUATION, CLOSE, PING = 1, 0, 8, 9
 MIB = 2**20

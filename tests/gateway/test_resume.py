@@ -7,7 +7,8 @@ import pytest
 
 from moorage.gateway.settings import HELD_BYTES_MAX
 from moorage.model import Tenant
-from moorage.protocol import Close, event
+from moorage.protocol.codes import Close
+from moorage.protocol.replies import event
 from moorage.records.rights import Caller, Role
 
 LONG = 600.0

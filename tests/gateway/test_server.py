@@ -14,8 +14,8 @@ from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway.server import Gateway
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
-from moorage.protocol import Close, event
-from moorage.protocol.codes import SESSION_HEADER
+from moorage.protocol.codes import SESSION_HEADER, Close
+from moorage.protocol.replies import event
 from moorage.records.rights import Caller, Role
 
 

@@ -6,7 +6,14 @@ import pytest
 
 from moorage.lab.errors import CommandError
 from moorage.lab.examples import clusters, metrics, requests
-from moorage.lab.policy_test import HASH_SEEDS, QUICK_SECONDS, PolicyTestJob, try_policy
+from moorage.lab.policy_test import (
+    HASH_SEEDS,
+    QUICK_SECONDS,
+    PolicyTestJob,
+    Tried,
+    _is_unexplained,
+    try_policy,
+)
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
@@ -170,7 +177,7 @@ async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
 
 @pytest.mark.heavy  # Under all seeds; the example with a profile declines its own, too.
 async def test_a_policy_may_decline_what_its_author_asks():
-    declining = policy("return {'declined': 'x'} if input_data['seed'] % 5 else None")
+    declining = policy("return {'declined': 'x'}")
     job = PolicyTestJob(declining, [ONE] * 3)
     assert (await try_policy(job)).passed
 
@@ -183,7 +190,7 @@ async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
     lines = {line["line"]: line for line in report.profile["lines"]}
     assert lines[3]["text"] == "    return math.sqrt(n)"
     assert lines[3]["hits"] == report.profile["evaluations"] * 3
-    assert "it declined 2 requests that would have fitted" in report.notes
+    assert 'request 0: it fits, and {"total":2' in report.findings[0]
 
 
 async def test_policies_on_plain_input_and_what_they_print():
@@ -199,6 +206,41 @@ async def test_policies_on_plain_input_and_what_they_print():
     assert report.passed, report.findings
     assert report.requests[0].values == (["a", "b"],)
     assert "ranked" in report.printed
+
+
+async def test_no_placement_without_a_reason_is_found():
+    advice = {"inputs": {}, "resources": {"gpus": 1}}
+    report = await try_policy(PolicyTestJob(policy("return {}"), [advice, ONE, {"inputs": {}}]))
+    (finding,) = report.findings
+    assert finding.startswith("request 0: it fits, and {} says neither where it goes nor why")
+    assert "(1 more request likewise)" in finding  # The last says nothing of what must fit.
+    assert finding.endswith('and a no {"declined": "…"} with the reason')
+
+
+@pytest.mark.parametrize(
+    ("value", "explained"),
+    [
+        *[(each, False) for each in (None, {}, [], "no", {"cluster_id": None}, {"declined": " "})],
+        *[(each, True) for each in ({"declined": "full"}, {"error": "no rack"})],
+    ],
+)
+def test_what_explains_a_no(value, explained):
+    assert _is_unexplained(Tried(ONE, "policy_declined", "", (value,), 0.0)) is not explained
+
+
+async def test_unknown_fields_of_requests_are_warned_of_as_on_a_server():
+    own = policy("return {'declined': 'x'}")
+    asked = [{**ONE, "gpus": 1}, {**ONE, "gpus": 2}, {"input_data": [], "inputs": {}}]
+    report = await try_policy(PolicyTestJob(own, asked))
+    ignored, beside = report.notes[-2:]
+    assert ignored == (
+        "request 0: gpus: unknown field, it was ignored (did you mean resources.gpus?)."
+        " (1 more request likewise)"
+    )
+    assert beside == "request 2: inputs: it was ignored beside input_data."
+    for refused in ({"dryrun": True}, {"strict": True, "gpus": 1}):
+        with pytest.raises(CommandError, match=r"request 0: \w+: unknown field; expected"):
+            await try_policy(PolicyTestJob(own, [{**ONE, **refused}]))
 
 
 async def test_a_request_that_is_none_says_nothing_of_the_policy():

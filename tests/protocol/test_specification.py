@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
 
-from moorage.protocol import BadMessage, decode
-from moorage.protocol.messages import OPERATIONS
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.messages import OPERATIONS, decode
 from moorage.protocol.specification import MESSAGES, asyncapi, documents, schemas
 
 # Of github.com/asyncapi/spec-json-schemas, Apache-2.0.

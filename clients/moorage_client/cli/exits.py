@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import Final
 
+from moorage.launch import EXIT_INTERRUPTED, EXIT_UNWRITABLE
 from moorage.model import Code
 from moorage.protocol.codes import WORTH_RETRYING
 from moorage_client.errors import (
@@ -32,7 +33,8 @@ class Exit(IntEnum):
     RULE_FAILED = 6
     LEASE_LOST = 7
     INTERNAL = 70
-    INTERRUPTED = 130
+    UNWRITABLE = EXIT_UNWRITABLE
+    INTERRUPTED = EXIT_INTERRUPTED
 
 
 MEANINGS: Final = {
@@ -45,16 +47,13 @@ MEANINGS: Final = {
     Exit.RULE_FAILED: "the policy itself failed",
     Exit.LEASE_LOST: "the lease is over",
     Exit.INTERNAL: "a defect, of the server or of this program",
+    Exit.UNWRITABLE: "the result cannot be written to stdout",
     Exit.INTERRUPTED: "interrupted with Ctrl-C",
 }
 
 
 class TokenMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
     """The token of a lease is not known here."""
-
-
-class ReaderGone(Exception):  # noqa: N818  # No error: the reader has seen enough.
-    """Stdout has no reader any more."""
 
 
 def exit_of(error: MoorageError) -> Exit:

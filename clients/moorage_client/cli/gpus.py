@@ -81,7 +81,11 @@ def gpus(
         work,
         [*columns, *(["clusters"] if session.wide else [])],
         lambda rows: [_cells(row, wide=session.wide) for row in rows],
-        empty=f"No GPUs{f' whose model has {model!r} in its name' if model else ''}.",
+        empty=(
+            f"No GPUs whose model has {model!r} in its name; `moorage gpus` has all models."
+            if model
+            else "No GPUs. Import machines that have some: moorage fleet import SOURCE"
+        ),
         watch=watch,
     )
 

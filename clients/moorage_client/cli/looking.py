@@ -237,7 +237,7 @@ def fleet(
             work,
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>"),
             _cluster_cells,
-            empty="No clusters. Import some: moorage fleet import SOURCE",
+            empty="No clusters. Import some: moorage fleet import SOURCE (`local` is this machine)",
             watch=watch,
             notes=_cluster_notes,
         )

@@ -5,6 +5,7 @@ characters: a policy's words must not drive anybody's terminal.
 """
 
 import codecs
+import errno
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from moorage.model import Code, Placement
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.shapes import Finding
+from moorage_client.endpoint import HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
     CertificateRefused,
     ConnectionFailed,
@@ -49,6 +51,18 @@ _CHANGE: Final = frozenset({"field", "asked", "fits"})
 
 _FAR_SECONDS: Final = 1e12
 """Times after this, some thirty thousand years from now, do not come."""
+
+_MISSING: Final[Mapping[str, str]] = {
+    Code.UNKNOWN_POLICY: (
+        "Register one with `moorage policy push FILE`, or one that ships, such as"
+        " `moorage policy push best_fit`; `moorage policy list` has those there are."
+    ),
+    Code.UNKNOWN_CLUSTERS: (
+        "Register machines with `moorage fleet import SOURCE`, or start the server with"
+        " --here for its own; `moorage fleet` has the clusters there are."
+    ),
+}
+"""What to do where something is not there, and nothing has a name like it."""
 
 _PIPE_COLUMNS: Final = 160
 """Width of tables that go to a pipe, where the reader's width is unknown."""
@@ -258,7 +272,9 @@ def in_words(value: Any, levels: int = _LEVELS) -> str:
     if value is None:
         return ""
     if levels and isinstance(value, dict):
-        if value.keys() <= _CHANGE and "fits" in value:  # One of `fits_if`.
+        if value.keys() <= _CHANGE and "field" in value:  # One of `fits_if`.
+            if "fits" not in value:
+                return f"without {value['field']}"
             instead = in_words(value.get("asked"), levels - 1)
             said = f"{value.get('field', '')} {in_words(value['fits'], levels - 1)}"
             return f"{said} instead of {instead}" if instead else said
@@ -359,8 +375,8 @@ def explain_failure(error: MoorageError) -> None:
             _explain_details(error.details)
             if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, or MOORAGE_TOKEN.")
-            if error.code == Code.UNKNOWN_POLICY:
-                note("Register one with `moorage policy push`.")
+            if error.code in _MISSING and "did you mean" not in error.reason.lower():
+                note(_MISSING[error.code])
             if error.request:
                 note(f"More: moorage why {error.request}")
         case _:  # Errors are an open tree: of the others there is no more to say.
@@ -375,14 +391,20 @@ def _explain_place(error: ConnectionFailed) -> None:
             note(f"What answers at {url} is no Moorage server of this version; check {option}.")
         case CertificateRefused() | ProxyFailed():  # Their messages say what to do.
             pass
-        case ConnectionFailed(url=url) if url.startswith("http"):
-            note("Start a server with `moored serve`, or name one with --http-url.")
-            note("(--http-url defaults to MOORAGE_HTTP_URL, else http://127.0.0.1:8080)")
         case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
             note("Serve a pool with `moorage pool serve`, or name one with --address.")
-        case ConnectionFailed():
-            note("Start a server with `moored serve`, or name one with --url.")
-            note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")
+        case ConnectionFailed(url=url):
+            http = url.startswith("http")
+            option, variable, default = (
+                ("--http-url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT)
+                if http
+                else ("--url", "MOORAGE_URL", URL_DEFAULT)
+            )
+            if Endpoint(url, None).is_here and error.reason == os.strerror(errno.ECONNREFUSED):
+                note(f"Start a server with `moored serve --here`, or name one with {option}.")
+            else:
+                note(f"See whether {option} is right, and whether the server runs there.")
+            note(f"({option} defaults to {variable}, else {default})")
 
 
 def _explain_details(details: Mapping[str, Any]) -> None:

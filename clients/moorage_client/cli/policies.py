@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ FILES_MAX: Final = 256
 """Files of a policy's directory; more is refused before anything is read."""
 
 ENTRY: Final = "function.py"
+
+_FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
+"""A file name that a server takes for its messages."""
 
 DOCUMENT: Final = "policy.json"
 """Beside `code/`: the fields of the PolicyRule document other than the code."""
@@ -247,7 +251,8 @@ def _code(path: Path) -> dict[str, str]:
         if path.name.endswith(ARCHIVE_TYPES):
             suffix = next(kind for kind in ARCHIVE_TYPES if path.name.endswith(kind))
             return _archive(path.read_bytes(), suffix)
-        return {"code": decode_source(path.read_bytes()), "code_type": "source"}
+        named = {"code_file": path.name} if _FILE.fullmatch(path.name) else {}
+        return {"code": decode_source(path.read_bytes()), "code_type": "source", **named}
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, UnicodeDecodeError) as error:

@@ -77,7 +77,7 @@ def serve(
     }
     check_installed()
     become_server(
-        "moorage.pool_server",
+        "moorage.pool_server.__main__",
         {
             "config": config if resource_pool_file else config | {"gpu_ids": _gpu_ids()},
             "file": resource_pool_file and str(resource_pool_file),

@@ -1,5 +1,7 @@
 """The commands together, and the one place where their errors become output and exit codes."""
 
+import logging
+import sys
 import traceback
 from collections.abc import Sequence
 from itertools import pairwise
@@ -23,7 +25,7 @@ from moorage_client.cli import (
     skeleton,
     whatif,
 )
-from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
+from moorage_client.cli.exits import MEANINGS, Exit, exit_of
 from moorage_client.cli.output import (
     as_yaml,
     explain_failure,
@@ -170,8 +172,16 @@ def version(session: CommandSession) -> None:
 command(app, "version")(version)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line; print its result or its failure; return the exit code."""
+def run(arguments: Sequence[str] = ()) -> int:
+    """Run one command line; print its result or its failure; return the exit code.
+
+    Args:
+        arguments: Without the program's name; default: those of the process.
+
+    """
+    # The command line words every failure itself; the library's log would say it twice.
+    logging.getLogger("websockets").addHandler(logging.NullHandler())
+    arguments = arguments or sys.argv[1:]
     # The parser may fail before it has understood them; scripts rely on them even then.
     as_json = "--json" in arguments or _output(arguments) in {"json", "yaml"}
     as_yaml.set(_output(arguments) == "yaml")
@@ -187,8 +197,6 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(as_json, error)
     except UnreadableError as error:
         return _failed(as_json, ProtocolViolated("the server", str(error)))
-    except ReaderGone:
-        return Exit.OK
     except Exception as error:  # noqa: BLE001  # The last stop: a defect becomes an exit code.
         traceback.print_exc()
         _fail(as_json, failure("internal", f"a defect of moorage: {error!r}"))

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 import typer
 
+from moorage import launch
 from moorage.extras import install_command
 from moorage_client import server_extra
 
@@ -28,7 +29,7 @@ def become_server(program: str, job: dict[str, Any]) -> NoReturn:
     """Let a server of the server package take the place of this process: signals reach it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    command = [sys.executable, "-P", "-m", program, json.dumps(job)]  # -P as below.
+    command = launch.command(program, json.dumps(job))
     os.execv(sys.executable, command)  # noqa: S606  # Our own program, and no shell is wanted.
 
 
@@ -45,17 +46,20 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
         packed = json.dumps(job, allow_nan=False).encode()
     except ValueError as error:
         raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
-    # -P: modules in the working directory, which may be policies like `random.py`, are not
-    # imported.
-    done = subprocess.run(  # noqa: S603  # Our own program.
-        [sys.executable, "-P", "-m", PROGRAM, command],
-        input=packed,
+    with subprocess.Popen(  # noqa: S603  # Our own program.
+        launch.command(PROGRAM, command),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{PROGRAM} ended with {done.returncode}; its last words are above")
-    outcome: dict[str, Any] = json.loads(done.stdout)
+        process_group=0,  # Ctrl-C is for us; SIGTERM lets it clean up.
+    ) as child:
+        try:
+            written, _ = child.communicate(packed)
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode:
+        raise RuntimeError(f"{PROGRAM} ended with {child.returncode}; its last words are above")
+    outcome: dict[str, Any] = json.loads(written)
     if "error" in outcome:
         raise typer.BadParameter(outcome["error"])
     return outcome

@@ -13,7 +13,6 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from moorage_client.cli.exits import ReaderGone
 from moorage_client.cli.output import OutputFormat, as_yaml
 from moorage_client.endpoint import setting
 
@@ -197,10 +196,7 @@ def command(
             as_yaml.set(session.output is OutputFormat.YAML)
             if session.output in {OutputFormat.JSON, OutputFormat.YAML}:
                 session = replace(session, json=True)
-            try:
-                function(session, **options)
-            except BrokenPipeError as error:
-                raise ReaderGone from error  # The parser would turn this one into its own exit.
+            function(session, **options)
 
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         context = inspect.Parameter(

@@ -44,7 +44,7 @@ def tested(path: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 def _own(path: Path, file: str) -> str:
     """Return where the author has a file of the policy; in an archive, its name there."""
     if path.is_file():
-        return str(path) if file == ENTRY and path.suffix == ".py" else file
+        return str(path) if file in {ENTRY, path.name} and path.suffix == ".py" else file
     for each in (path / "code" / file, path / file):
         if each.is_file():
             return str(each)

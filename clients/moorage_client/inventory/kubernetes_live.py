@@ -7,7 +7,6 @@ imports neither that package nor the library of the extra `kubernetes`.
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from moorage.extras import install_command
+from moorage.launch import command
 from moorage_client.inventory.documents import Inventory, InventoryError
 
 KUBERNETES: Final = "kubernetes"
@@ -93,11 +93,11 @@ def followed(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]
         "context": source.partition(":")[2],
         "watch": watch,
     }
-    # -P: modules in the working directory are not imported.
     with subprocess.Popen(  # noqa: S603  # Our own program.
-        [sys.executable, "-P", "-m", PROGRAM, json.dumps(job)],
+        command(PROGRAM, json.dumps(job)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        process_group=0,  # Ctrl-C is for us.
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None

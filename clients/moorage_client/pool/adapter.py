@@ -9,6 +9,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any, Final, TypeVar
 
 import moorage.slots
+from moorage.launch import reason_of
 from moorage.model import Code
 from moorage.slots import InvalidRequest, Outcome, SlotsError
 from moorage.slots.views import in_yaml
@@ -161,7 +162,7 @@ class ResourcePoolAdapter:
         except TimeoutError as error:
             raise Timeout(f"{self.address}: no answer in time") from error
         except (OSError, HTTPException) as error:
-            raise ConnectionFailed(str(self.address), str(error) or repr(error)) from error
+            raise ConnectionFailed(str(self.address), reason_of(error)) from error
         finally:
             connection.close()
         if len(text) > ANSWER_BYTES_MAX:

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from moorage.config.settings import Config, ConfigError
+from moorage.launch import reason_of
 
 EXIT_USAGE = 2
 
@@ -38,5 +39,5 @@ def command_errors() -> Iterator[None]:
     try:
         yield
     except (CommandError, TraceError, OSError, HTTPError, WebSocketException) as error:
-        typer.echo(f"moored: {error}", err=True)
+        typer.echo(f"moored: {reason_of(error)}", err=True)
         raise typer.Exit(1) from None

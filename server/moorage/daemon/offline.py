@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from typing import Any, Final
 
 import msgspec
 
+from moorage import launch
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -34,7 +34,7 @@ async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
 
     """
     variables = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    program = ("nice", "-n", "10", sys.executable, "-P", "-m", "moorage.lab.offline", command)
+    program = ("nice", "-n", "10", *launch.command("moorage.lab.offline", command))
     process = await asyncio.create_subprocess_exec(
         *program,
         stdin=asyncio.subprocess.PIPE,

@@ -54,7 +54,7 @@ from moorage.daemon.requests.executor import PolicyExecutor
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.map_news import MapNews
-from moorage.daemon.requests.operations import Lookups, Operations
+from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
@@ -353,9 +353,8 @@ def _requests(
     terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(access, decisions, fleets, whatifs)
-    operations = Operations(
-        inbox, replies, core.watchers, management, lookups, config.lease_ttl_seconds_max
-    )
+    bounds = OperationBounds(config.lease_ttl_seconds_max, state)
+    operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
         publishing,

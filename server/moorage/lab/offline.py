@@ -4,10 +4,9 @@ JSON (of a what-if, msgpack) comes on stdin, its outcome goes to stdout.
 
 The command line is a client and may not import the server's packages; it starts this program
 instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
-
-    python -m moorage.lab.offline test <job.json
 """
 
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,6 +17,7 @@ import uvloop
 from moorage.lab import backtest, playground, policy_test, whatif
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
+from moorage.launch import reason_of
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import SandboxError
 from moorage_policies import catalog as shipped
@@ -61,14 +61,12 @@ COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
 
 def main() -> None:
     """Do one job. A job that cannot be done is an outcome too: `{"error": …}`."""
+    # A stop lets it remove its folders.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         outcome = COMMANDS[sys.argv[1]](sys.stdin.buffer.read())
     except (CommandError, TraceError, ServiceError, SandboxError, OSError, ValueError) as error:
-        outcome = {"error": str(error)}
+        outcome = {"error": reason_of(error)}
         if isinstance(error, ServiceError):
             outcome |= {"code": error.code, "field": error.field, "details": error.details}
     sys.stdout.buffer.write(msgspec.json.encode(outcome))
-
-
-if __name__ == "__main__":
-    main()

@@ -34,6 +34,7 @@ from moorage.model import (
 )
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.wire.frames import ENTRY
 
 REQUESTS_MAX: Final = 100
 """Of one run."""
@@ -145,7 +146,7 @@ async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
     profile = await policy_test.profile(tried, record, job.requests)
     if profile is None:
         return []
-    return [each for each in profile["lines"] if each["file"] == "function.py"]
+    return [each for each in profile["lines"] if each["file"] == ENTRY]
 
 
 async def play_trace(job: PlaygroundJob) -> Document:

@@ -18,6 +18,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from moorage.catalog.documents.examples import read_examples
+from moorage.catalog.documents.schemas import NO_ANSWER
 from moorage.catalog.values import PolicyRecord
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.facts import Refusal
@@ -32,6 +33,7 @@ from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
+from moorage.sandbox.wire.frames import ENTRY
 
 TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
@@ -191,6 +193,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
         _verdict(report, again, builtin=not job.requests)
         if not job.clusters:  # Of those, none has metrics.
             await _without_metrics(job, report, wanted[:BARE_REQUESTS])
+    report.notes += _ignored_in(job.requests)
     if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
         stopped = [each.request for each in report.requests if each.outcome == Code.POLICY_TIMEOUT]
         report.profile = await profile(job, record, stopped or wanted)
@@ -347,9 +350,10 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
         CommandError: It is no message.
 
     """
-    body = {"inputs": {}, **request, "policy_rule_uri": record.ref.uri}
+    body = msgspec.json.encode({"inputs": {}, **request, "policy_rule_uri": record.ref.uri})
     try:
-        message = wire.decode_allocation(msgspec.json.encode(body))
+        message = wire.decode_allocation(body)
+        wire.ignored_fields(body, message)
     except BadMessage as error:
         raise CommandError(f"request {number}: {error.reason}") from error
     if message.filter is not None or message.search is not None:
@@ -375,6 +379,21 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
         explain=message.explain,
         dry_run=message.dry_run,
     )
+
+
+def _ignored_in(requests: Sequence[Document]) -> list[str]:
+    """Return what a server warns of in requests that it takes, each kind once."""
+    warned: dict[str, list[int]] = {}
+    for number, request in enumerate(requests):
+        if "input_data" in request:
+            beside = [f"{name}: it was ignored beside input_data." for name in request]
+            warnings = [each for each in beside if not each.startswith("input_data:")]
+        else:
+            body = msgspec.json.encode({"inputs": {}, **request, "policy_rule_uri": "a:1-b"})
+            warnings = wire.ignored_fields(body, wire.decode_allocation(body))
+        for warning in warnings:
+            warned.setdefault(warning, []).append(number)
+    return [f"request {of[0]}: {warning}{_likewise(of)}" for warning, of in warned.items()]
 
 
 def _outcome(answer: Response | None) -> tuple[str, str]:
@@ -450,6 +469,16 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
 
 def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, builtin: bool) -> None:
     """Note what it declined: of requests not chosen for it, most means it was not tried."""
+    silent = [number for number, tried in enumerate(report.requests) if _is_unexplained(tried)]
+    if silent:
+        value = _short(report.requests[silent[0]].values[-1])
+        report.find(
+            f"request {silent[0]}: it fits, and {value} says neither where it goes nor why it goes"
+            f" nowhere{_likewise(silent)}."
+            ' A placement is {"cluster_id": …, "node_id": …, "gpus": […]}, and a no'
+            ' {"declined": "…"} with the reason'
+        )
+        return
     declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
     if builtin and declined > len(asked) / 2:
         first = next(each for each in asked if each.outcome == Code.POLICY_DECLINED)
@@ -463,14 +492,24 @@ def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, built
         report.notes.append(f"it declined {declined} requests that would have fitted")
 
 
+def _is_unexplained(tried: Tried) -> bool:
+    """Tell whether a request that fits got neither a placement nor a reason."""
+    if not tried.values:
+        return False
+    value = tried.values[-1]
+    if tried.outcome == Code.POLICY_DECLINED:
+        reasons = (value.get(name) for name in NO_ANSWER) if isinstance(value, dict) else ()
+        return not any(isinstance(each, str) and each.strip() for each in reasons)
+    return tried.outcome == "advice" and "resources" in tried.request and not value
+
+
 async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
     """Evaluate once more with every line timed; None where the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
-    files = {**code.files, "function.py": source, _SUBJECT: code.files["function.py"]}
-    traced = replace(
-        code, files=files, ref=msgspec.structs.replace(code.ref, digest=f"{code.ref.digest} traced")
-    )
+    files = {**code.files, ENTRY: source, _SUBJECT: code.files[ENTRY]}
+    ref = msgspec.structs.replace(code.ref, digest=f"{code.ref.digest} traced")
+    traced = replace(code, files=files, ref=ref, entry=ENTRY)
     limits = replace(Limits(), evaluation_seconds=PROFILE_SECONDS)
     async with Rehearsal(job.mode, limits) as rehearsal:
         await rehearsal.upload(job.policy)
@@ -480,6 +519,8 @@ async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Doc
             found = await rehearsal.manage(record.ref.uri, TENANT, "profile")
         except PolicyFault:
             return None
+    for line in found["lines"]:
+        line["file"] = code.entry if line["file"] == ENTRY else line["file"]
     return found if found["lines"] else None
 
 

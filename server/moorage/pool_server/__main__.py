@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.launch import reason_of
 from moorage.pool_server.holdings import TTL_SECONDS_MAX
 from moorage.pool_server.serving import serve
 from moorage.slots import make_resource_pool, read_specification
@@ -27,8 +28,7 @@ def main() -> None:
     except ValueError as error:
         _refuse(job, str(error))
     except OSError as error:
-        named = f"{error.filename}: " if error.filename else ""
-        _refuse(job, f"{named}{error.strerror or error}")
+        _refuse(job, reason_of(error))
 
 
 def _serve(job: dict[str, Any]) -> None:

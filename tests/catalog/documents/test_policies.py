@@ -5,6 +5,7 @@ import pytest
 from moorage.catalog.documents.policies import (
     complete_policy_document,
     differing_fields,
+    entry_name,
     prepared_policy,
 )
 from moorage.model import Code
@@ -39,6 +40,27 @@ def test_identity(identity, uri, parts):
     document = complete_policy_document({"code": "x\n", **identity})
     assert document["policy_rule_uri"] == uri
     assert (document["name"], document["version"], document["release_tag"]) == parts
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "named"),
+    [
+        ({"code": "x\n", "code_file": "tightest.py"}, ["function.py"], "tightest.py"),
+        ({"code": "https://git.example/rules/tightest.py"}, ["function.py"], "tightest.py"),
+        ({"code": "x\n"}, ["function.py"], "function.py"),
+        ({"code": "UEsDB…", "code_file": "tightest.py"}, ["function.py", "a.py"], "function.py"),
+    ],
+)
+def test_a_policy_has_the_file_name_that_its_author_gave_it(given, files, named):
+    document = complete_policy_document({**GIVEN, **given})
+    assert entry_name(document, dict.fromkeys(files, b"")) == named
+    assert differing_fields(document, {**document, "code_file": "o.py"}, policy_only=False) == []
+
+
+@pytest.mark.parametrize("name", ["a/b.py", 'a".py', "a.txt", "x" * 100 + ".py"])
+def test_what_cannot_be_a_file_name_is_refused(name):
+    with pytest.raises(ServiceError, match="code_file: expected what its author calls the file"):
+        complete_policy_document({**GIVEN, "code_file": name})
 
 
 @pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])

@@ -110,6 +110,25 @@ async def test_unknown_clusters_are_not_found_whatever_is_asked_for(catalog):
         await catalog.clusters.update("c1", cluster("c1"))
 
 
+async def test_what_is_not_found_is_answered_with_the_nearest(catalog):
+    await catalog.clusters.create(cluster("berlin"))
+    document = {"policy_rule_uri": "packing:1-stable", "code": "x = 1\n"}
+    await catalog.policies.register(await catalog.policies.prepare(document))
+    clusters, policies = catalog.clusters, catalog.policies
+    for asked, near in (
+        (clusters.get("berlim"), "berlin"),
+        (clusters.update("berlni", {}), "berlin"),
+        (clusters.delete("Berlin"), "berlin"),
+        (policies.get("packing"), "packing:1-stable"),
+        (policies.update("packing:1-stabel", {}), "packing:1-stable"),
+        (policies.delete("pack:1-stable"), "packing:1-stable"),
+    ):
+        with pytest.raises(ServiceError, match=rf"\(did you mean {near}\?\)"):
+            await asked
+    with pytest.raises(ServiceError, match=r"no cluster 'somewhere'$"):
+        await clusters.get("somewhere")
+
+
 async def test_refused_changes_change_nothing(opened):
     catalog = opened.catalog
     before = await catalog.clusters.create(cluster("c1"))

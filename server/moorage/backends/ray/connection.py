@@ -7,7 +7,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.backends.base import BackendError, UnknownWorkloadError
+from moorage.launch import command
 
 __all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
 
@@ -188,7 +188,7 @@ class RayConnection:
         environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
         with (self._folder / "driver.log").open("wb") as log:
             process = subprocess.Popen(  # noqa: S603  # Our own program.
-                [sys.executable, "-P", "-m", "moorage.backends.ray.driver", *arguments],
+                command("moorage.backends.ray.driver.__main__", *arguments),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

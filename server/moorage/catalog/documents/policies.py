@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.catalog.documents.archives import ENTRY
 from moorage.catalog.documents.encoding import PACKABLE, encode, is_packable
 from moorage.catalog.documents.requirements import LINES_MAX, unmet
 from moorage.catalog.documents.schemas import read_schemas
@@ -27,6 +28,7 @@ __all__ = [
     "complete_policy_document",
     "differing_fields",
     "digest_of",
+    "entry_name",
     "is_policy_uri",
     "pack_files",
     "prepared_policy",
@@ -46,6 +48,9 @@ _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0
 
 _TYPE_EXPECTED: Final = "`policy` or `python_class_v1`: policies are written in Python"
 
+_FILE_EXPECTED: Final = "what its author calls the file of the code, such as `my_rule.py`"
+_FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
+
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "name": (str, "a text"),
     "version": (str, "a text"),
@@ -53,6 +58,7 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "metadata": (dict, "an object"),
     "tags": ((str, list), "a text with commas, or a list"),
     "code_type": (str, "a text"),
+    "code_file": (str, _FILE_EXPECTED),
     "type": (str, _TYPE_EXPECTED),
     "policy_settings": (dict, "an object"),
     "policy_parameters": (dict, "an object"),
@@ -122,6 +128,9 @@ def _objections(given: Document) -> Iterator[ServiceError]:
     deadline = given.get("deadline_seconds")
     if isinstance(deadline, int | float) and (deadline is True or not 0 < deadline < math.inf):
         yield ServiceError.wrong_field("deadline_seconds", _TYPES["deadline_seconds"][1])
+    named = given.get("code_file")
+    if named and isinstance(named, str) and _FILE.fullmatch(named) is None:
+        yield ServiceError.wrong_field("code_file", _FILE_EXPECTED)
     for field in given:
         if field not in _KNOWN and (meant := _meant(field, given)):
             expected = f"`{meant}`, or another name for a field of yours"
@@ -241,6 +250,18 @@ def _read(
     return record, warnings
 
 
+def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
+    """Return what the author of a policy calls its entry, for messages and tracebacks.
+
+    Several files have their names from an archive, whose entry is `function.py` there.
+    """
+    if files.keys() != {ENTRY}:
+        return ENTRY
+    code = document["code"]
+    named = document.get("code_file") or ("" if "\n" in code else code.rpartition("/")[2])
+    return named if _FILE.fullmatch(named) else ENTRY
+
+
 def digest_of(files: Mapping[str, bytes], document: Document) -> str:
     """Return the SHA-256 of what the policy does: its files, its defaults and its schemas."""
     content = {
@@ -265,11 +286,12 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
         old: Registered.
         new: Offered.
         policy_only: Only the fields that make another policy of it. The text of `code` is not
-            compared but its digest is: an archive packed again is the same policy.
+            compared but its digest is: an archive packed again is the same policy, and so is one
+            whose file has another name.
 
     """
     fields = set(_POLICY_FIELDS) if policy_only else (old.keys() | new.keys()) - SERVER_FIELDS
-    fields.discard("code")
+    fields -= {"code", "code_file"}
     differing = {field for field in fields if (old.get(field) or None) != (new.get(field) or None)}
     if old.get("digest") != new.get("digest") and not differing & set(_POLICY_FIELDS):
         differing.add("code")

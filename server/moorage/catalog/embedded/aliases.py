@@ -5,7 +5,7 @@ at all. `catalog.embedded.memory` resolves with it, `daemon.publishing.aliases` 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
+from moorage.core.refusals import nearest
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -286,7 +287,7 @@ class Aliases:
         def work(database: Database) -> Alias:
             row = database.get("alias", name)
             if row is None:
-                raise unknown_alias(name)
+                raise unknown_alias(name, self._kept)
             database.remove("alias", name)
             return read_alias(row)
 
@@ -314,11 +315,12 @@ def read_alias(row: StoredRow) -> Alias:
     return msgspec.json.decode(row.document, type=Alias)
 
 
-def unknown_alias(name: str) -> ServiceError:
-    """Return the refusal of an alias that there is not."""
+def unknown_alias(name: str, known: Iterable[str]) -> ServiceError:
+    """Return the refusal of an alias that there is not, with the nearest of those there are."""
     return ServiceError(
         Code.NOT_FOUND,
-        f"alias: there is no {name}; activate a version of {name_of(name)} to make it",
+        f"alias: there is no {name}{nearest(name, known)}; activate a version of {name_of(name)}"
+        " to make it",
         field="alias",
         expected="an alias that was activated",
     )

@@ -96,7 +96,7 @@ class EmbeddedPolicies:
         def work(database: Database) -> PolicyEntry:
             row = database.get("policy", uri)
             if row is None:
-                raise not_found("policy", uri)
+                raise not_found("policy", uri, database.ids("policy"))
             old = decode(row.document)
             unchanged = {"code": old["code"], "policy_rule_uri": uri, "digest": old["digest"]}
             _, given = snapshot({**unchanged, **apply_change(old, change)})

@@ -4,8 +4,9 @@ The embedded parts call everything here: entries lie in `catalog.embedded.memory
 in the store's thread within a transaction and raise to undo it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from moorage.catalog.limits import (
     STORE_BYTES_MAX,
 )
 from moorage.catalog.values import BlockKind, Document, PolicyRecord
+from moorage.core.refusals import NAME_CHARS_MAX, nearest
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
@@ -234,7 +236,7 @@ def changed(
     """
     row = database.get(kind, record_id)
     if row is None and not upsert:
-        raise not_found(kind, record_id)
+        raise not_found(kind, record_id, database.ids(kind))
     changed = apply_change({} if row is None else decode(row.document), change)
     if changed.setdefault(id_field, record_id) != record_id:
         raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
@@ -264,7 +266,7 @@ async def remove(
 
     def work(database: Database) -> None:
         if not database.remove(kind, record_id):
-            raise not_found(kind, record_id)
+            raise not_found(kind, record_id, database.ids(kind))
         also(database)
 
     def publish(_: None) -> None:
@@ -280,14 +282,18 @@ def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
     """Return the entry with that id, which may be anything that a policy passed, or refuse."""
     entry = entries.get(record_id) if isinstance(record_id, str) else None
     if entry is None:
-        raise not_found(kind, record_id)
+        raise not_found(kind, record_id, entries)
     return entry
 
 
-def not_found(kind: Kind, record_id: object) -> ServiceError:
-    """Return the refusal of an id that nothing has."""
+def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceError:
+    """Return the refusal of an id that nothing has, with the nearest of those that are known."""
+    name = record_id if isinstance(record_id, str) else ""
     shown = repr(record_id)[:300]
     if kind == "policy":
+        # The version counts for little where its name alone was given.
+        near = get_close_matches(name[:NAME_CHARS_MAX], known, n=1, cutoff=0.4)
+        shown += "".join(f" (did you mean {each}?)" for each in near)
         return ServiceError(
             Code.UNKNOWN_POLICY,
             f"no policy {shown} is registered; GET /policy lists those that are",
@@ -296,7 +302,7 @@ def not_found(kind: Kind, record_id: object) -> ServiceError:
     what = {"metrics": "metrics of a cluster", "block_metrics": "metrics of a block"}.get(
         kind, kind
     )
-    return ServiceError(Code.NOT_FOUND, f"no {what} {shown}", field="id")
+    return ServiceError(Code.NOT_FOUND, f"no {what} {shown}{nearest(name, known)}", field="id")
 
 
 def refuse_differences(uri: str, fields: Sequence[str]) -> None:

@@ -149,6 +149,11 @@ class Database:
         )
         return found.fetchone() is not None
 
+    def ids(self, kind: Kind) -> list[str]:
+        """Return the ids of all records of a kind."""
+        found = self._connection.execute("SELECT id FROM records WHERE kind = ?", (kind,))
+        return [each for (each,) in found]
+
     def put(self, kind: Kind, row: StoredRow) -> None:
         """Store a record, in the place of the one with its id if there is one."""
         self._connection.execute(

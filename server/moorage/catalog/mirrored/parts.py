@@ -83,7 +83,7 @@ class MirroredMetrics:
         # Nothing is remembered of unknown clusters: there is no end of their ids.
         read = await self._mirror.service.named([name], {})
         if name not in read.found:
-            raise not_found("metrics", name)
+            raise not_found("metrics", name, self._memory.metrics)
         return read.found[name][0].document
 
     async def query(self, query: Document | None = None) -> list[Document]:

@@ -316,7 +316,7 @@ class Publishing:
 
         def change(alias: Alias | None) -> Alias:
             if alias is None:
-                raise unknown_alias(name)
+                raise unknown_alias(name, (each.name for each in self.aliases.all()))
             return alias.changed(
                 AliasChange(time.time(), who, what, version, reason=reason), **fields
             )
@@ -484,7 +484,7 @@ class Publishing:
         name = alias_name(given)
         alias = self.aliases.find(name)
         if alias is None:
-            raise unknown_alias(name)
+            raise unknown_alias(name, (each.name for each in self.aliases.all()))
         return alias
 
     def _refuse_active(self, alias: Alias, uri: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from moorage.catalog.allowances import Allowance
+from moorage.catalog.documents.policies import entry_name
 from moorage.catalog.ports import Catalog
 from moorage.catalog.search import refusal_of
 from moorage.catalog.values import Document, PolicyRecord, SearchAction
@@ -170,7 +171,13 @@ def code_of(record: PolicyRecord) -> contract.PolicyCode:
     guard = None if record.schemas is None else SchemaGuard(record.schemas)
     deadline = float(record.document.get("deadline_seconds") or 0)
     return contract.PolicyCode(
-        record.ref, record.files, record.settings, record.parameters, guard, deadline
+        record.ref,
+        record.files,
+        record.settings,
+        record.parameters,
+        guard,
+        deadline,
+        entry_name(record.document, record.files),
     )
 
 

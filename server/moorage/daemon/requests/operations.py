@@ -27,6 +27,8 @@ from moorage.core.events import (
     UnreserveAsked,
 )
 from moorage.core.facts import Refusal
+from moorage.core.refusals import no_such_cluster
+from moorage.core.state import State
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.management import Management
@@ -77,6 +79,20 @@ class Lookups:
         return await self.fleets.told(message.request, caller)
 
 
+@dataclass(frozen=True, slots=True)
+class OperationBounds:
+    """What operations are checked against.
+
+    Args:
+        ttl_seconds_max: The longest that a lease may be renewed for.
+        state: Has the clusters; read only.
+
+    """
+
+    ttl_seconds_max: float
+    state: State
+
+
 class Operations:
     """Does what operations say.
 
@@ -86,7 +102,7 @@ class Operations:
         watchers: Sessions that watch.
         management: Runs `management` of policies.
         lookups: What is answered beside the core.
-        ttl_seconds_max: The longest that a lease may be renewed for.
+        bounds: What operations are checked against.
 
     """
 
@@ -97,14 +113,14 @@ class Operations:
         watchers: Watchers,
         management: Management,
         lookups: Lookups,
-        ttl_seconds_max: float,
+        bounds: OperationBounds,
     ) -> None:
         self._inbox = inbox
         self._replies = replies
         self._watchers = watchers
         self._management = management
         self._lookups = lookups
-        self._ttl_seconds_max = ttl_seconds_max
+        self._ttl_seconds_max, self._state = bounds.ttl_seconds_max, bounds.state
 
     def lost(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session of a tenant is over."""
@@ -189,7 +205,13 @@ class Operations:
             _note(tenant, self._replies.remote(to), about)
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
-        asked = FlushAsked(to, tenant, ClusterId(message.cluster) or None)
+        cluster, state = ClusterId(message.cluster), self._state
+        # Leases on a cluster that is registered no more are ended as any others.
+        known = not cluster or cluster in state.clusters
+        if not known and all(place[0] != cluster for place in state.places):
+            self._replies.answer(to, no_such_cluster(cluster, state.clusters))
+            return
+        asked = FlushAsked(to, tenant, cluster or None)
         self._post(asked, tenant, dry_run=message.dry_run)
         if not message.dry_run:
             about = {"what": "flush", "cluster": message.cluster}

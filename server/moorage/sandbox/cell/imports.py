@@ -20,6 +20,7 @@ from typing import Final, TypeGuard
 from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 from moorage.sandbox.cell.missing import WHY, InertLoader
 from moorage.sandbox.cell.preload import importable
+from moorage.sandbox.wire.frames import ENTRY
 
 ROOT: Final = "/policy/"
 """Where the files of an archive seem to lie; no such directory exists."""
@@ -46,11 +47,14 @@ class PolicyImports(MetaPathFinder, InspectLoader):
 
     Args:
         files: Of the archive, by path.
+        entry: What its author calls `function.py`.
 
     """
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], entry: str) -> None:
         self._files = files
+        self._entry = entry
+        self._shown = {shown_name(name, entry): content for name, content in files.items()}
         self._inert = InertLoader()
         self._guards = cache(self._guards_of)
 
@@ -81,7 +85,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
     def warnings(self) -> Iterator[str]:
         """Yield what to say of imports of what is not there, once for each library."""
         warned = set[str]()
-        for file, content in self._files.items():
+        for file, content in self._shown.items():
             if not file.endswith(".py"):
                 continue
             for node, guarded in _imports(content):
@@ -102,7 +106,8 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         base = fullname.replace(".", "/")
         for name, package in ((f"{base}.py", False), (f"{base}/__init__.py", True)):
             if name in self._files:
-                return self._spec(fullname, ROOT + name, package=package)
+                origin = ROOT + shown_name(name, self._entry)
+                return self._spec(fullname, origin, package=package)
         if any(name.startswith(f"{base}/") for name in self._files):
             return self._spec(fullname, None, package=True)
         return None
@@ -135,7 +140,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         return any(first <= importer.f_lineno <= last for first, last in guards)
 
     def _guards_of(self, file: str) -> list[tuple[int, int]]:
-        found = _imports(self._files.get(file, b""))
+        found = _imports(self._shown.get(file, b""))
         return [(node.lineno, node.end_lineno or 0) for node, guarded in found if guarded]
 
     def get_source(self, fullname: str) -> str:
@@ -143,13 +148,18 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         spec = self._sibling(fullname)
         if spec is None or spec.origin is None:
             return ""
-        return importlib.util.decode_source(self._files[spec.origin.removeprefix(ROOT)])
+        return importlib.util.decode_source(self._shown[spec.origin.removeprefix(ROOT)])
 
     def get_code(self, fullname: str) -> CodeType:
         """Compile a sibling."""
         spec = self._sibling(fullname)
         origin = ROOT + fullname if spec is None or spec.origin is None else spec.origin
         return compile(self.get_source(fullname), origin, "exec", dont_inherit=True)
+
+
+def shown_name(name: str, entry: str) -> str:
+    """Return what messages and tracebacks call a file, whose entry has another name there."""
+    return entry if name == ENTRY else name
 
 
 def _importer() -> FrameType | None:

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.sandbox.cell.imports import ROOT, PolicyImports
+from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
-from moorage.sandbox.wire.frames import Fault
+from moorage.sandbox.wire.frames import ENTRY, Fault
 from moorage.sandbox.wire.limits import (
     CALLS_SHOWN_MAX,
     FINDINGS_MAX,
@@ -31,7 +31,6 @@ from moorage.sandbox.wire.limits import (
     MESSAGE_CHARACTERS_MAX,
 )
 
-ENTRY: Final = "function.py"
 CLASS: Final = "AIOSv1PolicyRule"
 _METHODS: Final = (
     ("__init__", 3, "rule_id, settings, parameters"),
@@ -89,6 +88,7 @@ class Policy:
     Args:
         uri: Given to the policy as `rule_id`.
         files: Archive-relative path to content.
+        entry: What the author calls `function.py`.
         settings: Default settings.
         parameters: Default parameters.
         clients: What is added to every settings dict.
@@ -103,12 +103,14 @@ class Policy:
         self,
         uri: str,
         files: Mapping[str, bytes],
+        entry: str,
         settings: bytes,
         parameters: bytes,
         clients: Mapping[str, Any],
     ) -> None:
         self._uri = uri
         self._files = {name.removeprefix("code/"): content for name, content in files.items()}
+        self._entry = entry
         self._settings = settings
         self._parameters = parameters
         self._clients = clients
@@ -140,8 +142,9 @@ class Policy:
         for name, content in self._files.items():
             if name.endswith(".py"):
                 lines = content.decode("utf-8", "replace").splitlines(keepends=True)
-                linecache.cache[ROOT + name] = (len(content), None, lines, ROOT + name)
-        imports = PolicyImports(self._files)
+                place = ROOT + shown_name(name, self._entry)
+                linecache.cache[place] = (len(content), None, lines, place)
+        imports = PolicyImports(self._files, self._entry)
         sys.meta_path[:] = [imports]
         if ENTRY not in self._files:
             self._fault(f"the archive has no {ENTRY}; expected one with a class {CLASS}")
@@ -177,8 +180,9 @@ class Policy:
                 why = self.faults.pop()
                 names = ", ".join(list(missed)[:_KEYS_SHOWN_MAX])[: MESSAGE_CHARACTERS_MAX // 2]
                 self.warnings.append(
-                    f"{why.file or ENTRY} line {why.line}: without {names} it cannot be constructed"
-                    f" ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has to supply that"
+                    f"{why.file or self._entry} line {why.line}: without {names} it cannot be"
+                    f" constructed ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has to"
+                    " supply that"
                 )
 
     def _construct(self, settings: dict[str, Any], parameters: dict[str, Any]) -> Any:
@@ -277,23 +281,28 @@ class Policy:
 
     def _inspect_archive(self) -> None:
         for name, content in self._files.items():
+            shown = shown_name(name, self._entry)
             if name.endswith(".py"):
                 try:
-                    compile(content, ROOT + name, "exec", dont_inherit=True)
+                    compile(content, ROOT + shown, "exec", dont_inherit=True)
                 except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                    self._blame(error, name)
+                    self._blame(error, shown)
                 module = name.removesuffix(".py").replace("/", ".")
                 if "/" not in name and name != ENTRY and importable(module):
                     self._fault(f"a library is called {module!r} too; rename this file", name)
 
     def _inspect_class(self) -> None:
         if is_inert(self._class):
-            self._fault(f"{CLASS} is imported from what is not there ({self._class!r})", ENTRY)
+            self._fault(
+                f"{CLASS} is imported from what is not there ({self._class!r})", self._entry
+            )
             return
         if not inspect.isclass(self._class):
             name = name_of(self._class)
-            found = _classes() if self._class is None else f"; it has a {name} of that name"
-            self._fault(f"there is no class {CLASS}{found}", ENTRY)
+            found = (
+                _classes(self._entry) if self._class is None else f"; it has a {name} of that name"
+            )
+            self._fault(f"there is no class {CLASS}{found}", self._entry)
             return
         for name, count, names in _METHODS:
             method = getattr(self._class, name, None)
@@ -303,7 +312,7 @@ class Policy:
                 or (name == "__init__" and method is object.__init__)
             ):
                 if name != "management":
-                    self._fault(f"{CLASS} has no {name}(self, {names})", ENTRY)
+                    self._fault(f"{CLASS} has no {name}(self, {names})", self._entry)
                 continue
             self._inspect_method(name, method, count, names)
 
@@ -322,9 +331,11 @@ class Policy:
         if not wrong and code and code.co_flags & _SUSPENDING:
             wrong = f"{name} must return its answer: write it without async and yield"
         if wrong and name == "management":  # Few ever call it, and all else works without.
-            self.warnings.append(f"{ENTRY} line {line}: {wrong}; it is called as it is defined")
+            self.warnings.append(
+                f"{self._entry} line {line}: {wrong}; it is called as it is defined"
+            )
         elif wrong:
-            self._fault(wrong, ENTRY, line)
+            self._fault(wrong, self._entry, line)
 
     def _fault(self, message: str, file: str = "", line: int = 0) -> None:
         if len(self.faults) < FINDINGS_MAX:
@@ -356,9 +367,9 @@ def _copy(value: Any) -> Any:
         return value
 
 
-def _classes() -> str:
+def _classes(entry: str) -> str:
     """Return the classes that the entry has instead, in words."""
-    lines = linecache.getlines(ROOT + ENTRY)
+    lines = linecache.getlines(ROOT + entry)
     names = [found[1] for line in lines if (found := _CLASS_LINE.match(line))]
     return f"; it has {', '.join(names[:_CLASSES_SHOWN_MAX])}"[:200] if names else ""
 

@@ -159,7 +159,9 @@ class Worker:
             "cluster_metrics_api": GlobalClusterMetricsClient(self._ask),
             "block_metrics_api": GlobalBlockMetricsClient(self._ask),
         }
-        self._policy = Policy(load.uri, load.files, load.settings, load.parameters, clients)
+        self._policy = Policy(
+            load.uri, load.files, load.entry, load.settings, load.parameters, clients
+        )
         self._policy.load(construct=load.check)
         channel.send(
             frames.PolicyLoaded(

@@ -135,6 +135,7 @@ class Cell(asyncio.Protocol):
         frame = frames.LoadPolicy(
             code.ref.uri,
             dict(code.files),
+            code.entry,
             _encode(dict(code.settings)),
             _encode(dict(code.parameters)),
             output_bytes_max,

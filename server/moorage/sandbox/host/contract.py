@@ -16,6 +16,7 @@ from moorage.core.effects import Consult
 from moorage.core.facts import Refusal
 from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
+from moorage.sandbox.wire.frames import ENTRY
 
 Mode = Literal["jail", "unsafe"]
 Method = Literal[
@@ -105,6 +106,7 @@ class PolicyCode:
         parameters: Default parameters of the policy document.
         guard: What its schemas allow; None where it has none.
         deadline_seconds: What one evaluation may take; 0: as the server says.
+        entry: What its author calls `function.py`, for messages and tracebacks.
 
     """
 
@@ -114,6 +116,7 @@ class PolicyCode:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     guard: Guard | None = field(default=None, compare=False)
     deadline_seconds: float = 0.0
+    entry: str = ENTRY
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
     except PolicyFault as fault:
         if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
             raise
-        return CheckResult((CodeFinding(fault.refusal.reason, "function.py"),))
+        return CheckResult((CodeFinding(fault.refusal.reason, code.entry),))
     finally:
         pool.spawner.destroy(cell)
     # The cell obeys these bounds too, but a policy may have spoken in its place.

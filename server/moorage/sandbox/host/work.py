@@ -16,6 +16,7 @@ from moorage.sandbox.host.contexts import Chain
 from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
 from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
 from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.frames import ENTRY
 from moorage.sandbox.wire.limits import (
     CALL_CHARACTERS_MAX,
     CALLS_SHOWN_MAX,
@@ -307,7 +308,8 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
     details: dict[str, Any] = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
     for file, line in _PLACE.findall(traceback):
-        if file in code.files and int(line) <= code.files[file].count(b"\n") + 1:
+        content = code.files.get(ENTRY if file == code.entry else file)
+        if content is not None and int(line) <= content.count(b"\n") + 1:
             reason += f" ({file}, line {line})"
             details |= {"file": file, "line": int(line)}
             break

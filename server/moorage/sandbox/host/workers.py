@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from typing import Final, cast
 import msgspec
 
 from moorage.extras import install_command
+from moorage.launch import command
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import JailError, Mode, WorkerSettings
 from moorage.sandbox.host.processes import CellProcess
@@ -216,13 +216,7 @@ class Workers:
         described = {"line": theirs.fileno(), "settings": msgspec.to_builtins(settings)}
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # It forks at once; our own program.
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "moorage.sandbox.workers.bridge",
-                    json.dumps(described),
-                ],
+                command("moorage.sandbox.workers.bridge", json.dumps(described)),
                 env={k: each for k, each in os.environ.items() if _ENVIRONMENT.fullmatch(k)},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -27,15 +27,20 @@ class Probe(_Frame, tag=0):
     attack: str
 
 
+ENTRY: Final = "function.py"
+"""The file of a policy that has its class."""
+
+
 class LoadPolicy(_Frame, tag=1):
     """Become the worker of this policy. Sent once, and only after `CellJailed` arrived.
 
-    `settings` and `parameters` are msgpack maps. With `check` the policy is also constructed with
-    its defaults.
+    `entry` is what the author calls `function.py`. `settings` and `parameters` are msgpack maps.
+    With `check` the policy is also constructed with its defaults.
     """
 
     uri: str
     files: dict[str, bytes]
+    entry: str
     settings: bytes
     parameters: bytes
     output_bytes_max: int

@@ -1,0 +1,160 @@
+"""How the programs start and end: standard modules first, and no traceback of a stop.
+
+`moored` and `moorage` run in `run_program`. Programs of ours that they start as `command` says run
+in `main`. This module imports next to nothing: what is imported later is imported in its care.
+"""
+
+import io
+import os
+import sys
+from importlib import import_module
+from importlib.machinery import BuiltinImporter, FrozenImporter
+
+TYPE_CHECKING = False  # As `typing` has it, which is slow to import.
+if TYPE_CHECKING:
+    from typing import Any, Final, NoReturn
+
+__all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_UNWRITABLE",
+    "command",
+    "hidden_modules",
+    "reason_of",
+    "run_program",
+]
+
+EXIT_INTERRUPTED: "Final" = 130
+EXIT_UNWRITABLE: "Final" = 74
+"""`EX_IOERR` of sysexits.h."""
+_STDOUT, _STDERR = 1, 2
+
+
+class _Results(io.FileIO):
+    """Stdout. What it cannot take ends the program: in one line, or silently without a reader.
+
+    Args:
+        program: Who says so.
+
+    """
+
+    def __init__(self, program: str) -> None:
+        super().__init__(_STDOUT, "w", closefd=False)
+        self._program = program
+
+    def write(self, data: "Any", /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, _STDOUT)  # For the rest, which the interpreter writes as it ends.
+            os.close(null)
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(0) from None  # The reader has seen enough, which is no failure.
+            sys.stderr.write(f"{self._program}: cannot write the result: {error.strerror}\n")
+            raise SystemExit(EXIT_UNWRITABLE) from None
+
+
+def run_program(name: str, module: str) -> "NoReturn":
+    """Run a program and end the process.
+
+    Args:
+        name: Of the program, for its last line.
+        module: Its `run` does the work, and returns the exit code.
+
+    """
+    try:
+        _open_standard_streams(name)
+        _put_standard_library_first()
+        run = _imported(name, module).run
+        code = run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted\n")
+        code = EXIT_INTERRUPTED
+    raise SystemExit(code)
+
+
+def _imported(name: str, module: str) -> "Any":
+    """Import a program. Ctrl-C meanwhile ends the process: what is half imported may swallow it."""
+    import signal  # noqa: PLC0415  # From the standard library, which is first by now.
+
+    def end(*_: object) -> "NoReturn":
+        os.write(_STDERR, f"{name}: interrupted\n".encode())
+        os._exit(EXIT_INTERRUPTED)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # Else it is ignored, as below `nohup`.
+        signal.signal(signal.SIGINT, end)
+    imported = import_module(module)
+    signal.signal(signal.SIGINT, before)
+    return imported
+
+
+def command(module: str, *arguments: str) -> "list[str]":
+    """Return the command that runs the `main` of one of our modules in a process of its own.
+
+    It imports neither from the working directory nor, in place of standard modules, from
+    PYTHONPATH: policies lie there, under names such as `random.py`.
+    """
+    program = f"from {__name__} import main; main()"  # `-m` imports standard modules before it.
+    return [sys.executable, "-P", "-c", program, module, *arguments]
+
+
+def reason_of(error: Exception) -> str:
+    """Return what went wrong in words; of the system's errors the file and the system's words."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error) or repr(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def hidden_modules() -> "list[tuple[str, str]]":
+    """Return the files of PYTHONPATH that have the name of a standard module, and that name."""
+    found = []
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        for name in sorted(sys.stdlib_module_names):
+            paths = (f"{name}.py", os.path.join(name, "__init__.py"))  # noqa: PTH118  # pathlib may be hidden.
+            files = (os.path.join(folder or ".", path) for path in paths)  # noqa: PTH118  # As above.
+            file = next(filter(os.path.isfile, files), None)
+            if file and not any(each.find_spec(name) for each in (BuiltinImporter, FrozenImporter)):
+                found.append((file, name))
+    return found
+
+
+def _put_standard_library_first() -> None:
+    """Import standard modules from where Python has them, not from PYTHONPATH."""
+    library = os.path.dirname(os.__file__)  # noqa: PTH120  # As above. Frozen: it cannot be hidden.
+    own = {
+        library,
+        os.path.join(library, "lib-dynload"),  # noqa: PTH118  # As above.
+    }
+    sys.path.sort(key=lambda folder: folder not in own)
+
+
+def _open_standard_streams(name: str) -> None:
+    """Put /dev/null where a standard stream is closed, and make all text writable.
+
+    Their numbers would go to the next files that are opened; libuv ends the process over that.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.
+    os.close(number)
+    sys.stderr = sys.stderr or os.fdopen(_STDERR, "w", closefd=False)
+    before = sys.stdout
+    encoding = before.encoding if before else "utf-8"
+    results = io.BufferedWriter(_Results(name))
+    at_once = results.isatty() or getattr(before, "write_through", False)  # `python -u`.
+    sys.stdout = io.TextIOWrapper(results, encoding, line_buffering=at_once)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
+
+
+def main() -> None:
+    """Run the `main` of the module that the first argument names, with the rest of them."""
+    _put_standard_library_first()
+    module = sys.argv.pop(1)
+    try:
+        import_module(module).main()
+    except KeyboardInterrupt:
+        sys.stderr.write("moorage: interrupted\n")
+        raise SystemExit(EXIT_INTERRUPTED) from None

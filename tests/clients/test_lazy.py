@@ -1,0 +1,27 @@
+"""What an import of a client brings along, and what waits until the client is used."""
+
+import subprocess
+import sys
+
+import pytest
+
+from moorage_client.lazy import LazyModule
+
+SLOW = {"asyncio", "dataclasses", "http", "logging", "numpy", "requests", "ssl", "websockets"}
+SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
+
+
+def test_a_client_that_is_imported_is_not_used_yet():
+    code = "import sys; from moorage_client import BlockingClient, Client; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert SLOW & {*done.stdout.split()} == set()
+
+
+def test_a_module_is_imported_once_it_is_used():
+    colors = LazyModule("colorsys")
+    assert colors.rgb_to_hls is sys.modules["colorsys"].rgb_to_hls
+    assert "rgb_to_hls" in vars(colors)  # From then on it is as quick as any attribute.
+    with pytest.raises(AttributeError, match="colorsys"):
+        _ = colors.no_such_function

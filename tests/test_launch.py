@@ -1,0 +1,107 @@
+"""How the programs start and end: standard modules first, one line for a stop or a full disk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage import launch
+
+SECONDS_MAX = 60
+ENTRIES = {"moorage": "moorage_client.cli", "moored": "moorage.__main__"}
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background jobs ignore it.
+class CtrlC:
+    def find_spec(self, name, path=None, target=None):
+        if name == {at!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+sys.argv = {words!r}
+from {entry} import main
+main()
+"""
+WORDS = [("moorage", "version"), ("moorage", "--help"), ("moored", "--version"), ("moored", "-h")]
+
+
+def run(command: list[str], **options) -> subprocess.CompletedProcess[str]:
+    options = {"stdout": subprocess.PIPE, **options}
+    return subprocess.run(
+        command, stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX, check=False, **options
+    )
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        *[("moorage", at) for at in ("logging", "typer", "asyncio", "moorage_client.cli.pool")],
+        *[("moored", at) for at in ("typer", "moorage.config.settings", "rich.console")],
+    ],
+)
+def test_ctrl_c_while_it_is_imported_ends_in_one_line(name, at):
+    words = [name, {"moorage": "version", "moored": "doctor"}[name]]
+    code = INTERRUPTED.format(at=at, words=words, entry=ENTRIES[name])
+    done = run([sys.executable, "-c", code])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{name}: interrupted\n")
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_full_stdout_ends_in_one_line(words):
+    name, *rest = words
+    with Path("/dev/full").open("w") as full:
+        done = run([program(name), *rest], stdout=full)
+    wanted = f"{name}: cannot write the result: No space left on device\n"
+    assert (done.returncode, done.stderr) == (launch.EXIT_UNWRITABLE, wanted)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_reader_that_goes_away_is_no_error(words):
+    name, *rest = words
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run([program(name), *rest], stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def hiding(tmp_path):
+    """Return variables with a folder that hides modules of Python's own."""
+    for name in ("random", "signal", "types", "enum"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the user')\n")
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("raise SystemExit('json of the user')\n")
+    (tmp_path / "os.py").write_text("")  # Python has that one without a file.
+    (tmp_path / "wave").mkdir()  # Without `__init__.py` it hides nothing.
+    return os.environ | {"PYTHONPATH": str(tmp_path)}
+
+
+def test_what_hides_a_standard_module_is_named_and_left_aside(hiding, tmp_path):
+    done = run([program("moored"), "doctor", "--config", "none.toml"], env=hiding)
+    said = done.stderr.splitlines()
+    places = ["enum.py", "json/__init__.py", "random.py", "signal.py", "types.py"]
+    assert [line.split()[1] for line in said[:-1]] == [str(tmp_path / each) for each in places]
+    assert "none.toml: cannot be read" in said[-1]
+    assert run([program("moorage"), "version"], env=hiding).stderr == ""
+
+
+def test_children_of_ours_import_standard_modules_and_nothing_from_here(hiding, tmp_path):
+    probe = "def main():\n    import random, sys, types\n    print(random.random, sys.argv[1:])\n"
+    (tmp_path / "probe.py").write_text(probe)
+    done = run(launch.command("probe", "one", "two"), env=hiding, cwd=tmp_path)
+    assert done.stdout.endswith("['one', 'two']\n"), done.stderr
+
+
+def test_errors_of_the_system_are_told_in_its_words(tmp_path):
+    with pytest.raises(OSError) as missing:
+        (tmp_path / "none.csv").read_text()
+    assert launch.reason_of(missing.value) == f"{tmp_path}/none.csv: No such file or directory"
+    assert launch.reason_of(ConnectionResetError()) == "ConnectionResetError()"
+    assert launch.reason_of(ValueError("a word")) == "a word"
