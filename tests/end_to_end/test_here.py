@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,7 @@ def test_a_renamed_machine_keeps_its_node_its_leases_and_what_they_run(tmp_path)
     for name in ("new-name", "newer-name"):
         with called(name, data) as running:
             server = Server(running)
-            status = server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
-            assert status["state"] == "active", status
+            until(partial(is_active, server, lease))
             done = moorage(server, tmp_path, "run", "--cpu-milli", "100", "--", "echo", name)
             assert (done.returncode, done.stdout.strip()) == (0, name), done.stderr
             fleet = json.loads(moorage(server, tmp_path, "fleet", "--json").stdout)
@@ -133,6 +133,11 @@ def test_a_renamed_machine_keeps_its_node_its_leases_and_what_they_run(tmp_path)
             else:
                 assert running_commands(mark)
             server.close()
+
+
+def is_active(server: Server, lease: dict) -> bool:
+    status = server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
+    return status["state"] == "active"
 
 
 def running_commands(mark: str) -> list[str]:
