@@ -1,19 +1,14 @@
 """The way to a server: proxies, certificates and tokens, alike for WebSocket and HTTP."""
 
 import asyncio
-import datetime as dt
 import http.server
-import ipaddress
 import json
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives import serialization
 from websockets.asyncio.server import serve
 
 from moorage_client import BlockingClient, Client, ClusterClient, Services
@@ -27,6 +22,7 @@ from moorage_client.errors import (
 )
 from moorage_client.inventory.ray import dashboard_inventory
 from moorage_client.loops import LoopThread
+from tests.certificates import certificate
 
 DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
@@ -216,31 +212,6 @@ def test_a_token_that_cannot_be_sent_is_refused_unseen(wrong, command, shell, mo
         monkeypatch.setenv("MOORAGE_TOKEN", wrong)
         with pytest.raises(SettingRefused, match="MOORAGE_TOKEN"):
             Client()
-
-
-def certificate(subject, issuer=None, days=1):
-    """Return a key and a certificate that the issuer signed; None signs itself, as authorities."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
-    signer_key, signer = issuer or (key, None)
-    now = dt.datetime.now(dt.UTC)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
-    usage = x509.KeyUsage(True, *[False] * 4, issuer is None, *[False] * 3)  # noqa: FBT003  # As cryptography has it.
-    built = (
-        x509.CertificateBuilder(signer.subject if signer else name, name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=2))
-        .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(signed_by, critical=False)
-        .add_extension(usage, critical=True)
-        .sign(signer_key, hashes.SHA256())
-    )
-    return key, built
 
 
 def context_of(folder, key, built):

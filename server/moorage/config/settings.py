@@ -109,6 +109,28 @@ class Config(ShareSettings):
     http_port: Annotated[
         int, Setting(PORT, "Port of the HTTP services; 0 takes a free one.", flag="--http-port")
     ] = 8080
+    tls_cert: Annotated[
+        Path | None,
+        Setting(
+            FILE,
+            "PEM file with the certificate of both doors, which then speak `wss` and `https`; read "
+            "again when it changes.",
+            default="none",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        Setting(FILE, "PEM file with its private key, without a passphrase.", default="none"),
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        Setting(
+            FILE,
+            "PEM file with the authorities of clients' certificates: then clients need one, beside "
+            "their token.",
+            default="none",
+        ),
+    ] = None
     data_dir: Annotated[
         Path,
         Setting(

@@ -1,7 +1,7 @@
 """Which settings are fine alone and wrong together; `settings` asks once all are read."""
 
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from moorage.config.kinds import REMOTE_TOKEN_CHARS_MIN
@@ -58,6 +58,7 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
                 f"expected tokens of {REMOTE_TOKEN_CHARS_MIN} characters or more, since other "
                 f"machines reach {host}; 32 random ones are a good choice",
             )
+    _check_tls(chosen, refuse)
     http_port = chosen["http_port"]
     for setting in EXTERNAL_SERVICES.values():
         url = urllib.parse.urlsplit(chosen[setting])
@@ -77,6 +78,14 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
     addresses = [(chosen["host"], chosen["port"]), (chosen["http_host"], http_port)]
     if chosen["port"] and addresses[0] == addresses[1]:
         refuse("http_port", f"expected another port than the WebSocket's, {chosen['port']}")
+
+
+def _check_tls(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:
+    if (chosen["tls_cert"] is None) != (chosen["tls_key"] is None):
+        missing = "tls_key" if chosen["tls_key"] is None else "tls_cert"
+        refuse(missing, "expected both `tls_cert` and `tls_key`, or neither")
+    if chosen["tls_client_ca"] is not None and chosen["tls_cert"] is None:
+        refuse("tls_client_ca", "expected `tls_cert` and `tls_key`, too: without, there is no TLS")
 
 
 def _is_here(host: str, chosen: Mapping[str, Any]) -> bool:

@@ -144,8 +144,10 @@ async def _serve(
 
 def _ready_line(config: Config, daemon: Daemon) -> bytes:
     """Return the line with the addresses of the WebSocket, HTTP and the console."""
-    http = f"http://{_authority(config.http_host)}:{daemon.http_port}"
-    ready = {"event": "ready", "ws": f"ws://{_authority(config.host)}:{daemon.port}", "http": http}
+    s = "" if config.tls_cert is None else "s"
+    http = f"http{s}://{_authority(config.http_host)}:{daemon.http_port}"
+    ws = f"ws{s}://{_authority(config.host)}:{daemon.port}"
+    ready = {"event": "ready", "ws": ws, "http": http}
     if config.console:
         ready["console"] = f"{http}/console"
     return json.dumps(ready).encode() + b"\n"

@@ -28,6 +28,7 @@ from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
+from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import LOCAL, Tokens
 from moorage.daemon.blocks.placement import BlockPlacement
@@ -178,17 +179,23 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
         core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks
     )
     web = _web(config, stores, core, runners, requests, health)
+    tls = _tls(config)
+    context = None if tls is None else tls.context
     with _naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
-        http_port = await web.start(config.http_host, config.http_port)
+        http_port = await web.start(config.http_host, config.http_port, context)
     stack.push_async_callback(web.close)
     with _naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
-        port = await core.gateway.start(requests.router, config.host, config.port, http_port)
+        port = await core.gateway.start(
+            requests.router, config.host, config.port, http_port, context
+        )
     stack.push_async_callback(core.gateway.close)
     web.name_websocket_port(port)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
     core.tasks.spawn(core.watchers.progress.run())
     core.tasks.spawn(core.tokens.follow(core.gateway.expel))
+    if tls is not None:
+        core.tasks.spawn(tls.follow())
     core.tasks.spawn(follow_disk(stores.ledger))
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core)
@@ -204,6 +211,13 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
         tasks=tasks,
         closing=stack.pop_all(),
     )
+
+
+def _tls(config: Config) -> ServerTls | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    with _naming("mend tls_cert, tls_key or tls_client_ca"):
+        return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
 
 
 async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
@@ -476,6 +490,7 @@ def _console(
         logins=core.logins,
         needs_login=lambda: core.tokens.required,
         local=LOCAL,
+        websocket_scheme="ws" if config.tls_cert is None else "wss",
         websocket_port=lambda: core.gateway.port,
         expel=core.gateway.expel,
         on_stranger=partial(stores.audit.note_failed_login, door="console"),

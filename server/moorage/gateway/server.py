@@ -6,6 +6,7 @@ loop runs; all of its methods are called from that loop.
 
 import asyncio
 import functools
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -121,7 +122,14 @@ class Gateway:
         self._server: Server | None = None
         self._draining = False
 
-    async def start(self, deliver: Deliver, host: str, port: int, pages_port: int = 0) -> int:
+    async def start(
+        self,
+        deliver: Deliver,
+        host: str,
+        port: int,
+        pages_port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> int:
         """Listen.
 
         Args:
@@ -129,6 +137,7 @@ class Gateway:
             host: Address or name to bind to.
             port: Port, 0 for a free one.
             pages_port: Port of the server's own pages, which may connect.
+            tls: Certificate of the server; None: no TLS.
 
         Returns:
             The port that was bound.
@@ -144,6 +153,7 @@ class Gateway:
             self._handle,
             host,
             port,
+            ssl=tls,
             backlog=settings.handshakes_max,
             compression="deflate" if settings.deflate else None,
             select_subprotocol=self._doorman.subprotocol,

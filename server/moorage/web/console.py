@@ -261,7 +261,7 @@ def _described(request: Request, console: Console, login: Login | None) -> dict[
         "operator": caller.may(Right.READ_ALL),
         "login": console.needs_login(),
         "csrf": "" if login is None else login.csrf,
-        "websocket": f"ws://{_host(request)}:{console.websocket_port()}",
+        "websocket": f"{console.websocket_scheme}://{_host(request)}:{console.websocket_port()}",
         "version": version("moorage"),
         "expires_at": None if login is None else login.expires_at,
     }

@@ -7,6 +7,7 @@ own business, and so is logging.
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
 from functools import partial
@@ -73,12 +74,13 @@ class WebServer:
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen and serve.
 
         Args:
             host: Address or name to bind.
             port: Port to bind; 0 takes a free one.
+            tls: Certificate of the server; None: no TLS.
 
         Returns:
             The port that was bound.
@@ -87,6 +89,8 @@ class WebServer:
             OSError: The address cannot be bound.
 
         """
+        self._server.config.load()
+        self._server.config.ssl = tls
         listener = await _bind(host, port)
         bound: int = listener.getsockname()[1]
         self._checks.origins = replace(self._checks.origins, pages_port=bound)

@@ -135,6 +135,7 @@ class Console:
         logins: Who has logged in.
         needs_login: Whether there are tokens.
         local: The caller of each request where there are none.
+        websocket_scheme: How the WebSocket is spoken: `ws` or `wss`.
         websocket_port: Where the WebSocket is.
         expel: Closes the WebSockets whose login is over.
         on_stranger: Called with the address of a login with a wrong token.
@@ -146,6 +147,7 @@ class Console:
     logins: Logins
     needs_login: Callable[[], bool]
     local: Caller
+    websocket_scheme: str
     websocket_port: Callable[[], int]
     expel: Callable[[], None]
     on_stranger: Callable[[str], None]

@@ -1,0 +1,193 @@
+"""TLS at both doors of a real server: certificates, those of clients, and their renewal."""
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives import serialization
+from served import FIRST_FIT, ask_message, cluster, until
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from moorage.testing.daemon_process import Running, daemon
+from moorage_policies import catalog
+from tests.certificates import certificate, pem_of
+
+pytestmark = pytest.mark.heavy  # A daemon.
+
+
+class Authority:
+    """An authority, and what it signed, as files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._signer = certificate("an authority")
+        self.file = folder / "ca.pem"
+        self.file.write_bytes(pem_of(*self._signer)[0])
+
+    def sign(self, name: str) -> tuple[Path, Path]:
+        """Write a certificate and its key; return the files."""
+        files = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        for file, text in zip(files, pem_of(*certificate(name, self._signer)), strict=True):
+            file.write_bytes(text)
+        return files
+
+    def context(self, client: str = "") -> ssl.SSLContext:
+        """Return the context of a client, with a certificate where one is named."""
+        context = ssl.create_default_context(cafile=self.file)
+        if client:
+            context.load_cert_chain(*self.sign(client))
+        return context
+
+
+def variables(files: tuple[Path, Path], authority: Path | None = None) -> dict[str, str]:
+    named = {"MOORAGE_TLS_CERT": str(files[0]), "MOORAGE_TLS_KEY": str(files[1])}
+    return named if authority is None else {**named, "MOORAGE_TLS_CLIENT_CA": str(authority)}
+
+
+def ask(running: Running, context: ssl.SSLContext, **message: object) -> dict:
+    with connect(running.ws, ssl=context) as connection:
+        connection.send(json.dumps(message))
+        reply: dict = json.loads(connection.recv(30))
+        return reply
+
+
+def status(running: Running, context: ssl.SSLContext, path: str = "/policy") -> int:
+    return httpx.get(f"{running.http}{path}", verify=context, timeout=30).status_code
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def running(ours: Authority) -> Iterator[Running]:
+    with daemon(environment=variables(ours.sign("server"))) as running:
+        yield running
+
+
+def test_both_doors_speak_tls_and_grant(running: Running, ours: Authority) -> None:
+    assert (running.ws[:6], running.http[:8]) == ("wss://", "https://")
+    context = ours.context()
+    with httpx.Client(base_url=running.http, verify=context) as client:
+        client.post("/clusters", json=cluster("east")).raise_for_status()
+        client.post("/policy", json=catalog.document("first_fit")).raise_for_status()
+        session = client.get("/console/session").json()["data"]
+        assert session["websocket"].startswith("wss://")
+    message = ask_message(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
+    assert ask(running, context, **message)["lease"]["placement"]
+
+
+def test_the_command_line_reaches_both_with_the_authority(
+    running: Running, ours: Authority
+) -> None:
+    environment = {
+        **os.environ,
+        "MOORAGE_URL": running.ws,
+        "MOORAGE_HTTP_URL": running.http,
+        "MOORAGE_CA_FILE": str(ours.file),
+    }
+    for words in (["leases"], ["policy", "list"]):
+        command = [Path(sys.executable).with_name("moorage"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
+def test_strangers_old_versions_and_plain_text_get_nothing(
+    running: Running, ours: Authority
+) -> None:
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        httpx.get(running.http)
+    old = ours.context()
+    old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((httpx.ConnectError, ssl.SSLError)):
+        status(running, old)
+    for url in (running.ws, running.http):
+        port = int(url.rpartition(":")[2])
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port), 30)) as plain:
+            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"ok" not in plain.recv(1000)
+
+
+def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Authority) -> None:
+    with daemon(environment=variables(ours.sign("server"), ours.file)) as running:
+        assert status(running, ours.context("ann")) == 200
+        assert ask(running, ours.context("ann"), op="fleet")["success"]
+        for door in (status, ask):
+            with pytest.raises((httpx.HTTPError, OSError, WebSocketException)):
+                door(running, ours.context())
+
+
+def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(tmp_path: Path) -> None:
+    first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
+    files, renewed = first.sign("server"), second.sign("server")
+    with daemon(environment=variables(files)) as running:
+        with connect(running.ws, ssl=first.context()) as connection:
+            files[1].write_bytes(b"no key")
+            log = running.log
+            until(lambda: "certificate_not_renewed" in log.read_text())
+            assert status(running, first.context()) == 200
+            for file, new in zip(files, renewed, strict=True):
+                new.replace(file)
+            until(lambda: is_known(running, second))
+            connection.send(json.dumps({"op": "fleet"}))  # What is open goes on.
+            assert json.loads(connection.recv(30))["success"]
+        assert ask(running, second.context(), op="fleet")["success"]
+        assert not is_known(running, first)
+
+
+def is_known(running: Running, authority: Authority) -> bool:
+    try:
+        return status(running, authority.context()) == 200
+    except httpx.ConnectError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "sentence"),
+    [
+        ({"MOORAGE_TLS_KEY": ""}, 2, "tls_key"),
+        ({"MOORAGE_TLS_CERT": "", "MOORAGE_TLS_KEY": ""}, 2, "MOORAGE_TLS_CLIENT_CA"),
+        ({"MOORAGE_TLS_CERT": "/nowhere.pem"}, 3, "/nowhere.pem"),
+        ({"MOORAGE_TLS_KEY": "other"}, 3, "expected a certificate and its key"),
+        ({"MOORAGE_TLS_KEY": "locked"}, 3, "passphrase"),
+        ({"MOORAGE_TLS_CLIENT_CA": "empty"}, 3, "expected certificates as PEM"),
+    ],
+)
+def test_wrong_files_are_named(
+    tmp_path: Path, change: dict[str, str], code: int, sentence: str
+) -> None:
+    authority = Authority(tmp_path / "ours")
+    named = variables(authority.sign("server"), authority.file)
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "other").write_bytes(authority.sign("other")[1].read_bytes())
+    key, _ = certificate("locked")
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "locked").write_bytes(locked)
+    for name, value in change.items():
+        named[name] = str(tmp_path / value) if value and value[0] != "/" else value
+        if not value:
+            del named[name]
+    flags = ["--data", str(tmp_path / "data"), "--port", "0", "--http-port", "0"]
+    command = [sys.executable, "-m", "moorage", "serve", *flags]
+    environment = {**os.environ, **named}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
