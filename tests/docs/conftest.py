@@ -60,7 +60,11 @@ class Story:
         binaries = Path(sys.executable).parent
         path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
         urls = {"MOORAGE_URL": self.ready["ws"], "MOORAGE_HTTP_URL": self.ready["http"]}
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("MOORAGE_")}
+        kept = {
+            name: text
+            for name, text in os.environ.items()
+            if not name.startswith(("MOORAGE_", "PYTEST_"))
+        }
         state = {"XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "200", "NO_COLOR": "1"}
         return {**kept, **urls, **state, "PATH": path, "NODE_NO_WARNINGS": "1"}
 
