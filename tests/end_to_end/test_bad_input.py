@@ -43,7 +43,6 @@ BAD = [
     ({"op": "status", "request": "x"}, "unknown_lease", "lease"),
     ({"op": "cancel", "request": "x"}, "unknown_request", "request"),
     ({"op": "fleet", "cluster": "x"}, "unknown_clusters", "cluster"),
-    ({"op": "flush", "cluster": "easst"}, "unknown_clusters", "cluster"),
     ({"op": "watch", "topics": ["x"]}, "bad_message", "topics[0]"),
     ({"input": {}, "mode": "allocate"}, "bad_message", "mode"),
     ({"input": []}, "bad_message", "input"),

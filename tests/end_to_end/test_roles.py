@@ -267,6 +267,16 @@ def test_the_first_token_closes_an_open_server(tmp_path: Path) -> None:
         server.close()
 
 
+def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) -> None:
+    token = make(tmp_path, "first", "viewer")
+    with daemon(tmp_path, options=["--here"]) as running:
+        server = Server(running, token)
+        assert len(server.http.post("/clusters/query", json={}).json()) == 1
+        assert server.http.get("/policy").json()["data"]
+        assert running.log.read_text() == ""
+        server.close()
+
+
 def test_a_named_token_is_enough_beyond_loopback(tmp_path: Path) -> None:
     flags = ["--host", "0.0.0.0", "--port", "0", "--http-port", "0", "--data", str(tmp_path)]  # noqa: S104  # It is refused.
     command = [sys.executable, "-m", "moorage", "serve", *flags]

@@ -299,13 +299,17 @@ def test_flush_ends_what_is_warm(server):
     lease, _ = warm(server)
     held = run(server, provision=provision(["sleep", "200000"]))
     in_state(server, held, "active")
-    assert server.say({"op": "flush", "cluster": "there"})[0]["data"] == {"flushed": []}
+    nothing = server.say({"op": "flush", "cluster": "there"})[0]
+    assert nothing["data"] == {"flushed": []}
+    assert "No live cluster “there”" in nothing["warnings"][0]
     with BlockingClient(server.running.ws) as client:
         assert client.flush("here") == [lease["id"]]
     in_state(server, lease, "ended")
     until(lambda: marked(server.data).keys() == {held["id"]})
     said = server.moorage("flush")
     assert "0 ended" in said.stdout + said.stderr
+    missed = server.moorage("flush", "--cluster", "hre")
+    assert (missed.returncode, "did you mean here?" in missed.stderr) == (5, True)
 
 
 def test_the_longest_time_is_a_setting_and_nothing_is_kept_by_default(server):

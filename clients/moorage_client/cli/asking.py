@@ -375,6 +375,8 @@ def flush(
 ) -> None:
     """End your warm leases."""
     flushed = session.run(lambda client: client.flush(cluster))
+    if cluster and not flushed:  # The name may be wrong; this names the nearest then.
+        session.run(lambda client: client.call({"op": "fleet", "cluster": cluster, "limit": 1}))
     if session.json:
         print_json(flushed)
     else:

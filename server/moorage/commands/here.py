@@ -22,17 +22,15 @@ from moorage_policies import catalog as shipped
 log = structlog.get_logger("moored")
 
 
-def stock(config: Config, url: str) -> None:
+def stock(config: Config, url: str, token: str) -> None:
     """Register and publish what is not there yet; say in the log what could not be.
 
     Args:
-        config: Has a token, where one is needed.
+        config: Has the data folder.
         url: Of the server's HTTP side.
+        token: That of the server itself: others may have leases on this machine.
 
     """
-    # Others may have leases on this machine, and then only an operator changes its document.
-    tokens = sorted(config.tokens, key=lambda token: config.tokens[token] not in config.operators)
-    token = next(iter(tokens), "-")
     with Services(url, token) as services:
         try:
             for document in machine_inventory("this machine", "").documents:

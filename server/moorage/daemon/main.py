@@ -52,7 +52,7 @@ def serve(
     log: StandardStream,
     read: Callable[[], Config],
     file: Path | None,
-    stock: Callable[[str], None] | None = None,
+    stock: Callable[[str, str], None] | None = None,
     links: Collection[str] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code.
@@ -62,8 +62,8 @@ def serve(
         log: The stream of stderr.
         read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
-        stock: Given the address of the HTTP side, fills the catalog before anybody is told that
-            this serves. It runs in a thread.
+        stock: Given the address of the HTTP side and the server's own token, fills the catalog
+            before the ready line. It runs in a thread.
         links: Environment variables of service links, which are no settings.
 
     """
@@ -83,7 +83,7 @@ async def _serve(
     config: Config,
     log: StandardStream,
     rereading: Rereading,
-    stock: Callable[[str], None] | None,
+    stock: Callable[[str, str], None] | None,
 ) -> int:
     # First of all: who asks for a stop while the daemon starts gets a clean one.
     stopping = asyncio.Event()
@@ -116,7 +116,8 @@ async def _serve(
     running = asyncio.ensure_future(daemon.run())
     if stock is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
-        await asyncio.to_thread(stock, f"http://{_authority(host)}:{daemon.http_port}")
+        url = f"http://{_authority(host)}:{daemon.http_port}"
+        await asyncio.to_thread(stock, url, daemon.tokens.own)
     os.write(sys.stdout.fileno(), _ready_line(config, daemon))  # Its parent need not read.
     waiting = asyncio.ensure_future(stopping.wait())
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))

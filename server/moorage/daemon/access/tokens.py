@@ -4,6 +4,8 @@ Both doors ask it. `token_refresh` changes those of the settings, `token_store` 
 """
 
 import asyncio
+import hmac
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
@@ -31,6 +33,9 @@ class Tokens:
         operators: Tenants among them whose role is admin.
         store: Named tokens; None: there are none.
 
+    Attributes:
+        own: The token by which the server asks itself, as the tenant `local`.
+
     """
 
     def __init__(
@@ -39,9 +44,11 @@ class Tokens:
         operators: Collection[str] = (),
         store: TokenStore | None = None,
     ) -> None:
+        self.own = secrets.token_urlsafe(32)
         self._operators = frozenset(operators)
         self._callers: dict[str, Caller] = {}
         self._store = store
+        self._failure = ""
         self.change(tokens)
 
     def change(self, tokens: Mapping[str, str]) -> None:
@@ -62,6 +69,8 @@ class Tokens:
     def caller(self, bearer: str | None) -> Caller | None:
         """Return the caller of a token; None if it is unknown, expired or revoked."""
         if not self.required:
+            return LOCAL
+        if bearer is not None and hmac.compare_digest(bearer.encode(), self.own.encode()):
             return LOCAL
         shown = digest(bearer or "")
         if (found := self._callers.get(shown)) is not None:
@@ -97,7 +106,11 @@ class Tokens:
         if self._store is None:
             return {}
         try:
-            return self._store.tokens()
+            found = self._store.tokens()
         except TokenStoreError as error:
-            log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+            if self._failure != str(error):  # Each caller meets it again.
+                self._failure = str(error)
+                log.error("token_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
             return None
+        self._failure = ""
+        return found

@@ -209,8 +209,8 @@ class Operations:
         # Leases on a cluster that is registered no more are ended as any others.
         known = not cluster or cluster in state.clusters
         if not known and all(place[0] != cluster for place in state.places):
-            self._replies.answer(to, no_such_cluster(cluster, state.clusters))
-            return
+            warning = no_such_cluster(cluster, state.clusters).reason
+            self._replies.expect(to, ReplyContext(message.id, warnings=[warning]))
         asked = FlushAsked(to, tenant, cluster or None)
         self._post(asked, tenant, dry_run=message.dry_run)
         if not message.dry_run:
