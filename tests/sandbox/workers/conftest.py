@@ -86,7 +86,9 @@ class World:
         folder = self.folder / name
         copy = folder / "moorage"
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(moorage.__file__).parent, copy, ignore=ignored)
+        shutil.copytree(
+            Path(moorage.__file__).parent, copy, ignore=ignored, dirs_exist_ok=True
+        )  # A second try has the same name.
         path = copy / file
         text = path.read_text()
         assert text.count(old) == 1, (file, old)
