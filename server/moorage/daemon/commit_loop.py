@@ -40,8 +40,11 @@ FULL: Final = Refusal(
 class Effects(Protocol):
     """What comes of steps, outside the core."""
 
-    def stepped(self, event: Event, turn: Turn) -> None:
-        """Take note of a step, before anything of it leaves."""
+    def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
+        """Take note of a step that took so long, before anything of it leaves."""
+
+    def committed(self, seconds: float) -> None:
+        """Take note of how long a group of facts took to become durable."""
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Take note of the facts of a turn once they are on the disk, before its effects."""
@@ -137,6 +140,7 @@ class CommitLoop:
             body = list(condense(self._allocator.state)) if self._is_checkpoint_due() else None
             self._commit_began = time.monotonic()
             await self._ledger.append(facts, self._now)
+            self._effects.committed(time.monotonic() - self._commit_began)
             self._commit_began = None
             self._facts_waiting -= len(facts)
             for turn in turns:  # What a turn did is told before what the next one did.
@@ -202,8 +206,9 @@ class CommitLoop:
 
     def _step(self, event: Event) -> None:
         self._now = self._clock.now()
+        began = time.perf_counter()
         turn = self._allocator.step(event, self._now)
-        self._effects.stepped(event, turn)
+        self._effects.stepped(event, turn, time.perf_counter() - began)
         for effect in turn.effects:
             if isinstance(effect, EARLY):
                 self._effects.carry_out(effect)

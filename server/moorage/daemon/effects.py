@@ -20,6 +20,7 @@ from moorage.core.facts import Fact, Queued
 from moorage.core.turn import Turn
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.durations import Durations
 from moorage.daemon.requests import recall
 from moorage.daemon.requests.consultations import Consultations
 from moorage.daemon.requests.decisions import Decisions
@@ -37,6 +38,7 @@ class Observers:
         measures: Counts.
         decisions: Notes what is refused at once; its ledger has what the core has forgotten.
         trail: Notes who caused what.
+        durations: Notes how long it took.
 
     """
 
@@ -44,6 +46,7 @@ class Observers:
     measures: Measures
     decisions: Decisions
     trail: AuditTrail
+    durations: Durations
 
 
 class EffectCarrier:
@@ -71,8 +74,9 @@ class EffectCarrier:
         self._measures = observers.measures
         self._decisions = observers.decisions
         self._trail = observers.trail
+        self._durations = observers.durations
 
-    def stepped(self, event: Event, turn: Turn) -> None:
+    def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Pass on what the step means, before anything of it leaves.
 
         The cells learn what became of their proposals before they are asked anything else; the
@@ -87,6 +91,11 @@ class EffectCarrier:
         self._watchers.stepped(event)
         self._decisions.stepped(event, turn)
         self._trail.stepped(event, turn)
+        self._durations.stepped(event, turn, seconds)
+
+    def committed(self, seconds: float) -> None:
+        """Note how long a group of facts took to become durable."""
+        self._durations.committed(seconds)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
@@ -100,8 +109,10 @@ class EffectCarrier:
                 self._measures.count(effect)
                 self._replies.answer(to, answer)
             case Consult():
+                self._durations.consulted(effect)
                 self._consultations.consult(effect)
             case Forget():
+                self._durations.forgotten(effect.request)
                 self._consultations.forget(effect)
             case Look(lease):
                 self._workloads.look(lease)

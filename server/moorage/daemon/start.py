@@ -40,6 +40,7 @@ from moorage.daemon.effects import EffectCarrier, Observers
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.durations import Durations
 from moorage.daemon.observability.health import Health, follow_disk
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
@@ -387,6 +388,7 @@ async def _run_core(
 ) -> CommitLoop:
     """Have the core stepped from now on, up to date with the world before anybody may ask."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
+    durations = Durations(allocator.state.lease)
     effects = EffectCarrier(
         requests.replies,
         requests.consultations,
@@ -396,6 +398,7 @@ async def _run_core(
             core.measures,
             requests.lookups.decisions,
             _trail(stores, requests.replies),
+            durations,
         ),
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
@@ -420,6 +423,10 @@ async def _run_core(
     publishing = requests.publishing
     for figures in (
         partial(gauges.core_gauges, allocator),
+        partial(gauges.fleet_gauges, allocator.state.fleet),
+        partial(gauges.audit_counters, stores.audit),
+        gauges.build_gauges,
+        durations.metrics,
         partial(gauges.commit_gauges, stores.ledger, commit_loop),
         lambda: gauges.sandbox_gauges(runners.sandbox.report()),
         lambda: gauges.gateway_gauges(core.gateway.stats()),

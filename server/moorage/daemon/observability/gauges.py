@@ -1,17 +1,27 @@
 """What `/metrics` shows of the packages as they are at that moment; counters are in `counters`."""
 
+import platform
 from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Final
 
+import numpy as np
 from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.core.allocator import Allocator
+from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.commit_loop import CommitLoop
-from moorage.daemon.observability.counters import counter, gauge, gauges
+from moorage.daemon.observability.counters import counter, gauge, gauges, gauges_of
+from moorage.daemon.observability.durations import OTHER
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.gateway.server import GatewayStats
 from moorage.ledger.base import Ledger
+from moorage.policy.fleet import Fleet
 from moorage.sandbox.host.contract import SandboxReport
+
+FLEET_KINDS_MAX: Final = 200
+"""Pairs of cluster and model with series of their own."""
 
 
 def core_gauges(allocator: Allocator) -> Iterable[Metric]:
@@ -27,6 +37,43 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
     yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
     yield gauge("moorage_gpu_milli_warm", "GPU milli that would be freed on demand", warm_milli)
+
+
+def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
+    """Yield GPUs by cluster and model; of many kinds, the smallest together as `other`."""
+    devices = fleet.gpu_model >= 0
+    models = len(fleet.models)
+    kinds = (fleet.cluster[:, None] * models + fleet.gpu_model)[devices]
+    length = len(fleet.cluster_ids) * models
+    total = np.bincount(kinds, fleet.gpu_total[devices], length)
+    free = np.bincount(kinds, fleet.gpu_free[devices], length)
+    rows: list[tuple[tuple[str, str, str], float]] = []
+    others = {"total": 0.0, "free": 0.0}
+    for rank, kind in enumerate(np.argsort(-total, kind="stable").tolist()):
+        if not total[kind]:
+            break
+        values = {"total": float(total[kind]), "free": float(free[kind])}
+        if rank >= FLEET_KINDS_MAX:
+            others = {what: others[what] + value for what, value in values.items()}
+            continue
+        place = fleet.cluster_ids[kind // models], fleet.models[kind % models]
+        rows += (((*place, what), value) for what, value in values.items())
+    if others["total"]:
+        rows += (((OTHER, OTHER, what), value) for what, value in others.items())
+    by_kind = "GPU milli by cluster and model: all there is (`total`), and what is `free`"
+    yield gauges_of("moorage_fleet_gpu_milli", by_kind, ("cluster", "model", "what"), rows)
+
+
+def audit_counters(audit: AuditLog) -> Iterable[Metric]:
+    """Yield what the audit log lost."""
+    yield counter("moorage_audit_lost_total", "Entries of the audit log not written", audit.lost)
+
+
+def build_gauges() -> Iterable[Metric]:
+    """Yield what runs here."""
+    labels = (version("moorage"), platform.python_version())
+    running = "1; its labels say what runs"
+    yield gauges_of("moorage_build_info", running, ("version", "python"), [(labels, 1.0)])
 
 
 def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:

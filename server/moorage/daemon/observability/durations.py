@@ -1,0 +1,154 @@
+"""How long things take, as histograms of `/metrics`.
+
+On the hot path an observation is a search among a dozen bounds and two additions: the library's
+own histograms take a lock each time.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Final
+
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from moorage.core.effects import Consult
+from moorage.core.events import ConsultFailed, Event, Proposed
+from moorage.core.facts import Fact, Granted, Started
+from moorage.core.turn import Turn
+from moorage.model import Lease, RequestId
+
+__all__ = ["Durations"]
+
+LABELS_MAX: Final = 50
+"""Policies or backends with a series of their own; what comes later counts as `other`."""
+OTHER: Final = "other"
+CONSULTATIONS_MAX: Final = 100_000
+"""Consultations whose beginning is remembered; beyond it none is measured until some end."""
+_BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
+_USUAL: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 5.0)
+_LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+
+
+class _Histogram:
+    """Counts durations of each label in buckets."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+
+    def observe(self, label: str, seconds: float) -> None:
+        """Count one duration."""
+        counts = self._counts.get(label)
+        if counts is None:
+            if len(self._counts) >= LABELS_MAX:
+                label = OTHER
+            counts = self._counts.setdefault(label, [0] * (len(self._bounds) + 1))
+        counts[bisect_left(self._bounds, seconds)] += 1
+        self._sums[label] = self._sums.get(label, 0.0) + seconds
+
+    def fill(self, family: HistogramMetricFamily, *, labelled: bool) -> Metric:
+        """Add what was counted to a metric."""
+        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        if not labelled and not self._counts:
+            self._counts[""] = [0] * len(names)
+        for label, counts in self._counts.items():
+            total, buckets = 0, []
+            for name, count in zip(names, counts, strict=True):
+                total += count
+                buckets.append((name, float(total)))
+            family.add_metric([label] if labelled else [], buckets, self._sums.get(label, 0.0))
+        return family
+
+
+class Durations:
+    """Measures waiting, evaluation, verification, commits and starts of workloads.
+
+    Args:
+        lease: Finds a lease, also one of the last that ended.
+
+    """
+
+    def __init__(self, lease: Callable[[RequestId], Lease | None]) -> None:
+        self._lease = lease
+        self._waiting = _Histogram(_LONG)
+        self._evaluation = _Histogram(_USUAL)
+        self._verification = _Histogram(_BRIEF)
+        self._commit = _Histogram(_USUAL)
+        self._start = _Histogram(_LONG)
+        self._consulted: dict[RequestId, tuple[str, float]] = {}
+        """Policy and beginning of the consultation under way of each request."""
+
+    def consulted(self, effect: Consult) -> None:
+        """Note that a policy begins to evaluate. On the hot path."""
+        if len(self._consulted) < CONSULTATIONS_MAX:
+            self._consulted[effect.ask.id] = effect.ask.policy.uri, perf_counter()
+
+    def forgotten(self, request: RequestId) -> None:
+        """Note that an evaluation is not waited for any more."""
+        self._consulted.pop(request, None)
+
+    def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
+        """Note a step of the core and how long it took. On the hot path."""
+        if isinstance(event, Proposed | ConsultFailed):
+            begun = self._consulted.pop(event.request, None)
+            if begun is not None:
+                self._evaluation.observe(_name(begun[0]), perf_counter() - seconds - begun[1])
+            self._verification.observe("", seconds)
+        for fact in turn.facts:
+            self._note(fact)
+
+    def committed(self, seconds: float) -> None:
+        """Note how long one group of facts took to become durable."""
+        self._commit.observe("", seconds)
+
+    def _note(self, fact: Fact) -> None:
+        if isinstance(fact, Granted):
+            lease = fact.lease
+            waited = max(0.0, lease.granted_at - lease.asked_at)
+            self._waiting.observe(_name(lease.policy.uri), waited)
+        elif isinstance(fact, Started):
+            lease_or_none = self._lease(fact.lease)
+            if lease_or_none is not None and lease_or_none.provision is not None:
+                since = max(0.0, fact.at - lease_or_none.granted_at)
+                self._start.observe(lease_or_none.provision.backend, since)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the histograms."""
+        yield self._waiting.fill(
+            histogram(
+                "moorage_wait_seconds", "From a request for a lease to its grant", ["policy"]
+            ),
+            labelled=True,
+        )
+        yield self._evaluation.fill(
+            histogram(
+                "moorage_evaluation_seconds",
+                "From a question to a policy to its answer",
+                ["policy"],
+            ),
+            labelled=True,
+        )
+        yield self._verification.fill(
+            histogram("moorage_verification_seconds", "Verifying and deciding one proposal"),
+            labelled=False,
+        )
+        yield self._commit.fill(
+            histogram("moorage_commit_seconds", "Making one group of facts durable"),
+            labelled=False,
+        )
+        yield self._start.fill(
+            histogram("moorage_start_seconds", "From a grant to its workload's start", ["backend"]),
+            labelled=True,
+        )
+
+
+def histogram(name: str, about: str, labels: Sequence[str] = ()) -> HistogramMetricFamily:
+    """Return an empty histogram."""
+    return HistogramMetricFamily(name, about, labels=labels)
+
+
+def _name(uri: str) -> str:
+    """Return a policy's name, without its version: versions come and go."""
+    return uri.partition(":")[0]

@@ -1,0 +1,120 @@
+"""Histograms of how long things take, and gauges of the fleet: right, and bounded."""
+
+from prometheus_client.metrics_core import Metric
+
+from moorage.core.effects import Consult
+from moorage.core.events import ConsultFailed
+from moorage.core.facts import Refusal
+from moorage.core.turn import Turn
+from moorage.daemon.observability import durations, gauges
+from moorage.daemon.observability.durations import Durations
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Code,
+    Gpu,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+from moorage.policy.fleet import Fleet
+
+
+def sample(metrics: list[Metric], name: str, **labels: str) -> float:
+    """Return the value of one sample."""
+    (value,) = [
+        each.value
+        for metric in metrics
+        for each in metric.samples
+        if each.name == name and labels.items() <= each.labels.items()
+    ]
+    return value
+
+
+def consult(policy: str, number: int) -> Consult:
+    request = RequestId(f"r{number}")
+    ask = Ask(id=request, tenant=Tenant("ann"), policy=PolicyRef(f"{policy}:1-x", "d"))
+    return Consult(ask, number)
+
+
+def answered(measured: Durations, policy: str, number: int, seconds: float) -> None:
+    measured.consulted(consult(policy, number))
+    failed = ConsultFailed(RequestId(f"r{number}"), number, Refusal(Code.INTERNAL, "no"))
+    measured.stepped(failed, Turn(), seconds)
+
+
+def test_durations_are_counted_up_to_each_bound() -> None:
+    measured = Durations(lambda _: None)
+    for seconds in (0.00001, 0.0002, 0.2, 7.0):
+        measured.committed(seconds)
+    found = list(measured.metrics())
+    assert sample(found, "moorage_commit_seconds_bucket", le="0.0001") == 1
+    assert sample(found, "moorage_commit_seconds_bucket", le="0.25") == 3
+    assert sample(found, "moorage_commit_seconds_bucket", le="+Inf") == 4
+    assert sample(found, "moorage_commit_seconds_count") == 4
+    assert round(sample(found, "moorage_commit_seconds_sum"), 5) == 7.20021
+
+
+def test_policies_beyond_the_bound_count_as_others() -> None:
+    measured = Durations(lambda _: None)
+    for number in range(durations.LABELS_MAX + 7):
+        answered(measured, f"p{number}", number, 0.001)
+    found = list(measured.metrics())
+    name = "moorage_evaluation_seconds_count"
+    assert sample(found, name, policy="p3") == 1
+    assert sample(found, name, policy=durations.OTHER) == 7
+    assert sample(found, "moorage_verification_seconds_count") == durations.LABELS_MAX + 7
+
+
+def test_an_evaluation_that_is_forgotten_is_not_counted() -> None:
+    measured = Durations(lambda _: None)
+    measured.consulted(consult("p", 1))
+    measured.forgotten(RequestId("r1"))
+    failed = ConsultFailed(RequestId("r1"), 1, Refusal(Code.INTERNAL, "no"))
+    measured.stepped(failed, Turn(), 0.0)
+    names = [each.name for metric in measured.metrics() for each in metric.samples]
+    assert "moorage_evaluation_seconds_count" not in names
+
+
+def fleet(clusters: int) -> Fleet:
+    made = Fleet()
+    made.install(
+        Cluster(
+            id=ClusterId(f"c{number:03}"),
+            nodes=(
+                Node(
+                    id=NodeId("n"),
+                    gpus=(Gpu("0", "A"), Gpu("1", "B")),
+                    cpu_milli=1000,
+                    memory_mib=1024,
+                ),
+            ),
+        )
+        for number in range(clusters)
+    )
+    return made
+
+
+def test_the_fleet_is_told_by_cluster_and_model() -> None:
+    (metric,) = gauges.fleet_gauges(fleet(2))
+    found = [metric]
+    name = "moorage_fleet_gpu_milli"
+    assert sample(found, name, cluster="c001", model="B", what="total") == 1000
+    assert sample(found, name, cluster="c000", model="A", what="free") == 1000
+    assert len(metric.samples) == 8
+
+
+def test_of_many_clusters_the_rest_is_one_series() -> None:
+    (metric,) = gauges.fleet_gauges(fleet(gauges.FLEET_KINDS_MAX))
+    total = sum(each.value for each in metric.samples if each.labels["what"] == "total")
+    assert total == gauges.FLEET_KINDS_MAX * 2 * 1000
+    assert len(metric.samples) == 2 * (gauges.FLEET_KINDS_MAX + 1)
+    assert sample([metric], metric.name, cluster=durations.OTHER, what="free") > 0
+
+
+def test_an_empty_fleet_has_no_series() -> None:
+    (metric,) = gauges.fleet_gauges(Fleet())
+    assert metric.samples == []
