@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from websockets.sync.client import connect
 
 from moorage.config.settings import Config
@@ -111,6 +112,9 @@ class Story:
             socket.send(text)
             self.last_reply = json.loads(socket.recv(timeout=RUN_SECONDS_MAX))
         assert self.last_reply["success"], self.last_reply
+
+    def play_yaml(self, text: str) -> None:
+        assert yaml.safe_load(text)
 
     def play_toml(self, text: str) -> None:
         file = self.folder / "example.toml"

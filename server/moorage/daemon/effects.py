@@ -20,7 +20,7 @@ from moorage.core.facts import Fact, Queued
 from moorage.core.turn import Turn
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.observability.counters import Measures
-from moorage.daemon.observability.durations import Durations
+from moorage.daemon.observability.durations import DurationMetrics
 from moorage.daemon.requests import recall
 from moorage.daemon.requests.consultations import Consultations
 from moorage.daemon.requests.decisions import Decisions
@@ -46,7 +46,7 @@ class Observers:
     measures: Measures
     decisions: Decisions
     trail: AuditTrail
-    durations: Durations
+    durations: DurationMetrics
 
 
 class EffectCarrier:

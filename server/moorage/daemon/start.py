@@ -40,7 +40,7 @@ from moorage.daemon.effects import EffectCarrier, Observers
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
-from moorage.daemon.observability.durations import Durations
+from moorage.daemon.observability.durations import DurationMetrics
 from moorage.daemon.observability.health import Health, follow_disk
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
@@ -388,7 +388,7 @@ async def _run_core(
 ) -> CommitLoop:
     """Have the core stepped from now on, up to date with the world before anybody may ask."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
-    durations = Durations(allocator.state.lease)
+    durations = DurationMetrics(allocator.state.lease)
     effects = EffectCarrier(
         requests.replies,
         requests.consultations,

@@ -7,7 +7,7 @@ from moorage.core.events import ConsultFailed
 from moorage.core.facts import Refusal
 from moorage.core.turn import Turn
 from moorage.daemon.observability import durations, gauges
-from moorage.daemon.observability.durations import Durations
+from moorage.daemon.observability.durations import DurationMetrics
 from moorage.model import (
     Ask,
     Cluster,
@@ -40,14 +40,14 @@ def consult(policy: str, number: int) -> Consult:
     return Consult(ask, number)
 
 
-def answered(measured: Durations, policy: str, number: int, seconds: float) -> None:
+def answered(measured: DurationMetrics, policy: str, number: int, seconds: float) -> None:
     measured.consulted(consult(policy, number))
     failed = ConsultFailed(RequestId(f"r{number}"), number, Refusal(Code.INTERNAL, "no"))
     measured.stepped(failed, Turn(), seconds)
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
-    measured = Durations(lambda _: None)
+    measured = DurationMetrics(lambda _: None)
     for seconds in (0.00001, 0.0002, 0.2, 7.0):
         measured.committed(seconds)
     found = list(measured.metrics())
@@ -59,7 +59,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
 
 
 def test_policies_beyond_the_bound_count_as_others() -> None:
-    measured = Durations(lambda _: None)
+    measured = DurationMetrics(lambda _: None)
     for number in range(durations.LABELS_MAX + 7):
         answered(measured, f"p{number}", number, 0.001)
     found = list(measured.metrics())
@@ -70,7 +70,7 @@ def test_policies_beyond_the_bound_count_as_others() -> None:
 
 
 def test_an_evaluation_that_is_forgotten_is_not_counted() -> None:
-    measured = Durations(lambda _: None)
+    measured = DurationMetrics(lambda _: None)
     measured.consulted(consult("p", 1))
     measured.forgotten(RequestId("r1"))
     failed = ConsultFailed(RequestId("r1"), 1, Refusal(Code.INTERNAL, "no"))

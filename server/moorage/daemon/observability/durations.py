@@ -18,7 +18,7 @@ from moorage.core.facts import Fact, Granted, Started
 from moorage.core.turn import Turn
 from moorage.model import Lease, RequestId
 
-__all__ = ["Durations"]
+__all__ = ["DurationMetrics"]
 
 LABELS_MAX: Final = 50
 """Policies or backends with a series of their own; what comes later counts as `other`."""
@@ -62,7 +62,7 @@ class _Histogram:
         return family
 
 
-class Durations:
+class DurationMetrics:
     """Measures waiting, evaluation, verification, commits and starts of workloads.
 
     Args:

@@ -1,0 +1,142 @@
+"""Alert rules, the dashboard and their page, held to what a server serves."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+import reference
+import yaml
+
+from moorage.testing.daemon_process import daemon
+
+ALERTS = reference.ROOT / "deploy" / "prometheus" / "alerts.yml"
+DASHBOARD = reference.ROOT / "deploy" / "grafana" / "moorage.json"
+PAGE = reference.DOCS / "how-to" / "read-alerts.md"
+METRIC = re.compile(r"moorage_\w+")
+
+
+@pytest.fixture(scope="module")
+def served() -> set[str]:
+    """Names of the metrics that a new server has; its histograms have three samples each."""
+    with daemon() as running:
+        text = httpx.get(f"{running.http}/metrics").text
+    names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    return names | {f"{name}_{part}" for name in names for part in ("bucket", "count", "sum")}
+
+
+def rules() -> list[dict]:
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    return list(group["rules"])
+
+
+def expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def test_every_metric_of_alerts_and_charts_is_served(served: set[str]) -> None:
+    used = {
+        name
+        for each in [*expressions(), *(r["expr"] for r in rules())]
+        for name in METRIC.findall(each)
+    }
+    assert len(used) > 15
+    assert used - served == set()
+
+
+def test_every_alert_has_its_section_and_the_other_way_round() -> None:
+    sections = re.findall(r"^## (\w+)$", PAGE.read_text(), re.MULTILINE)
+    assert sections == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        place = f"docs/how-to/read-alerts.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == place
+        assert rule["labels"]["severity"] in {"page", "ticket"}
+        assert rule["annotations"]["summary"]
+
+
+def test_panels_lie_side_by_side_and_name_their_series() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    places = [(each["gridPos"]["x"], each["gridPos"]["y"]) for each in panels]
+    assert len(set(places)) == len(places)
+    assert all(target["legendFormat"] for each in panels for target in each["targets"])
+
+
+@pytest.mark.heavy
+def test_promtool_finds_nothing_wrong(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
+    charts = [
+        {"record": f"chart:{n}", "expr": re.sub(r"\$__rate_interval", "5m", each)}
+        for n, each in enumerate(expressions())
+    ]
+    file = tmp_path / "charts.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "charts", "rules": charts}]}))
+    for each in (ALERTS, file):
+        checked = subprocess.run(
+            ["promtool", "check", "rules", each], capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.heavy
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
+    full = 'moorage_disk_full{instance="a", job="moorage"}'
+    slow = 'moorage_commit_seconds_bucket{instance="a", le="%s"}'
+    cases = [
+        {
+            "interval": "1m",
+            "input_series": [
+                {"series": 'up{instance="a", job="moorage"}', "values": "1 0x20"},
+                {"series": full, "values": "0x5 1x20"},
+                {"series": slow % "0.1", "values": "0+0x30"},
+                {"series": slow % "1.0", "values": "0+100x30"},
+                {"series": slow % "+Inf", "values": "0+100x30"},
+            ],
+            "alert_rule_test": [
+                expected("1m", "MoorageDown"),
+                expected("10m", "MoorageDown", "page", "a does not answer", job="moorage"),
+                expected(
+                    "10m",
+                    "MoorageDiskFull",
+                    "page",
+                    "The disk of a is full: it grants no leases",
+                    job="moorage",
+                ),
+                expected(
+                    "25m",
+                    "MoorageCommitSlow",
+                    "ticket",
+                    "Commits on a take more than 250 ms at p99",
+                ),
+            ],
+        }
+    ]
+    file = tmp_path / "tests.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "tests": cases}))
+    tested = subprocess.run(
+        ["promtool", "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def expected(at: str, alert: str, severity: str = "", summary: str = "", **labels: str) -> dict:
+    """Return what promtool expects of an alert at a time; without a severity: nothing."""
+    if not severity:
+        return {"eval_time": at, "alertname": alert, "exp_alerts": []}
+    runbook = f"docs/how-to/read-alerts.md#{alert.lower()}"
+    return {
+        "eval_time": at,
+        "alertname": alert,
+        "exp_alerts": [
+            {
+                "exp_labels": {"severity": severity, "instance": "a", **labels},
+                "exp_annotations": {"summary": summary, "runbook": runbook},
+            }
+        ],
+    }
