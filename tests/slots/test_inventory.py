@@ -1,5 +1,7 @@
 """Best fit, and transactions that give back exactly what they took."""
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +10,11 @@ from moorage.slots import (
     AllocationTransaction,
     Allocator,
     InvalidRequest,
+    InvalidSpecification,
     Inventory,
+    ResourcePool,
     ResourceUnavailable,
+    SlotsError,
     UnknownResourceType,
 )
 
@@ -96,3 +101,115 @@ def test_only_a_positive_number_of_slots_can_be_acquired(slots):
 def test_an_unknown_type_is_an_error_of_its_own():
     with pytest.raises(UnknownResourceType, match="the pool has gpus"):
         Allocator().acquire(inventory(2), "apples", 1)
+
+
+class WorstFit(Allocator):
+    """Takes from the instance with the most free slots, as the documents let a subclass do."""
+
+    def acquire(self, inventory, rtype, slots):
+        for instance in sorted(inventory.resources[rtype], key=lambda each: -each["slots"]):
+            if slots <= instance["slots"]:
+                acquired = copy.deepcopy(instance)
+                acquired["slots"] = slots
+                instance["slots"] -= slots
+                return acquired
+        raise ResourceUnavailable(rtype)
+
+
+def two() -> dict:
+    return {"gpus": [{"id": "a", "slots": 2}, {"id": "b", "slots": 4}]}
+
+
+def test_an_allocator_of_ones_own_books_in_an_inventory():
+    inventory = Inventory(two())
+
+    def take_nine():
+        with AllocationTransaction(inventory) as transaction:
+            for _ in range(9):
+                found = WorstFit().acquire(inventory, "gpus", 1)
+                transaction.record("gpus", found["id"], found["slots"])
+
+    with pytest.raises(ResourceUnavailable):
+        take_nine()
+    assert inventory.resources == two()
+    assert WorstFit().acquire(inventory, "gpus", 3) == {"id": "b", "slots": 3}
+    assert inventory.slots_available("gpus") == 3
+    assert Allocator().acquire(inventory, "gpus", 1) == {"id": "b", "slots": 1}
+
+
+def test_an_allocator_of_ones_own_books_in_a_pool():
+    pool = ResourcePool({"resources": two()})
+    pool.allocator = WorstFit()
+    taken = pool.checkout([{"type": "gpus", "slots": 2}, {"type": "gpus", "slots": 2}])
+    assert taken == {"gpus": [{"id": "b", "slots": 2}, {"id": "a", "slots": 2}]}
+    before = pool.getstate()
+    with pytest.raises(ResourceUnavailable):
+        pool.checkout([{"type": "gpus"}, {"type": "gpus", "slots": 2}])
+    assert pool.getstate() == before
+    assert pool.accommodates([{"type": "gpus", "slots": 4}, {"type": "gpus", "slots": 2}])
+    pool.checkin(taken)
+    assert pool.getstate() == ResourcePool({"resources": two()}).getstate()
+    copied = copy.deepcopy(pool)
+    assert copied.checkout([{"type": "gpus"}])["gpus"][0]["id"] == "b"
+
+
+def _says_only(self, inventory, rtype, slots):
+    return {"id": "a", "slots": slots}
+
+
+def _takes_more(self, inventory, rtype, slots):
+    inventory.resources[rtype][0]["slots"] -= slots + 1
+    return {"id": "a", "slots": slots}
+
+
+def _enlarges(self, inventory, rtype, slots):
+    inventory.resources[rtype][0]["slots"] = 9
+    return {"id": "a", "slots": slots}
+
+
+def _adds(self, inventory, rtype, slots):
+    inventory.resources = {rtype: [{"id": "c", "slots": 9}]}
+    return {"id": "c", "slots": slots}
+
+
+def _returns_nothing(self, inventory, rtype, slots):
+    inventory.resources[rtype][0]["slots"] -= slots
+
+
+def _fails(self, inventory, rtype, slots):
+    inventory.resources[rtype][0]["slots"] -= slots
+    raise KeyError(rtype)
+
+
+@pytest.mark.parametrize(
+    ("acquire", "error"),
+    [
+        (_says_only, SlotsError),
+        (_takes_more, SlotsError),
+        (_enlarges, SlotsError),
+        (_adds, SlotsError),
+        (_returns_nothing, SlotsError),
+        (_fails, KeyError),
+    ],
+)
+def test_an_allocator_that_books_wrongly_is_an_error_and_changes_nothing(acquire, error):
+    pool = ResourcePool({"resources": two()})
+    pool.allocator = type("Wrong", (Allocator,), {"acquire": acquire})()
+    before = pool.getstate()
+    with pytest.raises(error):
+        pool.checkout([{"type": "gpus"}])
+    assert pool.getstate() == before
+
+
+def test_what_is_written_into_an_inventory_is_what_it_has():
+    inventory = Inventory(two())
+    inventory.resources["gpus"][0]["slots"] = 5
+    inventory.resources["fpgas"] = [{"id": "f", "slots": 1}]
+    assert (inventory.slots_available("gpus"), inventory.slots_available("fpgas")) == (9, 1)
+    inventory.resources = {"cpus": 3}
+    assert inventory.types == ["cpus"]
+    with pytest.raises(InvalidSpecification):
+        inventory.resources = {"cpus": [{"slots": 3}]}
+    with pytest.raises(InvalidSpecification):
+        inventory.resources["cpus"][0]["slots"] = -1
+    assert inventory.resources == {"cpus": [{"id": str(n), "slots": 1} for n in range(3)]}

@@ -1,6 +1,9 @@
 """The pool of this machine, and what its configuration makes of it."""
 
+import argparse
 import os
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +73,27 @@ def test_hooks_are_functions_of_the_configuration_and_the_description():
         "additional_properties": {"made": "here"},
         "resources": {"fans": [{"id": "a", "slots": 1}, {"id": "b", "slots": 1}], "gpus": []},
     }
+
+
+@dataclass
+class Config:
+    """A configuration with attributes, as canary's is."""
+
+    gpu_ids: list[str] | None = None
+    resource_pool: dict | None = None
+    oversubscribe: dict | None = None
+
+
+@pytest.mark.parametrize("kind", [Config, SimpleNamespace, argparse.Namespace])
+def test_a_configuration_may_be_an_object_with_attributes(kind):
+    pool = make_resource_pool(kind(gpu_ids=["x", "y"], oversubscribe={"gpus": 2}))
+    assert pool.resources["gpus"] == [{"id": "x", "slots": 2}, {"id": "y", "slots": 2}]
+    assert pool.count("cpus") == make_resource_pool(kind()).count("cpus") > 0
+    described = kind(resource_pool={"resources": {"fpgas": 2}})
+    assert make_resource_pool(described).types == ["fpgas", "gpus"]
+    with pytest.raises(InvalidSpecification):
+        make_resource_pool(kind(oversubscribe={"gpus": 0}))
+    seen = []
+    config = kind(gpu_ids=[])
+    make_resource_pool(config, [lambda given, pool: seen.append(given)])
+    assert seen == [config]

@@ -416,3 +416,134 @@ def test_nothing_is_given_twice_and_everything_comes_back(sizes, requests):
     for each in reversed(held):
         pool.checkin(each)
     assert pool.getstate() == idle
+
+
+class TestLikeCanarys:
+    """What canary's node pool has, and this one has, too."""
+
+    @staticmethod
+    def pool():
+        return NodeResourcePool(
+            {
+                "nodes": [
+                    {"id": "a", "resources": {"cpus": 2, "gpus": [{"id": "0", "slots": 4}]}},
+                    {"id": "b", "resources": {"cpus": 1}},
+                ],
+                "additional_properties": {"site": "lab"},
+            }
+        )
+
+    def test_it_is_read(self):
+        pool = self.pool()
+        assert pool.node_ids() == ["a", "b"]
+        assert pool.get_property("site") == "lab"
+        assert pool.get_property("x") is None
+        pool.checkout([NodeRequest().add("gpus", slots=3)])
+        assert pool.resources == {
+            "cpus": [
+                {"id": "0", "slots": 1, "node": "a"},
+                {"id": "1", "slots": 1, "node": "a"},
+                {"id": "0", "slots": 1, "node": "b"},
+            ],
+            "gpus": [{"id": "0", "slots": 1, "node": "a"}],
+        }
+        assert (pool.slots_available("gpu"), pool.slots_capacity("gpus")) == (1, 4)
+        assert (pool.slots_available("cpus"), pool.slots_capacity("cpu")) == (3, 3)
+        assert (pool.slots_available("nodes"), pool.slots_capacity("node")) == (2, 2)
+        assert pool.slots_capacity("fpgas") == 0
+        assert pool.slots_per_resource_type == {"cpus": 3, "gpus": 4}
+        with pytest.raises(ResourceUnavailable):
+            pool.slots_available("fpgas")
+
+    def test_an_exclusive_node_has_nothing_available(self):
+        pool = self.pool()
+        taken = pool.checkout([NodeRequest(exclusive=True).add("gpus")])
+        assert (pool.slots_available("cpus"), pool.slots_capacity("cpus")) == (1, 3)
+        pool.checkin(taken)
+        assert pool.slots_available("cpus") == 3
+
+    def test_nodes_are_added(self):
+        pool = self.pool()
+        pool.add_node({"id": "c", "resources": {"gpus": 1}, "additional_properties": {"rack": 1}})
+        assert pool.node_ids() == ["a", "b", "c"]
+        assert pool.get_node("c")["additional_properties"] == {"rack": 1}
+        assert pool.checkout([NodeRequest().add("gpus") for _ in range(2)])
+        for wrong in ({"id": "c"}, {"resources": {}}, {"id": "d", "gpus": 1}, "d"):
+            with pytest.raises(InvalidSpecification):
+                pool.add_node(wrong)
+        assert pool.node_ids() == ["a", "b", "c"]
+
+    def test_counts_and_slots_are_set(self):
+        pool = self.pool()
+        pool.set_resource_count("gpus", 2)
+        assert pool.count_by_node("gpus") == {"a": 2, "b": 2}
+        pool.set_resource_count("gpus", 1, node_id="b")
+        pool.multiply_slots_per_resource("gpu", 3)
+        assert pool.slots_by_node("gpus") == {"a": 6, "b": 3}
+        pool.set_slots_per_resource("gpus", 5, node_id="b")
+        assert pool.slots_by_node("gpus") == {"a": 6, "b": 5}
+        pool.multiply_slots_per_resource("gpus", 0.5, node_id="b")
+        assert pool.slots_available("gpus") == 8.5
+        pool.set_resource_count("fpgas", 1, node_id="b")
+        with pytest.raises(ResourceUnavailable, match="fpgas on node a"):
+            pool.multiply_slots_per_resource("fpgas", 2, node_id="a")
+        with pytest.raises(ResourceUnavailable, match="node z"):
+            pool.set_resource_count("gpus", 2, node_id="z")
+        with pytest.raises(ResourceUnavailable):
+            pool.multiply_slots_per_resource("tpus", 2)
+        before = pool.getstate()
+        for wrong in (
+            lambda: pool.set_resource_count("gpus", -1),
+            lambda: pool.set_resource_count("nodes", 1),
+            lambda: pool.multiply_slots_per_resource("gpus", 0),
+            lambda: pool.multiply_slots_per_resource("gpus", "2"),
+            lambda: pool.set_slots_per_resource("gpus", float("nan")),
+        ):
+            with pytest.raises(InvalidSpecification):
+                wrong()
+        assert pool.getstate() == before
+
+    def test_what_is_checked_out_stays_so(self):
+        pool = self.pool()
+        taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus", 2)])
+        before = pool.getstate()
+        for wrong in (
+            lambda: pool.set_resource_count("gpus", 1),
+            lambda: pool.set_resource_count("cpus", 1),
+            lambda: pool.multiply_slots_per_resource("gpus", 0.5),
+        ):
+            with pytest.raises(InvalidSpecification, match="checked out"):
+                wrong()
+            assert pool.getstate() == before
+        pool.multiply_slots_per_resource("gpus", 2)
+        pool.set_resource_count("cpus", 3)
+        assert (pool.slots_available("gpus"), pool.slots_available("cpus")) == (5, 4)
+        pool.checkin(taken)
+        assert (pool.slots_available("gpus"), pool.slots_available("cpus")) == (8, 6)
+
+    def test_a_type_is_popped_and_the_pool_cleared(self):
+        pool = self.pool()
+        taken = pool.checkout([NodeRequest().add("gpus", slots=3).add("cpus")])
+        assert pool.pop("gpus") == [{"id": "0", "slots": 1, "node": "a"}]
+        assert pool.pop("gpus") is None
+        assert pool.types == ["cpus"]
+        pool.checkin(taken)
+        assert pool.slots_available("cpus") == 3
+        taken = pool.checkout([NodeRequest().add("cpus")])
+        pool.clear()
+        assert pool.empty()
+        assert pool.getstate() == {"additional_properties": {}, "nodes": []}
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(taken)
+
+    def test_what_else_a_request_says_is_kept(self):
+        request = NodeRequest([{"type": "gpus", "slots": 2, "model": ["h100"]}]).add("cpus", 2)
+        assert request.resources == [
+            {"type": "gpus", "slots": 2, "model": ["h100"]},
+            {"type": "cpus", "slots": 1},
+            {"type": "cpus", "slots": 1},
+        ]
+        assert request.totals() == {"gpus": 2, "cpus": 2}
+        assert hash(request.freeze())
+        taken = self.pool().checkout([request])
+        assert taken["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 2}]

@@ -325,7 +325,7 @@ class TestStale:
 
 
 class TestPlain:
-    """What a pool returns is data like any other; what cannot be written says so."""
+    """What a pool returns is data like any other; totals cannot be written, and say so."""
 
     @pytest.mark.parametrize(
         "dump",
@@ -351,20 +351,6 @@ class TestPlain:
     @pytest.mark.parametrize(
         "write",
         [
-            lambda pool: setattr(pool, "resources", {"cpus": []}),
-            lambda pool: pool.resources.update(gpus=[]),
-            lambda pool: pool.resources.pop("cpus"),
-            lambda pool: pool.resources.setdefault("gpus", []),
-            lambda pool: pool.resources.__setitem__("gpus", []),
-            lambda pool: pool.resources.__delitem__("cpus"),
-            lambda pool: pool.resources.__ior__({}),
-            lambda pool: pool.resources.clear(),
-            lambda pool: pool.resources["cpus"].append({"id": "9", "slots": 1}),
-            lambda pool: pool.resources["cpus"].sort(),
-            lambda pool: pool.resources["cpus"].__iadd__([]),
-            lambda pool: pool.resources["cpus"].__setitem__(0, {}),
-            lambda pool: pool.resources["cpus"][0].update(slots=7),
-            lambda pool: pool.resources["cpus"][0].__setitem__("slots", 7),
             lambda pool: pool.slots_per_resource_type.__setitem__("cpus", 7),
             lambda pool: pool.slots_per_resource_type.update(cpus=7),
             lambda pool: pool.slots_per_resource_type.subtract(cpus=1),
@@ -377,6 +363,97 @@ class TestPlain:
             write(pool)
         assert pool.getstate() == before
         assert pool.slots_per_resource_type == {"cpus": 2, "gpus": 0}
+
+    @pytest.mark.parametrize(
+        ("write", "cpus"),
+        [
+            (lambda pool: setattr(pool, "resources", {"cpus": []}), []),
+            (lambda pool: setattr(pool, "resources", {"cpus": 1, "gpus": 0}), [1]),
+            (lambda pool: pool.resources.update(cpus=[{"id": "x", "slots": 4}]), [4]),
+            (lambda pool: pool.resources.pop("cpus"), None),
+            (lambda pool: pool.resources.setdefault("fpgas", 2), [1, 1]),
+            (lambda pool: pool.resources.__setitem__("cpus", []), []),
+            (lambda pool: pool.resources.__delitem__("cpus"), None),
+            (lambda pool: pool.resources.__ior__({"cpus": 3}), [1, 1, 1]),
+            (lambda pool: pool.resources.clear(), None),
+            (lambda pool: pool.resources["cpus"].append({"id": "9", "slots": 5}), [1, 1, 5]),
+            (lambda pool: pool.resources["cpus"].__iadd__([{"id": "9"}]), [1, 1, 1]),
+            (lambda pool: pool.resources["cpus"].__setitem__(0, {"id": "z", "slots": 2}), [2, 1]),
+            (lambda pool: pool.resources["cpus"].sort(key=lambda row: row["id"]), [1, 1]),
+            (lambda pool: pool.resources["cpus"].pop(0), [1]),
+            (lambda pool: pool.resources["cpus"].clear(), []),
+            (lambda pool: pool.resources["cpus"][0].update(slots=7), [7, 1]),
+            (lambda pool: pool.resources["cpus"][1].__setitem__("slots", 0), [1, 0]),
+            (lambda pool: pool.resources["cpus"][1].__setitem__("uuid", "u"), [1, 1]),
+        ],
+    )
+    def test_what_is_written_takes_effect(self, write, cpus):
+        pool = ResourcePool({"cpus": 2})
+        write(pool)
+        found = pool.resources.get("cpus")
+        assert (None if found is None else [row["slots"] for row in found]) == cpus
+        assert pool.slots_available("cpus") == sum(cpus or ())
+        assert pool.slots_per_resource_type["cpus"] == sum(cpus or ())
+        if cpus:
+            size = max(cpus)
+            assert pool.accommodates([{"type": "cpus", "slots": size}])
+            taken = pool.checkout([{"type": "cpus", "slots": size}])
+            with pytest.raises(ResourceUnavailable):
+                pool.checkout([{"type": "cpus", "slots": sum(cpus)}])
+            pool.checkin(taken)
+        assert ResourcePool(pool.getstate()).getstate() == {
+            **pool.getstate(),
+            "resources": {"gpus": [], **pool.getstate()["resources"]},
+        }
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda pool: setattr(pool, "resources", []),
+            lambda pool: setattr(pool, "resources", {"nodes": 1}),
+            lambda pool: pool.resources.update(gpus="two", cpus=1),
+            lambda pool: pool.resources.__setitem__("cpus", [{"id": "0"}, {"id": "0"}]),
+            lambda pool: pool.resources["cpus"].append({"slots": 1}),
+            lambda pool: pool.resources["cpus"].append({"id": "1"}),
+            lambda pool: pool.resources["cpus"].append(5),
+            lambda pool: pool.resources["cpus"].__imul__(2),
+            lambda pool: pool.resources["cpus"][0].update(slots=-1),
+            lambda pool: pool.resources["cpus"][0].__setitem__("slots", "many"),
+            lambda pool: pool.resources["cpus"][0].__setitem__("slots", float("nan")),
+            lambda pool: pool.resources["cpus"][0].__setitem__("slot", 3),
+            lambda pool: pool.resources["cpus"][0].__setitem__("id", "1"),
+            lambda pool: pool.resources["cpus"][0].pop("id"),
+            lambda pool: pool.resources["cpus"][0].clear(),
+        ],
+    )
+    def test_what_is_written_is_checked_first(self, write):
+        pool = ResourcePool({"cpus": 2})
+        before, view = pool.getstate(), pool.resources
+        with pytest.raises(ValueError):  # The messages are those of `fill`.
+            write(pool)
+        assert pool.getstate() == before
+        assert view == pool.resources
+
+    def test_what_is_checked_out_stays_so(self):
+        pool = ResourcePool(
+            {"resources": {"gpus": [{"id": "a", "slots": 4}, {"id": "b", "slots": 2}]}}
+        )
+        taken = pool.checkout([{"type": "gpus", "slots": 3}, {"type": "gpus", "slots": 2}])
+        view = pool.resources
+        view["gpus"][0]["slots"] += 2
+        assert free(pool, "gpus") == [3, 0]
+        assert pool.slots_per_resource_type["gpus"] == 8
+        pool.checkin({"gpus": taken["gpus"][1:]})
+        view["gpus"].append({"id": "c", "slots": 9})  # The view is older than that checkin.
+        assert free(pool, "gpus") == [3, 2, 9]
+        pool.checkin({"gpus": taken["gpus"][:1]})
+        assert free(pool, "gpus") == [6, 2, 9]
+        taken = pool.checkout(of(gpus=1))
+        pool.resources["gpus"].pop(1)
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(taken)
+        with pytest.raises(InvalidSpecification, match="no such instance any more"):
+            view["gpus"][1]["slots"] = 3
 
     @pytest.mark.parametrize("again", COPIES)
     def test_a_copy_of_what_cannot_be_written_can_be(self, again):
@@ -554,3 +631,14 @@ def test_what_is_dumped_can_be_filled_in_again(form):
     again = ResourcePool(read_specification(file.getvalue()))
     assert again.getstate() == pool.getstate()
     assert repr(again) == repr(pool)
+
+
+def test_what_else_a_member_says_is_no_reason_to_refuse_it():
+    pool = ResourcePool({"gpus": 2})
+    request = [{"type": "gpus", "slots": 1, "model": "h100", "why": {"a": [1]}}]
+    assert pool.accommodates(request)
+    assert pool.checkout(request) == {"gpus": [{"id": "0", "slots": 1}]}
+    assert request[0]["model"] == "h100"
+    for misspelt in ({"type": "gpus", "slot": 2}, {"type": "gpus", "Slots": 2}):
+        with pytest.raises(InvalidRequest, match="expected 'slots'"):
+            pool.checkout([misspelt])

@@ -10,18 +10,33 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
-from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
-from moorage.slots.errors import InvalidRequest, ResourceUnavailable, UnknownResourceType
+from moorage.slots.amounts import NONE, SLOTS_MAX, Amount, Slots, exact, plain, total
+from moorage.slots.errors import (
+    InvalidRequest,
+    InvalidSpecification,
+    ResourceUnavailable,
+    SlotsError,
+    UnknownResourceType,
+)
 from moorage.slots.requests import Member
 from moorage.slots.specification import Instance, documents, parse_resources
-from moorage.slots.views import view_of
+from moorage.slots.views import FreeResources, ResourceOwner
 
-__all__ = ["AllocationTransaction", "Allocator", "Inventory", "allocate", "insufficient", "merged"]
+__all__ = [
+    "AllocationTransaction",
+    "Allocator",
+    "Inventory",
+    "allocate",
+    "insufficient",
+    "merged",
+    "rewritten",
+    "written_slots",
+]
 
 
 class _Place:
@@ -50,9 +65,15 @@ class _Place:
         free = Amount(self.free + slots)
         if not 0 <= free <= self.instance.slots:
             raise ValueError(f"{self.instance.id}: has {plain(self.instance.slots)} slots in all")
+        self.become(free, self.instance.slots)
+
+    def become(self, free: Amount, slots: Amount) -> None:
+        """Have so many slots, and so many of them free."""
         was_idle = self.idle
         self._leave()
         self.free = free
+        if slots != self.instance.slots:
+            self.instance = replace(self.instance, slots=slots)
         self._enter()
         if self.idle != was_idle:
             for each in self.relatives:
@@ -128,18 +149,85 @@ class Inventory:
         self._buckets = _buckets(resources)
         return self
 
+    @classmethod
+    def partly(
+        cls,
+        free: Mapping[str, Sequence[Instance]],
+        slots_of: Callable[[str, Instance], Amount],
+    ) -> Inventory:
+        """Return an inventory of which some is in use.
+
+        Args:
+            free: The instances by type, each with the slots that are free.
+            slots_of: Returns how many slots an instance of a type has, free or not.
+
+        """
+        self = cls.of({})
+        self._buckets = _partly(free, slots_of)
+        return self
+
     @property
     def resources(self) -> dict[str, list[dict[str, Any]]]:
-        """What is free now, by type, in the order in which it was listed; not to be written."""
-        view: dict[str, list[dict[str, Any]]] = view_of(self.listed())
-        return view
+        """What is free now, by type, in the order in which it was listed.
+
+        It is a copy, and what is written into it is checked and changes the inventory: fewer slots
+        are taken ones, more than there were are new ones.
+        """
+        return FreeResources(self.listed(), ResourceOwner(self.rows, self.write_slots, self.write))
+
+    @resources.setter
+    def resources(self, resources: Mapping[str, Any]) -> None:
+        self.write(resources, whole=True)
 
     def listed(self) -> dict[str, list[dict[str, Any]]]:
         """Return the same as a plain copy."""
-        return {
-            kind: documents(replace(each.instance, slots=each.free) for each in bucket.places)
-            for kind, bucket in self._buckets.items()
-        }
+        return {kind: self.rows(kind) for kind in self._buckets}
+
+    def rows(self, kind: str) -> list[dict[str, Any]]:
+        """Return what is free of a type as a plain copy; nothing of an unknown one."""
+        places = self._buckets[kind].places if kind in self._buckets else ()
+        return documents(replace(each.instance, slots=each.free) for each in places)
+
+    def write_slots(self, kind: str, name: str, slots: Any) -> None:
+        """Set the free slots of an instance; more than it had are all that it has.
+
+        Raises:
+            InvalidSpecification: That is no number of slots, or there is no such instance.
+
+        """
+        place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
+        free = written_slots(slots, f"resources.{kind} {name}")
+        if place is None:
+            raise InvalidSpecification(f"{kind} {name}: there is no such instance")
+        place.become(free, max(free, place.instance.slots))
+
+    def write(self, types: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Set the instances of some types; None removes a type.
+
+        Args:
+            types: For each type its instances, with the slots that are free.
+            whole: There are no other types.
+
+        Raises:
+            InvalidSpecification: They are wrong; the message names the place, and nothing changed.
+
+        """
+
+        def slots_of(kind: str, each: Instance) -> Amount:
+            old = self.instance(kind, each.id)
+            return max(each.slots, old.slots) if old else each.slots
+
+        free = rewritten(self, types, whole=whole)
+        self._buckets = _partly(free, slots_of)
+
+    def free(self, kind: str, name: str) -> Amount:
+        """Return the free slots of an instance, blocked or not; 0 where there is none."""
+        place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
+        return place.free if place else NONE
+
+    def set_slots(self, kind: str, name: str, free: Amount, slots: Amount) -> None:
+        """Have an instance have so many slots, and so many of them free."""
+        self._bucket(kind).by_id[name].become(free, slots)
 
     @property
     def types(self) -> list[str]:
@@ -209,6 +297,14 @@ class Inventory:
             raise ValueError(f"{rtype} {rid}: there is no such instance")
         place.change(slots)
 
+    def standing(self) -> dict[tuple[str, str], tuple[Amount, Amount]]:
+        """Return of each instance, by type and id, what is free and what it has."""
+        return {
+            (kind, place.instance.id): (place.free, place.instance.slots)
+            for kind, bucket in self._buckets.items()
+            for place in bucket.places
+        }
+
     def everything(self) -> list[Member]:
         """Return a request for all that is free; of what has parts, for the whole, or what is left.
 
@@ -228,7 +324,7 @@ class Inventory:
         ]
 
     def instance(self, rtype: str, rid: str) -> Instance | None:
-        """Return an instance, or None where there is none."""
+        """Return an instance, with all of its slots, or None where there is none."""
         bucket = self._buckets.get(rtype)
         place = bucket.by_id.get(rid) if bucket else None
         return place.instance if place else None
@@ -240,7 +336,11 @@ class Inventory:
 
 
 class Allocator:
-    """Takes the best fit: of the instances with enough free slots, the one with the fewest."""
+    """Takes the best fit: of the instances with enough free slots, the one with the fewest.
+
+    A subclass takes by another rule: `acquire` finds an instance in `inventory.resources`, takes
+    the slots from its `slots`, and returns `{"id", "slots"}`. `pool.allocator = …` books by it.
+    """
 
     __slots__ = ()
 
@@ -304,8 +404,27 @@ class AllocationTransaction:
 _ALLOCATOR: Final = Allocator()
 
 
-def allocate(inventory: Inventory, request: Sequence[Member]) -> dict[str, list[dict[str, Any]]]:
+def _put_back(
+    inventory: Inventory,
+    before: Mapping[tuple[str, str], tuple[Amount, Amount]],
+    listed: Mapping[str, Any],
+) -> None:
+    """Have an inventory as it was before an allocator went wrong."""
+    if inventory.standing().keys() != before.keys():
+        inventory.write(listed, whole=True)
+    for (kind, name), (free, has) in before.items():
+        inventory.set_slots(kind, name, free, has)
+
+
+def allocate(
+    inventory: Inventory, request: Sequence[Member], allocator: Allocator = _ALLOCATOR
+) -> dict[str, list[dict[str, Any]]]:
     """Take everything that a request asks for, or nothing.
+
+    Args:
+        inventory: Where from.
+        request: Its members.
+        allocator: What takes them, one by one.
 
     Returns:
         `{type: [{"id", "slots"}]}`, in the order of the request.
@@ -313,6 +432,7 @@ def allocate(inventory: Inventory, request: Sequence[Member]) -> dict[str, list[
     Raises:
         ResourceUnavailable: Not all of it is free.
         UnknownResourceType: There is no such type.
+        SlotsError: The allocator did not take what it returned.
 
     """
     wanted: dict[str, Amount] = {}
@@ -323,11 +443,36 @@ def allocate(inventory: Inventory, request: Sequence[Member]) -> dict[str, list[
         raise ResourceUnavailable(insufficient(short))
     taken: dict[str, list[dict[str, Any]]] = {}
     with AllocationTransaction(inventory) as transaction:
-        for kind, slots in request:
-            found = _ALLOCATOR.acquire(inventory, kind, plain(slots))
+        for kind, slots, _ in request:
+            if type(allocator) is Allocator:
+                found = allocator.acquire(inventory, kind, plain(slots))
+            else:
+                found = _acquired(allocator, inventory, kind, slots)
             transaction.record(kind, found["id"], found["slots"])
             taken.setdefault(kind, []).append(found)
     return taken
+
+
+def _acquired(
+    allocator: Allocator, inventory: Inventory, kind: str, slots: Amount
+) -> dict[str, Any]:
+    """Take slots by another rule, and see that it took what it says, and nothing else."""
+    before, buckets = inventory.standing(), inventory.listed()
+    try:
+        found: Any = allocator.acquire(inventory, kind, plain(slots))
+        name = str(found["id"]) if isinstance(found, Mapping) and "id" in found else ""
+        free, has = before.get((kind, name), (NONE, NONE))
+        expected = before | {(kind, name): (Amount(free - slots), has)}
+        if inventory.standing() == expected and exact(found.get("slots")) == slots:
+            return {"id": name, "slots": plain(slots)}
+    except BaseException:
+        _put_back(inventory, before, buckets)
+        raise
+    _put_back(inventory, before, buckets)
+    raise SlotsError(
+        f"{type(allocator).__name__}.acquire({kind!r}, {plain(slots)}) returned {found!r}; "
+        "expected {'id', 'slots'} of one instance, and as many slots taken from it, and no others"
+    )
 
 
 def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
@@ -356,6 +501,36 @@ def merged(
     }
 
 
+def rewritten(
+    now: Inventory, types: Mapping[str, Any], *, whole: bool
+) -> dict[str, tuple[Instance, ...]]:
+    """Return what is free after some types were written: see `Inventory.write`."""
+    if not isinstance(types, Mapping):
+        raise InvalidSpecification(f"resources: expected an object, found {type(types).__name__}")
+    resources: dict[str, Any] = {} if whole else now.listed()
+    for kind, rows in types.items():
+        if rows is None:
+            resources.pop(kind, None)
+        else:
+            resources[kind] = rows
+    return parse_resources(resources, "resources")
+
+
+def written_slots(slots: Any, at: str) -> Amount:
+    """Return a number of slots that was written.
+
+    Raises:
+        InvalidSpecification: It is none.
+
+    """
+    amount = exact(slots)
+    if amount is None:
+        raise InvalidSpecification(
+            f"{at}.slots: expected a number from 0 to {SLOTS_MAX}, found {slots!r}"
+        )
+    return amount
+
+
 def _positive(slots: Any) -> Amount:
     amount = exact(slots)
     if not amount:
@@ -372,4 +547,14 @@ def _buckets(resources: Mapping[str, Sequence[Instance]]) -> dict[str, _Bucket]:
                 whole = buckets[kind].by_id[name]
                 whole.relatives.append(place)
                 place.relatives.append(whole)
+    return buckets
+
+
+def _partly(
+    free: Mapping[str, Sequence[Instance]], slots_of: Callable[[str, Instance], Amount]
+) -> dict[str, _Bucket]:
+    buckets = _buckets(free)
+    for kind, bucket in buckets.items():
+        for place in bucket.places:
+            place.become(place.free, slots_of(kind, place.instance))
     return buckets

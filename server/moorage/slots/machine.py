@@ -14,17 +14,18 @@ from moorage.slots.specification import Document, counted, documents, parse_spec
 
 __all__ = ["HOOKS", "Hook", "find_devices", "make_resource_pool", "replace", "resize"]
 
-Hook = Callable[[Mapping[str, Any], Document], None]
+Hook = Callable[[Any, Document], None]
 """Changes `pool`, a description, by `config`."""
 
 
 def make_resource_pool(
-    config: Mapping[str, Any] | None = None, hooks: Iterable[Hook] | None = None
+    config: Mapping[str, Any] | object | None = None, hooks: Iterable[Hook] | None = None
 ) -> ResourcePool:
     """Make the pool of this machine.
 
     Args:
-        config: What the hooks read; for those of this module, each of them optional:
+        config: What the hooks read: an object with keys, or with attributes of the same names.
+            For those of this module, each of them optional and None if left out:
             `cpu_ids` and `gpu_ids`, ids of devices (default: the CPUs of this process, no GPUs);
             `resource_pool`, a description that is used instead;
             `resources`, `{type: count}`; `slots_per`, `{type: slots of each instance}`;
@@ -37,25 +38,29 @@ def make_resource_pool(
     """
     pool: Document = {"resources": {}, "additional_properties": {}}
     for hook in HOOKS if hooks is None else hooks:
-        hook(config or {}, pool)
+        hook({} if config is None else config, pool)
     return ResourcePool(pool)
 
 
-def find_devices(config: Mapping[str, Any], pool: Document) -> None:
+def find_devices(config: Any, pool: Document) -> None:
     """Put the CPUs and GPUs in, by their own ids: of MIG devices, list the instances only."""
-    for kind, found in (("cpus", config.get("cpu_ids", cpus_here())), ("gpus", _gpus(config))):
+    cpus = _setting(config, "cpu_ids")
+    for kind, found in (
+        ("cpus", cpus_here() if cpus is None else cpus),
+        ("gpus", _setting(config, "gpu_ids") or ()),
+    ):
         pool["resources"][kind] = [{"id": str(each), "slots": 1} for each in found]
 
 
-def replace(config: Mapping[str, Any], pool: Document) -> None:
+def replace(config: Any, pool: Document) -> None:
     """Use the description that the configuration has, instead of what was found."""
-    if given := config.get("resource_pool"):
+    if given := _setting(config, "resource_pool"):
         read = parse_specification(given)
         pool["resources"] = {kind: documents(rows) for kind, rows in read.resources.items()}
         pool["additional_properties"] = read.additional_properties
 
 
-def resize(config: Mapping[str, Any], pool: Document) -> None:
+def resize(config: Any, pool: Document) -> None:
     """Apply `resources`, `slots_per` and `oversubscribe`, in this order."""
     resources = pool["resources"]
     for kind, count in _by_type(config, "resources"):
@@ -74,13 +79,13 @@ def resize(config: Mapping[str, Any], pool: Document) -> None:
 HOOKS: Final[tuple[Hook, ...]] = (find_devices, replace, resize)
 
 
-def _gpus(config: Mapping[str, Any]) -> Iterable[Any]:
-    found: Iterable[Any] = config.get("gpu_ids", ())
-    return found
+def _setting(config: Any, name: str) -> Any:
+    """Return what a configuration says, as a key or as an attribute; None where it says nothing."""
+    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
-def _by_type(config: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]]:
-    given = config.get(key) or {}
+def _by_type(config: Any, key: str) -> Iterable[tuple[str, Any]]:
+    given = _setting(config, key) or {}
     if not isinstance(given, Mapping):
         raise InvalidSpecification(f"{key}: expected numbers by type, found {given!r}")
     return given.items()

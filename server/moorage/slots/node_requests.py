@@ -1,11 +1,12 @@
 """A request to a pool that knows nodes, read: `NodeRequest`, or flat members."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from moorage.slots.amounts import Slots, plain, total
+from moorage.slots.amounts import Amount, Slots, plain, total
 from moorage.slots.errors import InvalidRequest
-from moorage.slots.requests import MEMBERS_MAX, Member, parse_request
+from moorage.slots.requests import MEMBERS_MAX, parse_request
 from moorage.slots.specification import NODE_NAMES
 
 __all__ = ["NODES_MAX", "NodeRequest", "parse_node_requests"]
@@ -47,12 +48,24 @@ class NodeRequest:
         """Return the slots of all members of a type; None: of all."""
         return plain(total(m.slots for m in self.members if type in (None, m.type)))
 
-    def freeze(self) -> tuple[tuple[Member, ...], bool]:
+    @property
+    def resources(self) -> list[dict[str, Any]]:
+        """The members as documents, with whatever else they said; a copy."""
+        return [
+            {**copy.deepcopy(dict(each.extra)), "type": each.type, "slots": plain(each.slots)}
+            for each in self.members
+        ]
+
+    def totals(self) -> dict[str, Slots]:
+        """Return the slots of all members, by type."""
+        return {each.type: self.total_slots(each.type) for each in self.members}
+
+    def freeze(self) -> tuple[tuple[tuple[str, Amount], ...], bool]:
         """Return it as something that can be compared and be a key; order counts."""
-        return tuple(self.members), self.exclusive
+        return tuple((each.type, each.slots) for each in self.members), self.exclusive
 
     def __repr__(self) -> str:
-        wanted = ", ".join(f"{plain(slots)} of {kind}" for kind, slots in self.members)
+        wanted = ", ".join(f"{plain(each.slots)} of {each.type}" for each in self.members)
         return f"<{type(self).__name__} {wanted}{' exclusive' if self.exclusive else ''}>"
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, NamedTuple
 
-from moorage.slots.amounts import NONE, Amount, Slots, exact, total
+from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     EmptyResourcePoolError,
     InvalidCheckin,
@@ -36,6 +36,7 @@ from moorage.slots.specification import (
     Document,
     Format,
     counted,
+    documents,
     only_keys,
     parse_resources,
     properties_of,
@@ -64,6 +65,25 @@ class _Node:
 
     def open_to(self, request: NodeRequest) -> bool:
         return not self.closed and not (request.exclusive and self.users)
+
+    def resize(self, change: Callable[[dict[str, list[Document]]], None], at: str) -> None:
+        """Change what the node has; what is in use stays so.
+
+        Raises:
+            InvalidSpecification: It cannot be so, or less would be left than is in use.
+
+        """
+        resources = self.idle.listed()
+        change(resources)
+        has = parse_resources(resources, at)
+        now, idle = Inventory.of(has), Inventory.of(has)
+        for (kind, name), (free, slots) in self.now.standing().items():
+            left = Amount(idle.free(kind, name) - (slots - free))
+            if left < 0:
+                raise InvalidSpecification(f"{at}.{kind} {name}: more of it is checked out")
+            if free < slots:
+                now.set_slots(kind, name, left, idle.free(kind, name))
+        self.now, self.idle = now, idle
 
     def getstate(self) -> Document:
         return {
@@ -129,14 +149,7 @@ class NodeResourcePool:
         only_keys(body, {"nodes", "additional_properties"}, "pool")
         nodes: dict[str, _Node] = {}
         for number, document in enumerate(listed):
-            at = f"nodes[{number}]"
-            if not isinstance(document, Mapping) or not isinstance(document.get("id"), str | int):
-                raise InvalidSpecification(f"{at}: expected an object with an id")
-            only_keys(document, {"id", "resources", "additional_properties"}, at)
-            name = str(document["id"])
-            if name in nodes:
-                raise InvalidSpecification(f"{at}: the id {name!r} is there twice")
-            nodes[name] = _Node(name, document, at)
+            _add(nodes, document, f"nodes[{number}]")
         with self._lock:
             self.additional_properties = copy.deepcopy(properties_of(body))
             self._nodes = nodes
@@ -157,6 +170,146 @@ class NodeResourcePool:
         resources = populated(kwds)
         self.fill({"nodes": [{"id": name, "resources": resources} for name in ids]})
 
+    def clear(self) -> None:
+        """Empty the pool: no node is left, and what was checked out is forgotten."""
+        with self._lock:
+            self.additional_properties = {}
+            self._nodes = {}
+            self._outstanding = {}
+
+    def add_node(self, node: Mapping[str, Any]) -> None:
+        """Add a node, `{"id", "resources", "additional_properties"}`, behind the others.
+
+        Raises:
+            InvalidSpecification: It is wrong, or there is such a node; nothing changed.
+
+        """
+        with self._lock:
+            _add(self._nodes, node, "node")
+
+    def set_resource_count(
+        self,
+        type: str,  # noqa: A002  # As elsewhere.
+        count: int,
+        *,
+        node_id: str | None = None,
+    ) -> None:
+        """Have each node, or one, have so many instances of a type, of one slot each.
+
+        Raises:
+            ResourceUnavailable: There is no such node.
+            InvalidSpecification: That is no count, or some of what would go is checked out.
+
+        """
+        rows = documents(counted(count, type))
+        self._resize(node_id, lambda have: have.update({type: copy.deepcopy(rows)}))
+
+    def set_slots_per_resource(
+        self,
+        type: str,  # noqa: A002  # As elsewhere.
+        slots: Slots,
+        *,
+        node_id: str | None = None,
+    ) -> None:
+        """Have each instance of a type have so many slots, on the nodes that have it, or on one.
+
+        Raises:
+            ResourceUnavailable: There is no such node, or no such type.
+            InvalidSpecification: That is no number of slots, or more of one is checked out.
+
+        """
+        self._change_slots(type, lambda _: slots, node_id)
+
+    def multiply_slots_per_resource(
+        self,
+        type: str,  # noqa: A002  # As elsewhere.
+        factor: Slots,
+        *,
+        node_id: str | None = None,
+    ) -> None:
+        """Have each instance of a type have so many times its slots; as `set_slots_per_resource`.
+
+        Raises:
+            ResourceUnavailable: There is no such node, or no such type.
+            InvalidSpecification: The factor is not above 0, or more of one is checked out.
+
+        """
+        if not exact(factor):
+            raise InvalidSpecification(f"factor: expected a number above 0, found {factor!r}")
+        self._change_slots(type, lambda slots: slots * factor, node_id)
+
+    def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # As elsewhere.
+        """Remove a type from all nodes; return what was free, None where no node had any.
+
+        What is checked out of it is forgotten, and the rest of its allocations is not.
+        """
+        with self._lock:
+            popped: list[Document] = []
+            for node in self._nodes.values():
+                if type in node.now:
+                    node.idle.pop(type)
+                    popped += ({**row, "node": node.id} for row in node.now.pop(type))
+            for placed in self._outstanding.values():
+                for each in placed:
+                    if type in each.taken:
+                        each.taken[type] = []
+            return popped or None
+
+    def get_property(self, name: str) -> Any:
+        """Return one of the additional properties; None where there is none."""
+        with self._lock:
+            return copy.deepcopy(self.additional_properties.get(name))
+
+    def node_ids(self) -> list[str]:
+        """Return the ids of the nodes, as listed."""
+        return self.nodes
+
+    @property
+    def resources(self) -> dict[str, list[Document]]:
+        """What is free of all nodes, by type: `{type: [{"id", "slots", "node"}]}`; a copy."""
+        with self._lock:
+            found: dict[str, list[Document]] = {}
+            for node in self._nodes.values():
+                for kind, rows in node.now.listed().items():
+                    found.setdefault(kind, []).extend({**row, "node": node.id} for row in rows)
+            return found
+
+    @property
+    def slots_per_resource_type(self) -> Counter[str]:
+        """All slots of each type on all nodes, free or not; a copy."""
+        with self._lock:
+            totals: Counter[str] = Counter()
+            for node in self._nodes.values():
+                totals.update(node.idle.totals())
+            return totals
+
+    def slots_available(self, type: str) -> Slots:  # noqa: A002  # As elsewhere.
+        """Return the slots of a type that can be had now, or, of `node` and `nodes`, all nodes.
+
+        Raises:
+            ResourceUnavailable: There is no such type.
+
+        """
+        if type in NODE_NAMES:
+            return self.count(type)
+        with self._lock:
+            kind = self._named(type)
+            return plain(
+                total(
+                    node.now.available(kind)
+                    for node in self._nodes.values()
+                    if kind in node.now and not node.closed
+                )
+            )
+
+    def slots_capacity(self, type: str) -> Slots:  # noqa: A002  # As elsewhere.
+        """Return the slots of a type, free or not; 0 for an unknown one."""
+        if type in NODE_NAMES:
+            return self.count(type)
+        with self._lock:
+            totals = self.slots_per_resource_type
+            return totals.get(type, totals.get(f"{type}s", 0))
+
     def get_node(self, id: str) -> Document:  # noqa: A002  # As elsewhere.
         """Return `{"id", "resources", "additional_properties"}` of a node as it is now; a copy.
 
@@ -165,11 +318,7 @@ class NodeResourcePool:
 
         """
         with self._lock:
-            node = self._nodes.get(id)
-            if node is None:
-                known = ", ".join(self._nodes) or "none"
-                raise ResourceUnavailable(f"Resource unavailable: node {id}; there are {known}")
-            return node.getstate()
+            return self._node(id).getstate()
 
     @property
     def nodes(self) -> list[str]:
@@ -326,6 +475,8 @@ class NodeResourcePool:
                     f"allocation {number!r} is not checked out (any more): it was checked in "
                     "before, or is another pool's"
                 )
+            popped = {kind for each in placed for kind, rows in each.taken.items() if not rows}
+            returned = Counter({row: n for row, n in returned.items() if row[0] not in popped})
             if returned != _rows(placed):
                 raise InvalidCheckin(f"allocation {number} is not what was checked out")
             del self._outstanding[number]
@@ -392,6 +543,45 @@ class NodeResourcePool:
         metadata = {"allocation": number, "nodes": nodes, "exclusive": exclusive}
         return {"metadata": metadata, "resources": resources}
 
+    def _node(self, name: str) -> _Node:
+        node = self._nodes.get(str(name))
+        if node is None:
+            known = ", ".join(self._nodes) or "none"
+            raise ResourceUnavailable(f"Resource unavailable: node {name}; there are {known}")
+        return node
+
+    def _change_slots(
+        self, type_: str, slots_of: Callable[[Slots], Slots], node_id: str | None
+    ) -> None:
+        with self._lock:
+            kind = self._named(type_)
+            if node_id is not None and kind not in self._node(node_id).idle:
+                raise ResourceUnavailable(f"Resource unavailable: {type_} on node {node_id}")
+
+            def change(resources: dict[str, list[Document]]) -> None:
+                for row in resources.get(kind, ()):
+                    row["slots"] = slots_of(row["slots"])
+
+            self._resize(node_id, change)
+
+    def _resize(
+        self, node_id: str | None, change: Callable[[dict[str, list[Document]]], None]
+    ) -> None:
+        """Change what one node, or each of them, has: all of them, or none."""
+        with self._lock:
+            nodes = list(self._nodes.values()) if node_id is None else [self._node(node_id)]
+            before = [(node, node.now, node.idle) for node in nodes]
+            try:
+                for node in nodes:
+                    node.resize(change, f"node {node.id}")
+            except InvalidSpecification:
+                for node, now, idle in before:
+                    node.now, node.idle = now, idle
+                raise
+            for placed in self._outstanding.values():
+                for number, each in enumerate(placed):
+                    placed[number] = each._replace(inventory=each.node.now)
+
     def _named(self, kind: str) -> str:
         for name in (kind, f"{kind}s"):
             if name in self.types:
@@ -401,6 +591,17 @@ class NodeResourcePool:
     def _refuse_if_empty(self) -> None:
         if not self._nodes:
             raise EmptyResourcePoolError
+
+
+def _add(nodes: dict[str, _Node], document: Any, at: str) -> None:
+    """Read a node and add it to others."""
+    if not isinstance(document, Mapping) or not isinstance(document.get("id"), str | int):
+        raise InvalidSpecification(f"{at}: expected an object with an id")
+    only_keys(document, {"id", "resources", "additional_properties"}, at)
+    name = str(document["id"])
+    if name in nodes:
+        raise InvalidSpecification(f"{at}: the id {name!r} is there twice")
+    nodes[name] = _Node(name, document, at)
 
 
 class _Placed(NamedTuple):
@@ -439,7 +640,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
         )
     most = {
         kind: max(_available(node, kind, idle=idle) for node in nodes)
-        for kind, _ in request.members
+        for kind in {each.type: None for each in request.members}
     }
     wanted = {kind: _total(request.members, kind) for kind in most}
     short = {kind: (n, most[kind]) for kind, n in wanted.items() if n > most[kind]}

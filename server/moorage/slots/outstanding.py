@@ -7,7 +7,7 @@ of equal ones the oldest is settled.
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from moorage.slots.amounts import Amount, exact, plain
@@ -118,9 +118,11 @@ class Outstanding:
         """Give the numbers of these allocations to no others."""
         keep_number(max((max(each) for each in self._holders.values()), default=0))
 
-    def forget_type(self, kind: str) -> None:
-        """Forget everything of a type that the pool no longer has."""
-        self._holders = {held: who for held, who in self._holders.items() if held.type != kind}
+    def forget(self, known: Callable[[str, str], object]) -> None:
+        """Forget everything of instances that the pool no longer has, by type and id."""
+        self._holders = {
+            held: who for held, who in self._holders.items() if known(held.type, held.id)
+        }
 
     def _forget(self, held: Held, number: int | None) -> None:
         holders = self._holders[held]

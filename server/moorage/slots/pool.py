@@ -5,11 +5,17 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any, Final
 
-from moorage.slots.amounts import Slots
-from moorage.slots.errors import EmptyResourcePoolError, InvalidCheckin, ResourceUnavailable
-from moorage.slots.inventory import Inventory, allocate
+from moorage.slots.amounts import NONE, Amount, Slots
+from moorage.slots.errors import (
+    EmptyResourcePoolError,
+    InvalidCheckin,
+    InvalidSpecification,
+    ResourceUnavailable,
+)
+from moorage.slots.inventory import Allocator, Inventory, allocate, rewritten, written_slots
 from moorage.slots.outcome import Outcome
 from moorage.slots.outstanding import Allocation, Outstanding, parse_allocation
 from moorage.slots.requests import parse_request
@@ -17,12 +23,13 @@ from moorage.slots.specification import (
     NODE_NAMES,
     Document,
     Format,
+    Instance,
     counted,
     documents,
     parse_specification,
     written,
 )
-from moorage.slots.views import ADVICE, Totals
+from moorage.slots.views import FreeResources, ResourceOwner, Totals
 
 __all__ = ["ResourcePool", "cpus_here", "populated"]
 
@@ -42,11 +49,15 @@ class ResourcePool:
     Attributes:
         additional_properties: Whatever else its user keeps with it; `slots.nodes.count` is read
             here.
+        allocator: What chooses instances and takes their slots: the best fit, or what a subclass of
+            `Allocator` does.
 
     Raises:
         InvalidSpecification: The description is wrong; the message names the place.
 
     """
+
+    allocator: Allocator = Allocator()
 
     def __init__(self, pool: Mapping[str, Any] | None = None) -> None:
         self._lock = threading.RLock()
@@ -60,14 +71,17 @@ class ResourcePool:
     def resources(self) -> dict[str, list[Document]]:
         """What is free now: `{type: [{"id", "slots"}]}`, exhausted instances included.
 
-        It cannot be written, and says so; a copy of it can.
+        It is a copy, and what is written into it, or in its place, is checked and changes the pool:
+        so much is free from now on. What is checked out stays so, unless its instance is no longer
+        listed. A copy of it is a plain one.
         """
         with self._lock:
-            return self._now.resources
+            owner = ResourceOwner(self._rows, self._write_slots, self._write)
+            return FreeResources(self._now.listed(), owner)
 
     @resources.setter
-    def resources(self, _: Any) -> None:
-        raise AttributeError(ADVICE)
+    def resources(self, resources: Mapping[str, Any]) -> None:
+        self._write(resources, whole=True)
 
     @property
     def slots_per_resource_type(self) -> Counter[str]:
@@ -164,7 +178,7 @@ class ResourcePool:
         with self._lock:
             if type not in self._now:
                 return None
-            self._outstanding.forget_type(type)
+            self._outstanding.forget(lambda kind, _: kind != type)
             self._idle.pop(type)
             return self._now.pop(type)
 
@@ -207,7 +221,7 @@ class ResourcePool:
                 noun = "Resource" if len(missing) == 1 else "Resources"
                 return Outcome(ok=False, reason=f"{noun} unavailable: {','.join(missing)}")
             try:
-                taken = allocate(self._idle, members)
+                taken = allocate(self._idle, members, self.allocator)
             except ResourceUnavailable as error:
                 return Outcome(ok=False, reason=str(error))
             for held in parse_allocation(taken):
@@ -236,7 +250,7 @@ class ResourcePool:
         members = parse_request(request)
         with self._lock:
             self._refuse_if_empty()
-            taken = allocate(self._now, members)
+            taken = allocate(self._now, members, self.allocator)
             return Allocation(taken, self._outstanding.add(taken))
 
     def checkin(self, resources: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -259,6 +273,42 @@ class ResourcePool:
             self._outstanding.settle(returned, number)
             for held in returned:
                 self._now.give(*held)
+
+    def _rows(self, kind: str) -> list[Document]:
+        with self._lock:
+            return self._now.rows(kind)
+
+    def _write_slots(self, kind: str, name: str, slots: Any) -> None:
+        """Set what is free of an instance; what is checked out of it stays so."""
+        free = written_slots(slots, f"resources.{kind} {name}")
+        with self._lock:
+            if self._now.instance(kind, name) is None:
+                raise InvalidSpecification(f"{kind} {name}: there is no such instance any more")
+            has = Amount(free + self._out(kind, name))
+            self._now.set_slots(kind, name, free, has)
+            self._idle.set_slots(kind, name, has, has)
+
+    def _write(self, types: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Set what is free of some types; what is checked out of what stays listed stays so."""
+
+        def has(kind: str, row: Instance) -> Amount:
+            return Amount(row.slots + self._out(kind, row.id))
+
+        with self._lock:
+            free = rewritten(self._now, types, whole=whole)
+            idle = Inventory.of(
+                {
+                    kind: [replace(r, slots=has(kind, r)) for r in rows]
+                    for kind, rows in free.items()
+                }
+            )
+            self._now, self._idle = Inventory.partly(free, has), idle
+            self._outstanding.forget(self._now.instance)
+
+    def _out(self, kind: str, name: str) -> Amount:
+        """Return the slots of an instance that are checked out."""
+        known = self._now.instance(kind, name)
+        return Amount(known.slots - self._now.free(kind, name)) if known else NONE
 
     def _refuse_if_empty(self) -> None:
         if not self._now.types:

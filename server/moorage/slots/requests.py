@@ -1,26 +1,39 @@
 """A request to a pool, read: members, each of which one instance must satisfy."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from difflib import get_close_matches
+from typing import Any, Final, NamedTuple
 
 from moorage.slots.amounts import DECIMALS_MAX, SLOTS_MAX, Amount, exact
 from moorage.slots.errors import InvalidRequest
+from moorage.slots.specification import MISSPELT
 
 __all__ = ["MEMBERS_MAX", "Member", "parse_request"]
 
 MEMBERS_MAX = 1_000_000
 """Members of one request."""
+_KEYS: Final = ("type", "slots")
 
 
 class Member(NamedTuple):
-    """So many slots of one instance of a type."""
+    """So many slots of one instance of a type.
+
+    Args:
+        type: The type.
+        slots: How many.
+        extra: Whatever else the member says; it means nothing here.
+
+    """
 
     type: str
     slots: Amount
+    extra: Mapping[str, Any] = {}
 
 
 def parse_request(request: Any) -> list[Member]:
     """Read a request: a list of `{"type", "slots"}`, where `slots` is 1 if left out.
+
+    A member may have other keys, unless they are nearly one of these.
 
     Raises:
         InvalidRequest: It is malformed; the message names the member.
@@ -39,12 +52,14 @@ def parse_request(request: Any) -> list[Member]:
 def _member(document: Any, at: str) -> Member:
     if not isinstance(document, Mapping) or not isinstance(document.get("type"), str):
         raise InvalidRequest(f'{at}: expected {{"type": text, "slots": number}}: {document!r}')
-    if unknown := sorted(set(map(str, document)) - {"type", "slots"}):
-        raise InvalidRequest(f"{at}: unknown {', '.join(unknown)}; there are type and slots")
+    extra = {key: value for key, value in document.items() if key not in _KEYS}
+    for key in extra:
+        if meant := get_close_matches(str(key).lower(), _KEYS, 1, MISSPELT):
+            raise InvalidRequest(f"{at}: unknown {key!r}; expected {meant[0]!r}")
     slots = exact(document.get("slots", 1))
     if not slots:
         raise InvalidRequest(
             f"{at}: slots: expected a number above 0 and up to {SLOTS_MAX}, of at most "
             f"{DECIMALS_MAX} decimals: {document['slots']!r}"
         )
-    return Member(document["type"], slots)
+    return Member(document["type"], slots, extra)

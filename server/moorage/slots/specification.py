@@ -27,6 +27,7 @@ from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
 
 __all__ = [
     "INSTANCES_MAX",
+    "MISSPELT",
     "Document",
     "Format",
     "Instance",
@@ -50,7 +51,7 @@ INSTANCES_MAX: Final = 1_000_000
 
 OUTER_KEY: Final = "resource_pool"
 _OF_INSTANCES: Final = ("id", "slots", "part_of")
-_MISSPELT: Final = 0.85
+MISSPELT: Final = 0.85
 """So much like one of these, a key is no extra one: `slot` would go unnoticed."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """No types: these names request nodes."""
@@ -233,7 +234,7 @@ def _extra(row: Mapping[Any, Any], at: str) -> Document:
     """Return the other keys of an instance; what JSON cannot say is refused, and so are typos."""
     extra: Document = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
     for key in extra:
-        if meant := get_close_matches(str(key), _OF_INSTANCES, 1, _MISSPELT):
+        if meant := get_close_matches(str(key), _OF_INSTANCES, 1, MISSPELT):
             raise InvalidSpecification(f"{at}: unknown {key!r}; expected {meant[0]!r}")
     try:
         return dict(json.loads(json.dumps(extra, allow_nan=False))) if extra else extra

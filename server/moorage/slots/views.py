@@ -1,21 +1,42 @@
-"""What may be looked at and not written, and what YAML writes as the dicts and lists that it is.
+"""What a pool shows of itself, as dicts and lists that can be written back, and what YAML writes.
 
-A pool hands out copies of what is free. To write into one would change nothing, so it is refused.
+`resources` is a copy of what is free; what is written into it is checked and takes effect on that
+of which it is a copy. What a write leaves alone is as it is there, not as it was when it was read.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
 import yaml
 
-__all__ = ["ADVICE", "Totals", "View", "in_yaml", "view_of"]
+from moorage.slots.errors import InvalidSpecification
 
-ADVICE: Final = (
-    "this is a copy of what the pool has, and cannot be written; fill(), populate(), pop() and "
-    "clear() change the pool, and getstate() returns a copy to write into"
+__all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml"]
+
+_TOTALS: Final = (
+    "this is counted from what the pool has, and cannot be written; fill(), populate(), pop(), "
+    "clear() and what is written into resources change the pool"
 )
 _T = TypeVar("_T", bound=type)
+_Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceOwner:
+    """What has the resources that are shown.
+
+    Args:
+        rows: Returns the instances of a type as they are now; none of an unknown one.
+        write_slots: `(type, id, slots)`: sets what is free of one instance.
+        write: Sets the instances of some types, all or nothing; None removes a type.
+
+    """
+
+    rows: Callable[[str], list[_Document]]
+    write_slots: Callable[[str, str, Any], None]
+    write: Callable[[Mapping[str, Any]], None]
 
 
 def in_yaml(kind: _T) -> _T:
@@ -29,33 +50,134 @@ def in_yaml(kind: _T) -> _T:
     return kind
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise TypeError(ADVICE)
+def _writes(name: str, kind: type) -> Callable[..., Any]:
+    """Return a method that changes a view as the one of dict or list of this name would."""
+    method = getattr(kind, name)
+
+    def write(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self._change(lambda plain: method(plain, *arguments, **named))
+
+    write.__name__ = name
+    return write
+
+
+class _Written:
+    """How a dict is changed that belongs to something."""
+
+    __setitem__, __delitem__ = _writes("__setitem__", dict), _writes("__delitem__", dict)
+    clear, pop, popitem = _writes("clear", dict), _writes("pop", dict), _writes("popitem", dict)
+    setdefault, update = _writes("setdefault", dict), _writes("update", dict)
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
 
 
 @in_yaml
-class View(dict[str, Any]):
-    """A dict that cannot be written. A copy of it is a plain one."""
+class _Row(_Written, dict[str, Any]):
+    """One instance."""
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    def __init__(self, document: _Document, rows: "_Rows") -> None:
+        dict.__init__(self, document)
+        self._rows = rows
+
+    def _change(self, change: Callable[[_Document], Any]) -> Any:
+        owner, kind, name = self._rows.owner, self._rows.kind, self["id"]
+        rows = owner.rows(kind)
+        at = next((number for number, each in enumerate(rows) if each["id"] == name), None)
+        if at is None:
+            raise InvalidSpecification(f"{kind} {name}: there is no such instance any more")
+        new = dict(rows[at])
+        found = change(new)
+        if {**new, "slots": 0} == {**rows[at], "slots": 0} and "slots" in new:
+            owner.write_slots(kind, name, new["slots"])
+        else:
+            rows[at] = new
+            owner.write({kind: rows})
+        new = owner.rows(kind)[at]
+        dict.clear(self)
+        dict.update(self, new)
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with."""
+        """Return what a copy is made with: a plain one."""
         return dict, (dict(self),)
 
 
 @in_yaml
 class _Rows(list[Any]):
-    """A list that cannot be written. A copy of it is a plain one."""
+    """The instances of one type."""
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
-    append = clear = extend = insert = _refuse
-    pop = remove = reverse = sort = _refuse
+    __setitem__, __delitem__ = _writes("__setitem__", list), _writes("__delitem__", list)
+    append, extend, insert = (_writes(name, list) for name in ("append", "extend", "insert"))
+    clear, pop, remove = (_writes(name, list) for name in ("clear", "pop", "remove"))
+    reverse, sort = _writes("reverse", list), _writes("sort", list)
+
+    def __init__(self, kind: str, documents: Iterable[_Document], owner: ResourceOwner) -> None:
+        self.kind = kind
+        self.owner = owner
+        super().__init__(_Row(each, self) for each in documents)
+
+    def __iadd__(self, others: Iterable[Any]) -> Any:  # type: ignore[misc]  # It is written.
+        self.extend(others)
+        return self
+
+    def __imul__(self, times: Any) -> Any:  # type: ignore[misc]  # It is written.
+        self._change(lambda plain: plain.__imul__(times))
+        return self
+
+    def _change(self, change: Callable[[list[Any]], Any]) -> Any:
+        new: list[Any] = list(self)
+        found = change(new)
+        known = {each["id"]: each for each in self.owner.rows(self.kind)}
+        ours = set(map(id, self))
+        rows = [known.get(each["id"], each) if id(each) in ours else each for each in new]
+        self.owner.write({self.kind: rows})
+        list.clear(self)
+        list.extend(self, (_Row(each, self) for each in self.owner.rows(self.kind)))
+        return dict(found) if isinstance(found, _Row) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with."""
+        """Return what a copy is made with: a plain one."""
         return list, (list(self),)
+
+
+@in_yaml
+class FreeResources(_Written, dict[str, Any]):
+    """What is free, by type: `{type: [{"id", "slots"}]}`.
+
+    Args:
+        listed: The instances by type.
+        owner: What has them.
+
+    """
+
+    def __init__(self, listed: Mapping[str, list[_Document]], owner: ResourceOwner) -> None:
+        dict.__init__(self, {kind: _Rows(kind, rows, owner) for kind, rows in listed.items()})
+        self._owner = owner
+
+    def _change(self, change: Callable[[_Document], Any]) -> Any:
+        new: _Document = dict(self)
+        found = change(new)
+        changed: _Document = {
+            kind: rows for kind, rows in new.items() if rows is not self.get(kind, self)
+        }
+        changed |= dict.fromkeys(self.keys() - new.keys())
+        self._owner.write(changed)
+        for kind, rows in changed.items():
+            if rows is None:
+                dict.pop(self, kind, None)
+            else:
+                dict.__setitem__(self, kind, _Rows(kind, self._owner.rows(kind), self._owner))
+        return list(map(dict, found)) if isinstance(found, _Rows) else found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made with: a plain one."""
+        return dict, (dict(self),)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise TypeError(_TOTALS)
 
 
 @in_yaml
@@ -80,10 +202,3 @@ class Totals(Counter[str]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what a copy is made with."""
         return Counter, (dict(self),)
-
-
-def view_of(value: Any) -> Any:
-    """Return plain data as something that cannot be written, all the way down."""
-    if isinstance(value, dict):
-        return View({name: view_of(each) for name, each in value.items()})
-    return _Rows(view_of(each) for each in value) if isinstance(value, list) else value
