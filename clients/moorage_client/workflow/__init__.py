@@ -8,15 +8,19 @@ What can go wrong is one tree, below `MoorageError`:
     WorkflowError          a workflow, its resources or its journal
     ├── GraphError         no graph: a cycle, a taken name, a missing node (also a ValueError)
     ├── ResourceError      an impossible amount, or one never acquired (also a ValueError)
+    ├── GateRejected       the gate of a node was rejected
+    ├── GateTimeout        the gate of a node was not approved in time (also a TimeoutError)
     ├── JournalError       a journal that cannot be used
     ├── TaskStopped        why a cancelled task got a stop signal
     ├── PoolBroken         `run_in` is a pool of which a process was killed: no retry helps
     └── TaskTimeout        why a task that took too long was stopped (also a TimeoutError)
 """
 
-from moorage_client.workflow.async_executor import AsyncResourceAwareExecutor
+from moorage_client.workflow.async_executor import AsyncDAGExecutor, AsyncResourceAwareExecutor
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import (
+    GateRejected,
+    GateTimeout,
     GraphError,
     JournalError,
     PoolBroken,
@@ -25,8 +29,9 @@ from moorage_client.workflow.errors import (
     TaskTimeout,
     WorkflowError,
 )
-from moorage_client.workflow.executor import ResourceAwareExecutor
-from moorage_client.workflow.graph import DAG, DAGBuilder, NodeId
+from moorage_client.workflow.executor import DAGExecutor, ResourceAwareExecutor
+from moorage_client.workflow.gates import ApprovalGate, GateStatus
+from moorage_client.workflow.graph import DAG, DAGBuilder, Edge, NodeId
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.leased import LeasedPool
 from moorage_client.workflow.picture import draw_timeline
@@ -40,13 +45,20 @@ from moorage_client.workflow.tracing import EventType, ExecutionTrace, TraceEven
 
 __all__ = [
     "DAG",
+    "ApprovalGate",
+    "AsyncDAGExecutor",
     "AsyncResourceAwareExecutor",
     "CallbackError",
     "DAGBuilder",
+    "DAGExecutor",
+    "Edge",
     "EventType",
     "ExecutionCallbacks",
     "ExecutionResult",
     "ExecutionTrace",
+    "GateRejected",
+    "GateStatus",
+    "GateTimeout",
     "GraphError",
     "JournalError",
     "LeasedPool",

@@ -14,11 +14,23 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from moorage_client.workflow.base import BaseExecutor, Pools, Task, is_awaitable
+from moorage_client.workflow.base import (
+    BaseExecutor,
+    Pools,
+    RunOptions,
+    Settable,
+    Task,
+    is_awaitable,
+)
+from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
+from moorage_client.workflow.gates import gated
+from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.pool import ResourcePool
+from moorage_client.workflow.requirements import ResourceRequirements
 from moorage_client.workflow.results import ExecutionResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
 
@@ -26,6 +38,7 @@ STARTED_AT_ONCE_MAX: Final = 64
 """Nodes that are started in one turn of the loop. The next ones are started in its next turn: so a
 wide graph neither holds up the loop, nor has all of its short nodes in flight at the same time."""
 
+_WORKER: Final = "worker"
 _ON_LOOP: Final = 0
 _ON_THREAD: Final = 1
 
@@ -53,14 +66,70 @@ class AsyncResourceAwareExecutor(BaseExecutor):
             JournalError: The journal is that of another graph.
 
         """
+        return await self._execute(self._settings, tasks)
+
+    async def _execute(self, settings: Settings, tasks: Mapping[str, Task]) -> ExecutionResult:
         pools = Pools(self._run_in)
-        run = _AsyncRun(self._settings, tasks, self._workers_max, pools)
+        run = _AsyncRun(settings, tasks, self._workers_max, pools)
         self._cancels.append(run.cancel)
         try:
             return await run.play()
         finally:
             self._cancels.remove(run.cancel)
             pools.close()
+
+
+class AsyncDAGExecutor(AsyncResourceAwareExecutor):
+    """As `DAGExecutor`, for programs with an event loop, and for async tasks.
+
+    Args:
+        dag: As of `DAGExecutor`, like all that follows.
+        max_workers: Tasks that run at a time, on the loop or on threads; default: all that are
+            ready.
+        costs: Which of those that are ready goes first.
+        callbacks: What to call as nodes come and go.
+        fail_fast: Skip what comes after a node that failed.
+        enable_tracing: Record a trace.
+        **more: `timeouts`, `retries`, `gates` and so on.
+
+    """
+
+    def __init__(
+        self,
+        dag: DAG,
+        max_workers: int | None = None,
+        costs: Mapping[str, float] | None = None,
+        callbacks: ExecutionCallbacks | None = None,
+        fail_fast: bool = True,
+        enable_tracing: bool = False,
+        **more: Unpack[RunOptions],
+    ) -> None:
+        workers = max(1, len(dag)) if max_workers is None else max_workers
+        # Coroutines need no thread, so what bounds them is a resource.
+        pool = ResourcePool({} if max_workers is None else {_WORKER: max_workers})
+        needs = (
+            {} if max_workers is None else dict.fromkeys(dag, ResourceRequirements({_WORKER: 1}))
+        )
+        super().__init__(
+            dag,
+            pool,
+            needs,
+            costs,
+            callbacks,
+            fail_fast,
+            enable_tracing,
+            max_workers=workers,
+            **more,
+        )
+
+    async def execute(
+        self,
+        tasks: Mapping[str, Task],
+        timeout: float | None = None,  # noqa: ASYNC109  # Of each node.
+        cancel_event: Settable | None = None,
+    ) -> ExecutionResult:
+        """Run every node once and return what came of it; arguments as of `DAGExecutor.execute`."""
+        return await self._execute(self._settings_of(timeout, cancel_event), tasks)
 
 
 class _AsyncRun:
@@ -74,6 +143,7 @@ class _AsyncRun:
         pools: Pools,
     ) -> None:
         self._settings = settings
+        tasks = gated(tasks, settings.gates, settings.callbacks, _is_async)
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
@@ -206,13 +276,13 @@ class _AsyncRun:
         if timer is not None:
             timer.cancel()
         pause = self._settings.retry_seconds
+        skipped: list[int] = []
         if result is None and pause and not self._execution.cancelled:
-            self._execution.released()
+            self._execution.release(node)
             self._pausing[node] = self._loop.call_later(pause, self._retry, node)
         else:
             skipped = self._execution.settle(node, result)
-            if skipped:
-                self._execution.tell_skipped(skipped)
+        self._execution.tell(node, skipped)
         self._pump()
 
     def _retry(self, node: RunningNode) -> None:
@@ -269,7 +339,7 @@ class _AsyncRun:
             node, value, error = self._returns.popleft()
             self._crew.left(node)
             if error is None and is_awaitable(value):
-                self._execution.released()
+                self._execution.free()
                 self._await(node, value)
             else:
                 self._end(node, value, error)

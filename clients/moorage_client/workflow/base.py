@@ -6,11 +6,13 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Protocol, TypedDict
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import PoolBroken, ResourceError, WorkflowError
 from moorage_client.workflow.execution import Settings
+from moorage_client.workflow.gates import ApprovalGate
 from moorage_client.workflow.grants import Pool
 from moorage_client.workflow.graph import DAG
 from moorage_client.workflow.journal import RunJournal
@@ -24,6 +26,25 @@ WORKERS_MIN: Final = 32
 WORKERS_PER_CORE: Final = 4
 
 Task = Callable[[], Any]
+
+
+class Settable(Protocol):
+    """A `threading.Event`, an `asyncio.Event` or the like."""
+
+    def is_set(self) -> bool:
+        """Return whether it was set."""
+
+
+class RunOptions(TypedDict, total=False):
+    """What executors without a pool take by keyword, too: arguments of `BaseExecutor`."""
+
+    timeouts: Mapping[str, float] | float | None
+    retries: Mapping[str, int] | int
+    retry_seconds: float
+    stop_seconds: float
+    journal: RunJournal | None
+    gates: Mapping[str, ApprovalGate] | None
+    run_in: Executor | Callable[[], Executor] | None
 
 
 class BaseExecutor:
@@ -46,6 +67,8 @@ class BaseExecutor:
         stop_seconds: How long to wait for a task after its stop signal. One that goes on even then
             is left behind, on a daemon thread, and holds its resources until it ends.
         journal: Remembers what completed, so that a later run goes on from there.
+        gates: By name, nodes that wait until they are approved. They hold what they need meanwhile,
+            and their `timeouts` count it.
         run_in: Where tasks are called instead of on the threads of the executor, which then only
             wait: a `ProcessPoolExecutor`, for tasks that compute in Python. They and what they
             return must be picklable; `current_node()` is not there for them, but the variables of
@@ -77,6 +100,7 @@ class BaseExecutor:
         retry_seconds: float = 0.0,
         stop_seconds: float = STOP_SECONDS,
         journal: RunJournal | None = None,
+        gates: Mapping[str, ApprovalGate] | None = None,
         run_in: Executor | Callable[[], Executor] | None = None,
     ) -> None:
         for name, needs in (requirements or {}).items():
@@ -86,7 +110,7 @@ class BaseExecutor:
                 )
         if max_workers is not None:
             _check_count(max_workers, "max_workers", 1)
-        for table, what in ((timeouts, "timeouts"), (retries, "retries")):
+        for table, what in ((timeouts, "timeouts"), (retries, "retries"), (gates, "gates")):
             if isinstance(table, Mapping):
                 dag.shape.refuse_strangers(table, what)
         for what, each in _named(retries, "retries"):
@@ -110,11 +134,20 @@ class BaseExecutor:
             retry_seconds,
             stop_seconds,
             journal,
+            dict(gates or {}),
         )
         ceiling = max(WORKERS_MIN, WORKERS_PER_CORE * (os.cpu_count() or 1))
         self._workers_max = max_workers or max(1, min(len(dag), ceiling))
         self._run_in = run_in
         self._cancels: list[Callable[[], None]] = []
+
+    def _settings_of(self, timeout: float | None, cancel_event: Settable | None) -> Settings:
+        """Return how one call of `execute` runs."""
+        settings = self._settings
+        if timeout is not None:
+            _check_seconds(timeout, "timeout")
+            settings = replace(settings, timeouts=timeout)
+        return settings if cancel_event is None else replace(settings, ends=cancel_event.is_set)
 
     def cancel(self) -> None:
         """Cancel what this executor runs now. From any thread, also from a task or a callback.

@@ -10,8 +10,9 @@ class ExecutionCallbacks:
     """Functions to call, each None by default.
 
     The sync executor calls them on the thread that runs the node, the async one on its event loop;
-    they should return quickly. An exception never leaks resources. In `on_start` and `on_complete`
-    it fails the node; anywhere else it is stored in `ExecutionResult.callback_errors`.
+    they should return quickly. An exception never leaks resources. In `on_start`, `on_complete` and
+    those of gates it fails the node; anywhere else it is stored in
+    `ExecutionResult.callback_errors`.
 
     The order for one node: `on_resource_acquired`, `on_start`, the task, then `on_complete` or
     `on_failure`, `on_resource_released`. A node that is tried again does not fail before its last
@@ -22,8 +23,8 @@ class ExecutionCallbacks:
         on_complete: `(name, value)`: its task returned.
         on_failure: `(name, exception)`: it failed for good.
         on_skip: `(name)`: it will not run, since it has no task or something before it failed.
-        on_gate_waiting: Of executors that have gates; these have none and do not call it.
-        on_gate_resolved: As `on_gate_waiting`.
+        on_gate_waiting: `(name)`: it waits at its gate, see `gates`.
+        on_gate_resolved: `(name, status)`: its gate is `approved`, `rejected` or `timed_out`.
         on_dynamic_expand: Of executors whose graphs grow; these do not, and do not call it.
         on_resource_acquired: `(name, resources)`: it holds what it requires.
         on_resource_released: `(name, resources)`: it holds nothing any more.

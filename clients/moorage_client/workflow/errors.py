@@ -15,6 +15,14 @@ class ResourceError(WorkflowError, ValueError):
     """An amount is not one, can never be had, or was never taken."""
 
 
+class GateRejected(WorkflowError):  # noqa: N818  # As `TaskStopped`.
+    """The gate of a node was rejected."""
+
+
+class GateTimeout(WorkflowError, TimeoutError):  # noqa: N818  # As `TaskTimeout`.
+    """The gate of a node was not approved in time."""
+
+
 class JournalError(WorkflowError):
     """A journal cannot be read or written, or is that of another graph."""
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import PoolBroken, ResourceError, TaskStopped, TaskTimeout
+from moorage_client.workflow.gates import ApprovalGate
 from moorage_client.workflow.grants import Claim, Grant, Pool
 from moorage_client.workflow.graph import DAG, Shape
 from moorage_client.workflow.journal import RunJournal
@@ -50,6 +51,9 @@ class Settings:
     retry_seconds: float
     stop_seconds: float
     journal: RunJournal | None
+    gates: Mapping[str, ApprovalGate]
+    ends: Callable[[], bool] | None = None
+    """Whether no more nodes are to be started."""
 
     def timeout_of(self, name: str) -> float | None:
         """Return the seconds that one attempt at a node may take."""
@@ -156,6 +160,8 @@ class Execution:
 
     def next(self) -> RunningNode | None:
         """Return a node to run now, which holds what it needs; None: wait to be woken."""
+        if self._settings.ends is not None and self._settings.ends():
+            self.cancel()
         if self._freed:
             self._freed = False
             self._schedule.unblock()
@@ -180,27 +186,46 @@ class Execution:
         return None
 
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
-        """Take note that a node ended; return what is skipped for it, for `tell_skipped`.
+        """Take note that a node ended, and release what it held; return what is skipped for it.
+
+        What follows it is ready before anything is released: so what it held goes to the best
+        node, be that its own successor. The shell calls `tell` afterwards.
 
         Args:
             node: Which.
             result: What `close` returned; None makes it ready for another attempt.
 
         """
-        self._freed = True
+        skipped: list[int] = []
         if result is None and not self.cancelled:
             self._schedule.again(node.number)
-            return []
-        if result is None:
-            result = NodeResult(node.name, NodeStatus.CANCELLED, None, stopped_run())
-            result.attempts = node.attempt
-        self._results[node.number] = result
-        return self._skip(
-            self._schedule.ended(node.number, well=result.status is NodeStatus.COMPLETED)
-        )
+        else:
+            if result is None:
+                result = NodeResult(node.name, NodeStatus.CANCELLED, None, stopped_run())
+                result.attempts = node.attempt
+            self._results[node.number] = result
+            well = result.status is NodeStatus.COMPLETED
+            skipped = self._skip(self._schedule.ended(node.number, well=well))
+        self._put_best_in_line()
+        self.release(node)
+        return skipped
 
-    def released(self) -> None:
-        """Take note that this run gave something back: ask about every node again."""
+    def release(self, node: RunningNode) -> None:
+        """Release what a node held, unless its task still uses it: ask about every node again."""
+        self._freed = True
+        if node.holds and not node.abandoned:
+            node.holds, node.released = False, True
+            self._give_back(node)
+            if self.trace is not None and (grant := node.grant) is not None:
+                resources = grant.requirements.resources
+                self.trace.add(EventType.RESOURCE_RELEASED, node.name, resources=resources)
+        if self.trace is not None and node.end is not None:
+            end, duration, error = node.end
+            self.trace.add(end, node.name, duration=duration, error=error)
+        node.end = None
+
+    def free(self) -> None:
+        """Take note that there is space: ask about every node again."""
         self._freed = True
 
     def cancel(self) -> None:
@@ -245,22 +270,68 @@ class Execution:
 
     def _stand_in_line(self) -> None:
         """Have the best of the blocked nodes wait at the pool, as many as it takes."""
-        settings = self._settings
-        while len(self._claims) < settings.pool.claims_max:
-            number = self._schedule.reserve(self._may_stand_in_line)
+        pool = self._settings.pool
+        while len(self._claims) < pool.claims_max:
+            number = self._schedule.reserve(self._may_stand_in_line, self._outsized)
             if number is None:
                 return
-            name = self._names[number]
-            needs = settings.requirements[name]
-            claim = Claim(
-                name, needs, self._note_grant, self._levels[number], settings.journal, number
-            )
-            self._claims[number] = claim
+            claim = self._claims[number] = self._claim(number)
             try:
-                settings.pool.claim(claim)
+                pool.claim(claim)
             except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
                 claim.error = error
                 self._news.append(claim)
+        if self._space is not None:  # There may be space for a node that had none before.
+            groups = list(filter(self._may_stand_in_line, self._schedule.blocked_groups))
+            while (better := self._better(groups)) and self._exchange(*better):
+                pass
+
+    def _put_best_in_line(self) -> None:
+        """Have the best of the nodes that just became ready wait in the place of a worse one."""
+        grown = self._schedule.grown()
+        if self.cancelled or not self._claims or not grown:
+            return
+        groups = list(filter(self._may_stand_in_line, grown))
+        while better := self._better(groups):
+            number, group, _ = better
+            if self._admit(group, number):
+                self._schedule.reserve_of(group)
+                claim = self._claims[number] = self._claim(number)
+                claim.grant = self._grant
+                self._news.append(claim)
+            elif not self._exchange(*better):
+                return
+
+    def _better(self, groups: Iterable[int]) -> tuple[int, int, Claim] | None:
+        """Return the best node of some groups, its group and a claim of a worse one, if any."""
+        waiting = [number for number, claim in self._claims.items() if claim.grant is None]
+        if not waiting:
+            return None
+        worst = self._schedule.worst(waiting)
+        ahead = self._schedule.ahead_of(worst, groups)
+        return (*ahead, self._claims[worst]) if ahead else None
+
+    def _exchange(self, number: int, group: int, waiting: Claim) -> bool:
+        """Have a node wait in the place of another; False: its place is not to be had."""
+        claim = self._claim(number)
+        if not self._settings.pool.exchange(waiting, claim):
+            return False
+        self._schedule.reserve_of(group)
+        self._schedule.unreserve(waiting.number)
+        del self._claims[waiting.number]
+        self._claims[number] = claim
+        return True
+
+    def _claim(self, number: int) -> Claim:
+        name, settings = self._names[number], self._settings
+        needs, level = settings.requirements[name], self._levels[number]
+        return Claim(name, needs, self._note_grant, level, settings.journal, number)
+
+    def _outsized(self, group: int, than: int) -> bool:
+        needs, others = self._needs[group], self._needs[than]
+        return (
+            needs is not None and others is not None and self._settings.pool.outsized(needs, others)
+        )
 
     def _may_stand_in_line(self, group: int) -> bool:
         has_space = self._space is None or self._space(self._kinds[group])
@@ -306,6 +377,15 @@ class Execution:
 
     # On the thread of a node, without the lock.
 
+    def tell(self, node: RunningNode, skipped: Iterable[int]) -> None:
+        """Tell callbacks that a node released what it held, and of what is skipped for it."""
+        if node.released and (grant := node.grant) is not None:
+            node.released = False
+            if (call := self._settings.callbacks.on_resource_released) is not None:
+                resources = dict(grant.requirements.resources)
+                self._report("on_resource_released", node.name, call, node.name, resources)
+        self.tell_skipped(skipped)
+
     def tell_skipped(self, numbers: Iterable[int]) -> None:
         """Tell trace and callbacks of nodes that are skipped."""
         call = self._settings.callbacks.on_skip
@@ -339,7 +419,7 @@ class Execution:
     def close(
         self, node: RunningNode, value: Any, error: BaseException | None
     ) -> NodeResult | None:
-        """Tell that a node's task is over, and release what it held.
+        """Tell that a node's task is over.
 
         Args:
             node: Which.
@@ -351,7 +431,9 @@ class Execution:
 
         """
         if not node.finish():  # It was no longer awaited, and its result stands.
-            self._release(node)
+            if node.grant is not None:
+                self._give_back(node)
+                self.freed()
             return None
         return self._conclude(node, value, error)
 
@@ -378,11 +460,7 @@ class Execution:
         if error is not None and not again and self._settings.callbacks.on_failure is not None:
             call = self._settings.callbacks.on_failure
             self._report("on_failure", node.name, call, node.name, error)
-        if not node.abandoned:
-            self._release(node)
-        if self.trace is not None:
-            end = EventType.NODE_RETRIED if again else _ENDS[status]
-            self.trace.add(end, node.name, duration=duration, error=error)
+        node.end = EventType.NODE_RETRIED if again else _ENDS[status], duration, error
         if again:
             return None
         return NodeResult(
@@ -418,23 +496,9 @@ class Execution:
             and node.attempt <= self._settings.retries_of(node.name)
         )
 
-    def _release(self, node: RunningNode) -> None:
-        """Give back what a node held, and tell of it, unless it was abandoned."""
-        if (grant := node.grant) is None:
-            return
-        settings = self._settings
-        give_back = settings.pool.give_back
-        self._report(
-            "release", node.name, give_back, grant, node.name, self.freed, settings.journal
-        )
-        if node.abandoned:
-            self.freed()
-            return
-        resources = grant.requirements.resources
-        if self.trace is not None:
-            self.trace.add(EventType.RESOURCE_RELEASED, node.name, resources=resources)
-        if (call := settings.callbacks.on_resource_released) is not None:
-            self._report("on_resource_released", node.name, call, node.name, dict(resources))
+    def _give_back(self, node: RunningNode) -> None:
+        pool, journal, name = self._settings.pool, self._settings.journal, node.name
+        self._report("release", name, pool.give_back, node.grant, name, self.freed, journal)
 
     def _report(
         self, callback: str, name: str, call: Callable[..., object], *arguments: Any

@@ -13,11 +13,23 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Final
+from typing import Final, Unpack
 
-from moorage_client.workflow.base import BaseExecutor, Pools, Task, is_awaitable, wait_for
+from moorage_client.workflow.base import (
+    BaseExecutor,
+    Pools,
+    RunOptions,
+    Settable,
+    Task,
+    is_awaitable,
+    wait_for,
+)
+from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import TaskTimeout
 from moorage_client.workflow.execution import Execution, Settings
+from moorage_client.workflow.gates import gated
+from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.pool import ResourcePool
 from moorage_client.workflow.results import ExecutionResult, NodeResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
 
@@ -46,14 +58,73 @@ class ResourceAwareExecutor(BaseExecutor):
             JournalError: The journal is that of another graph.
 
         """
+        return self._execute(self._settings, tasks)
+
+    def _execute(self, settings: Settings, tasks: Mapping[str, Task]) -> ExecutionResult:
         pools = Pools(self._run_in)
-        run = _Run(self._settings, tasks, self._workers_max, pools)
+        run = _Run(settings, tasks, self._workers_max, pools)
         self._cancels.append(run.cancel)
         try:
             return run.play()
         finally:
             self._cancels.remove(run.cancel)
             pools.close()
+
+
+class DAGExecutor(ResourceAwareExecutor):
+    """Runs a graph on threads, without a pool.
+
+    Args:
+        dag: As of `BaseExecutor`, like all that follows.
+        max_workers: Tasks that run at a time; default: all that are ready.
+        costs: Which of those that are ready goes first.
+        callbacks: What to call as nodes come and go.
+        fail_fast: Skip what comes after a node that failed.
+        enable_tracing: Record a trace.
+        **more: `timeouts`, `retries`, `gates` and so on.
+
+    """
+
+    def __init__(
+        self,
+        dag: DAG,
+        max_workers: int | None = None,
+        costs: Mapping[str, float] | None = None,
+        callbacks: ExecutionCallbacks | None = None,
+        fail_fast: bool = True,
+        enable_tracing: bool = False,
+        **more: Unpack[RunOptions],
+    ) -> None:
+        workers = max(1, len(dag)) if max_workers is None else max_workers
+        pool = ResourcePool({})
+        super().__init__(
+            dag,
+            pool,
+            None,
+            costs,
+            callbacks,
+            fail_fast,
+            enable_tracing,
+            max_workers=workers,
+            **more,
+        )
+
+    def execute(
+        self,
+        tasks: Mapping[str, Task],
+        timeout: float | None = None,
+        cancel_event: Settable | None = None,
+    ) -> ExecutionResult:
+        """Run every node once and return what came of it, as `ResourceAwareExecutor.execute`.
+
+        Args:
+            tasks: By node. A node without a task is SKIPPED, and holds up nothing.
+            timeout: Seconds that an attempt at any node may take.
+            cancel_event: Once it is set no node is started, and the rest is CANCELLED; what runs
+                goes on. `cancel()` stops that, too.
+
+        """
+        return self._execute(self._settings_of(timeout, cancel_event), tasks)
 
 
 class _Run:
@@ -77,6 +148,7 @@ class _Run:
         self._lock = threading.Lock()
         self._kick = threading.Event()
         self._execution = Execution(settings, tasks, self._kick.set)
+        self._tasks = gated(tasks, settings.gates, settings.callbacks, lambda _: False)
         self._crew: set[threading.Thread] = set()
         self._parked: SimpleQueue[str] = SimpleQueue()
         self._idle = 0
@@ -134,7 +206,8 @@ class _Run:
             node.stop(stopped_run())
             result = self._perform(node)
             with self._lock:
-                self._execution.settle(node, result)
+                skipped = self._execution.settle(node, result)
+            self._execution.tell(node, skipped)
         self._kick.set()
 
     def _wait(self) -> None:
@@ -149,9 +222,9 @@ class _Run:
             with self._lock:
                 if self._defect is not None:
                     raise self._defect
+                self._share()
                 if self._execution.over and not self._busy:
                     return
-                self._share()
                 timers = self._timers
                 pause = max(0.0, timers[0][0] - time.monotonic()) if timers else None
             self._kick.wait(pause)
@@ -176,8 +249,7 @@ class _Run:
                 del self._running[node]
                 skipped = self._over(node, result)
                 following = self._pick()
-            if skipped:
-                self._execution.tell_skipped(skipped)
+            self._execution.tell(node, skipped)
             node = following or self._park()
 
     def _perform(self, node: RunningNode) -> NodeResult | None:
@@ -199,7 +271,7 @@ class _Run:
         pause = self._settings.retry_seconds
         if result is not None or not pause or self._execution.cancelled:
             return self._execution.settle(node, result)
-        self._execution.released()
+        self._execution.release(node)
         self._pausing[node] = None
         self._at(pause, partial(self._retry, node))
         return []
@@ -281,7 +353,7 @@ class _Run:
             self._crew.discard(self._running.pop(node))
             self._busy -= 1
             skipped = self._execution.settle(node, result)
-        self._execution.tell_skipped(skipped)
+        self._execution.tell(node, skipped)
 
     def _retry(self, node: RunningNode) -> None:
         with self._lock:

@@ -97,6 +97,17 @@ class Pool(Protocol):
     def withdraw(self, claim: Claim) -> bool:
         """Leave the line; False: it was granted meanwhile, and is to be given back."""
 
+    def exchange(self, waiting: Claim, claim: Claim) -> bool:
+        """Have a claim stand in the place of another one, which leaves the line.
+
+        Returns:
+            False where that was granted meanwhile, or a place cannot be exchanged.
+
+        """
+
+    def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
+        """Return whether requirements do not fit now for being larger than others."""
+
     def give_back(
         self,
         grant: Grant,

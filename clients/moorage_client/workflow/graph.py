@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from moorage_client.workflow.errors import GraphError
 from moorage_client.workflow.requirements import finite
@@ -28,6 +28,36 @@ class NodeId(str):
     def name(self) -> str:
         """The name."""
         return str(self)
+
+
+NodeGiven = str | tuple[str, Any] | tuple[str, Any, Any]
+"""A node for `add_nodes`: its name, or with its payload, or with its metadata too."""
+EdgeGiven = (
+    tuple[str, str] | tuple[str, str, float | None] | tuple[str, str, float | None, str | None]
+)
+"""An edge for `add_edges`: its ends, or with its weight, or with its label too."""
+_Successors = dict[str, dict[str, "Edge"]]
+
+
+class Edge(NamedTuple):
+    """What an edge carries. It means nothing to a run: `costs` say how long nodes take.
+
+    Args:
+        weight: Any finite number.
+        label: Any text, or None.
+
+    """
+
+    weight: float = 1.0
+    label: str | None = None
+
+
+class Edges(list[tuple[str, str]]):
+    """The edges of a graph, by the names of their ends. `dag.edges()` is the same list."""
+
+    def __call__(self) -> list[tuple[str, str]]:
+        """Return this list."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +158,16 @@ class DAG:
     """
 
     def __init__(self, names: Sequence[str] = (), successors: Sequence[Sequence[int]] = ()) -> None:
-        self._successors: dict[str, dict[str, None]] = {name: {} for name in names}
+        self._successors: _Successors = {name: {} for name in names}
         for name, each in zip(names, successors, strict=True):
-            self._successors[name] = dict.fromkeys(names[number] for number in each)
+            self._successors[name] = dict.fromkeys((names[number] for number in each), Edge())
         self._payloads: dict[str, Any] = {}
         self._metadata: dict[str, Any] = {}
         self._shape: Shape | None = Shape.of(self._successors)
 
     @classmethod
     def of(
-        cls, successors: Mapping[str, Mapping[str, None]], given: Mapping[str, tuple[Any, Any]]
+        cls, successors: Mapping[str, Mapping[str, Edge]], given: Mapping[str, tuple[Any, Any]]
     ) -> "DAG":
         """Return a graph, for the builder.
 
@@ -183,9 +213,100 @@ class DAG:
         return self.shape.names
 
     @property
-    def edges(self) -> list[tuple[str, str]]:
-        """All edges, by the names of their ends."""
-        return [(name, each) for name, following in self._successors.items() for each in following]
+    def edges(self) -> Edges:
+        """All edges, by the names of their ends; `edges()` is the same."""
+        return Edges(
+            (name, each) for name, following in self._successors.items() for each in following
+        )
+
+    def node_names(self) -> list[str]:
+        """Return the nodes, in the order in which they were added."""
+        return list(self._successors)
+
+    def nodes(self) -> list[NodeId]:
+        """Return the same."""
+        return list(map(NodeId, self._successors))
+
+    def node_count(self) -> int:
+        """Return how many nodes there are."""
+        return len(self._successors)
+
+    def edge_count(self) -> int:
+        """Return how many edges there are."""
+        return sum(map(len, self._successors.values()))
+
+    def has_node(self, name: str) -> bool:
+        """Return whether there is such a node."""
+        return name in self._successors
+
+    def has_edge(self, before: str, after: str) -> bool:
+        """Return whether one node waits for another directly; errors as `successors`."""
+        return self._known(after) in self._successors[self._known(before)]
+
+    def get_edge(self, before: str, after: str) -> Edge:
+        """Return the weight and the label of an edge.
+
+        Raises:
+            GraphError: There is no such edge.
+
+        """
+        if not self.has_edge(before, after):
+            raise GraphError(f"there is no edge from {before!r} to {after!r}")
+        return self._successors[before][after]
+
+    def validate(self) -> bool:
+        """Return True: it is a graph that can run.
+
+        Raises:
+            GraphError: There is a cycle; the message names its nodes.
+
+        """
+        Shape.of(self._successors)
+        return True
+
+    def roots(self) -> list[NodeId]:
+        """Return what waits for nothing."""
+        counts = self.shape.predecessor_counts
+        return [NodeId(name) for name, count in zip(self.names, counts, strict=True) if not count]
+
+    def leaves(self) -> list[NodeId]:
+        """Return what nothing waits for."""
+        return [NodeId(name) for name, following in self._successors.items() if not following]
+
+    def in_degree(self, name: str) -> int:
+        """Return how many nodes a node waits for directly; errors as `successors`."""
+        return self.shape.predecessor_counts[self.shape.numbers[self._known(name)]]
+
+    def out_degree(self, name: str) -> int:
+        """Return how many nodes wait for a node directly; errors as `successors`."""
+        return len(self._successors[self._known(name)])
+
+    def descendants(self, name: str) -> list[NodeId]:
+        """Return all that may start only after a node, in topological order; as `successors`."""
+        found = {self._known(name)}
+        for each in self.topological_order():
+            if each in found:
+                found |= self._successors[each].keys()
+        return [each for each in self.topological_order() if each in found and each != name]
+
+    def ancestors(self, name: str) -> list[NodeId]:
+        """Return all that a node waits for, in topological order; errors as `successors`."""
+        found = {self._known(name)}
+        order = self.topological_order()
+        for each in reversed(order):
+            if not found.isdisjoint(self._successors[each]):
+                found.add(each)
+        return [each for each in order if each in found and each != name]
+
+    def critical_path(self, costs: Mapping[str, float] | None = None) -> tuple[list[NodeId], float]:
+        """Return the most expensive path through the graph, and its cost; `costs` as of a run."""
+        levels = dict(zip(self.names, self.bottom_levels(costs), strict=True))
+        path: list[NodeId] = []
+        following: Iterable[str] = self._successors
+        while following:
+            path.append(NodeId(max(following, key=levels.__getitem__)))
+            following = self._successors[path[-1]]
+        return path, levels[path[0]] if path else 0.0
 
     def successors(self, name: str) -> list[NodeId]:
         """Return what may start only after this node.
@@ -274,20 +395,61 @@ class DAG:
             self._metadata[name] = metadata
         return NodeId(name)
 
-    def add_edge(self, before: str, after: str) -> None:
-        """Say that one node must end before another may start.
+    def add_nodes(self, nodes: Iterable[NodeGiven]) -> list[NodeId]:
+        """Add nodes, all or none of them, and return their names.
+
+        Args:
+            nodes: Names, or `(name, payload)`, or `(name, payload, metadata)`.
 
         Raises:
-            GraphError: One of them was not added, or they would wait for each other; nothing
-                changed.
+            GraphError: A name is empty or taken, or one of them is no node; nothing changed.
+
+        """
+        given = _nodes_of(nodes)
+        successors = dict(self._successors)
+        for name, _, _ in given:
+            _add_node(successors, name)
+        return [self.add_node(*each) for each in given]
+
+    def add_edge(
+        self, before: str, after: str, weight: float | None = None, label: str | None = None
+    ) -> None:
+        """Say that one node must end before another may start.
+
+        Args:
+            before: What ends.
+            after: What starts.
+            weight: Of the edge, for `get_edge`; None: as it was, or 1.0.
+            label: Of the edge, for `get_edge`.
+
+        Raises:
+            GraphError: One of them was not added, they would wait for each other, or the weight is
+                no finite number; nothing changed.
 
         """
         following = self._successors[self._known(before)]
-        if self._reaches(self._known(after), before):
-            with_it = {**self._successors, before: {**following, after: None}}
+        edge = _edge(following.get(self._known(after)), weight, label)
+        if self._reaches(after, before):
+            with_it = {**self._successors, before: {**following, after: edge}}
             self._shape = Shape.of(with_it)  # Which says what waits for what.
-        following[after] = None
+        following[after] = edge
         self._shape = None
+
+    def add_edges(self, edges: Iterable[EdgeGiven]) -> None:
+        """Add edges, all or none of them; each as `(before, after, weight, label)`.
+
+        The weight and the label may be left out.
+
+        Raises:
+            GraphError: As of `add_edge`; nothing changed.
+
+        """
+        successors = {name: dict(following) for name, following in self._successors.items()}
+        for before, after, weight, label in _edges_of(edges):
+            following = successors[self._known(before)]
+            following[after] = _edge(following.get(self._known(after)), weight, label)
+        self._shape = Shape.of(successors)
+        self._successors = successors
 
     def remove_node(self, name: str) -> None:
         """Remove a node and its edges. What followed it waits for it no longer.
@@ -335,7 +497,7 @@ class DAGBuilder:
     """Collects nodes and edges: `DAG.builder().add_node("a").add_node("b").add_edge("a", "b")`."""
 
     def __init__(self) -> None:
-        self._successors: dict[str, dict[str, None]] = {}
+        self._successors: _Successors = {}
         self._given: dict[str, tuple[Any, Any]] = {}
 
     def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> "DAGBuilder":
@@ -370,17 +532,38 @@ class DAGBuilder:
             following.pop(name, None)
         return self
 
-    def add_edge(self, before: str, after: str) -> "DAGBuilder":
+    def add_nodes(self, nodes: Iterable[NodeGiven]) -> "DAGBuilder":
+        """Add nodes, as `DAG.add_nodes`."""
+        for each in _nodes_of(nodes):
+            self.add_node(*each)
+        return self
+
+    def add_edge(
+        self, before: str, after: str, weight: float | None = None, label: str | None = None
+    ) -> "DAGBuilder":
         """Say that one node must end before another may start; saying it twice changes nothing.
 
+        Args:
+            before: What ends.
+            after: What starts.
+            weight: As of `DAG.add_edge`.
+            label: As of `DAG.add_edge`.
+
         Raises:
-            GraphError: One of them was not added.
+            GraphError: One of them was not added, or the weight is no finite number.
 
         """
         for name in (before, after):
             if name not in self._successors:
                 raise GraphError(f"there is no node {name!r}; add it before its edges")
-        self._successors[before][after] = None
+        following = self._successors[before]
+        following[after] = _edge(following.get(after), weight, label)
+        return self
+
+    def add_edges(self, edges: Iterable[EdgeGiven]) -> "DAGBuilder":
+        """Add edges, as `DAG.add_edges`."""
+        for each in _edges_of(edges):
+            self.add_edge(*each)
         return self
 
     def build(self) -> DAG:
@@ -393,7 +576,34 @@ class DAGBuilder:
         return DAG.of(self._successors, self._given)
 
 
-def _add_node(successors: dict[str, dict[str, None]], name: str) -> None:
+def _nodes_of(nodes: Iterable[NodeGiven]) -> list[tuple[str, Any, Any]]:
+    """Return nodes as name, payload and metadata."""
+    if isinstance(nodes, str):
+        raise GraphError(f"add_nodes takes a list of nodes, not the text {nodes!r}")
+    rows = [(each,) if isinstance(each, str) else tuple(each) for each in nodes]
+    if wrong := [row for row in rows if not 1 <= len(row) <= len(("name", "payload", "metadata"))]:
+        raise GraphError(f"{wrong[0]!r} is no name, (name, payload) or (name, payload, metadata)")
+    return [(*row, None, None)[:3] for row in rows]
+
+
+def _edges_of(edges: Iterable[EdgeGiven]) -> list[tuple[str, str, float | None, str | None]]:
+    """Return edges as their ends, weight and label."""
+    rows: list[tuple[Any, ...]] = [tuple(each) for each in edges]
+    least, most = len(("before", "after")), len(("before", "after", "weight", "label"))
+    if wrong := [row for row in rows if not least <= len(row) <= most]:
+        raise GraphError(f"{wrong[0]!r} is no edge (before, after, weight, label)")
+    return [(*row, None, None)[:most] for row in rows]
+
+
+def _edge(known: Edge | None, weight: float | None, label: str | None) -> Edge:
+    """Return an edge, in the place of one that may be known."""
+    if weight is not None and finite(weight) is None:
+        raise GraphError(f"the weight of an edge is {weight!r}; expected a finite number")
+    old = known or Edge()
+    return Edge(old.weight if weight is None else weight, old.label if label is None else label)
+
+
+def _add_node(successors: _Successors, name: str) -> None:
     if not name:
         raise GraphError(f"a node's name is a text of at least one character, not {name!r}")
     if name in successors:

@@ -31,7 +31,7 @@ from moorage_client.workflow.errors import ResourceError, WorkflowError
 from moorage_client.workflow.grants import Claim, Grant
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import UNITS, ResourceRequirements, amount_of, units
-from moorage_client.workflow.timeline import ResourceTimeline
+from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 
 CLAIMS_MAX: Final = 64
 """Nodes of one run that wait in the server's queue at a time."""
@@ -92,6 +92,7 @@ class LeasedPool:
         priority: Of the leases; higher goes first.
         preemptible: They may be ended early for a request of higher priority.
         claims_max: Nodes of one run that wait in the server's queue at a time.
+        snapshots_max: Snapshots that its timeline stores; None: all.
         **request: More of what `Client.ask` takes: `clusters`, `filter`, `inputs` and so on.
 
     """
@@ -108,6 +109,7 @@ class LeasedPool:
         preemptible: bool = False,
         claims_max: int = CLAIMS_MAX,
         ca_file: str | None = None,
+        snapshots_max: int | None = SNAPSHOTS_MAX,
         **request: Unpack[Request],
     ) -> None:
         if unsuitable := request.keys() & {"resources", "dry_run", "explain"}:
@@ -121,7 +123,7 @@ class LeasedPool:
         self._terms = (ttl_seconds, wait_seconds, priority, preemptible)
         self._request = request
         self._lock = threading.Lock()
-        self._timeline = ResourceTimeline()
+        self._timeline = ResourceTimeline(snapshots_max)
         self._capacities: dict[str, int] = {}
         self._used: dict[str, int] = {}
         self._returning: set[Future[None]] = set()
@@ -220,6 +222,14 @@ class LeasedPool:
             place.withdrawn = True
         self._later(self._withdraw(place))
         return True
+
+    def exchange(self, waiting: Claim, claim: Claim) -> bool:  # noqa: ARG002  # Others wait, too.
+        """Exchange nothing: in which order nodes are served that wait, the server decides."""
+        return False
+
+    def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:  # noqa: ARG002  # As `exchange`.
+        """Return False: what does not fit waits in the server's queue."""
+        return False
 
     def give_back(
         self,

@@ -21,7 +21,7 @@ from moorage_client.workflow.requirements import (
     units,
     wanted,
 )
-from moorage_client.workflow.timeline import ResourceTimeline
+from moorage_client.workflow.timeline import SNAPSHOTS_MAX, ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 
 COMPILED_MAX: Final = 10_000
@@ -39,6 +39,7 @@ class ResourcePool:
 
     Args:
         capacities: Amounts by name, such as `{"gpu": 4, "cpu": 16, "memory_mb": 32000}`.
+        snapshots_max: Snapshots that its timeline stores; None: all.
 
     Raises:
         ResourceError: A capacity is negative, no finite number, or so small that it would count
@@ -48,14 +49,16 @@ class ResourcePool:
 
     claims_max = 1  # A run stands in line for the best of its nodes that do not fit now.
 
-    def __init__(self, capacities: Mapping[str, float]) -> None:
+    def __init__(
+        self, capacities: Mapping[str, float], *, snapshots_max: int | None = SNAPSHOTS_MAX
+    ) -> None:
         self._capacities = dict(capacities)
         self._names = tuple(self._capacities)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._account = Account(
             [wanted(amount, f"capacities[{name!r}]") for name, amount in self._capacities.items()]
         )
-        self._timeline = ResourceTimeline()
+        self._timeline = ResourceTimeline(snapshots_max)
         self._lock = threading.Lock()
         self._watchers: dict[Callable[[], None], None] = {}
         self._releases = 0
@@ -211,17 +214,30 @@ class ResourcePool:
 
     def claim(self, claim: Claim) -> None:
         """Stand in line."""
-        amounts = self._waitable(claim.requirements, endless=True)
-        assert amounts is not None
-        granted = Grant(claim.requirements, (), _NO_VARIABLES, amounts)
-
-        def serve() -> None:
-            claim.grant = granted
-            claim.wake(claim)
-
-        claim.place = Ticket(amounts, claim.node_name, serve)
+        claim.place = self._ticket(claim)
         if self._take_or_wait(claim.place):
-            serve()
+            claim.place.wake()
+
+    def exchange(self, waiting: Claim, claim: Claim) -> bool:
+        """Have a claim stand in the place of another; False: that was granted meanwhile."""
+        claim.place = self._ticket(claim)
+        with self._lock:
+            if waiting.place.granted:
+                return False
+            served = self._account.exchange(waiting.place, claim.place)
+            for each in served:
+                self._note(each.node_name, "acquire")
+        for each in served:
+            each.wake()
+        return True
+
+    def outsized(self, requirements: ResourceRequirements, than: ResourceRequirements) -> bool:
+        """Return whether this needs more of something than the other, and than there is free."""
+        less = dict(self._amounts(than) or ())
+        amounts = self._amounts(requirements) or ()
+        with self._lock:
+            free = self._account.free
+            return any(count > free[n] and 0 < less.get(n, 0) < count for n, count in amounts)
 
     def withdraw(self, claim: Claim) -> bool:
         """Leave the line; False: it was granted meanwhile."""
@@ -273,6 +289,17 @@ class ResourcePool:
             self._compiled.clear()
         self._compiled[requirements] = amounts
         return amounts
+
+    def _ticket(self, claim: Claim) -> Ticket:
+        amounts = self._waitable(claim.requirements, endless=True)
+        assert amounts is not None
+        granted = Grant(claim.requirements, (), _NO_VARIABLES, amounts)
+
+        def serve() -> None:
+            claim.grant = granted
+            claim.wake(claim)
+
+        return Ticket(amounts, claim.node_name, serve)
 
     def _waitable(self, requirements: ResourceRequirements, *, endless: bool) -> Amounts | None:
         amounts = self._amounts(requirements)

@@ -7,6 +7,7 @@ from contextvars import ContextVar, Token
 from moorage.model import Placement
 from moorage_client.workflow.errors import TaskStopped, WorkflowError
 from moorage_client.workflow.grants import Grant
+from moorage_client.workflow.tracing import EventType
 
 _NOTHING: Mapping[str, str] = {}
 _making_events = threading.Lock()
@@ -29,11 +30,14 @@ class RunningNode:
         "_on_stop",
         "abandoned",
         "attempt",
+        "end",
         "ended",
         "grant",
+        "holds",
         "name",
         "number",
         "refused",
+        "released",
         "started",
         "stopped_by",
     )
@@ -50,6 +54,9 @@ class RunningNode:
         self.number = number
         self.attempt = attempt
         self.grant = grant
+        self.holds = grant is not None
+        self.released = False  # It holds nothing any more, which callbacks do not know yet.
+        self.end: tuple[EventType, float, BaseException | None] | None = None  # For the trace.
         self.started = 0.0
         self.refused: Exception | None = None
         self.ended = False

@@ -6,7 +6,7 @@ of that costs O(log n), or O(successors), however large the graph is.
 Ready nodes lie in groups that need the same: when one of a group does not fit, none does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
@@ -15,8 +15,8 @@ BLOCKED_MAX: Final = 64
 them wait for the next release; when nothing runs, all are looked at."""
 
 PASSED_MAX: Final = 8
-"""Nodes that may be picked while another group does not fit, before that group stands in line
-ahead of better ones: so a large node of low priority is not the last by its size alone."""
+"""Nodes that may be picked while a group that needs more does not fit, before that group stands in
+line ahead of better ones: so a large node of low priority is not the last by its size alone."""
 
 Admit = Callable[[int, int], bool]
 """Takes what a group needs, for a node of it; or says no."""
@@ -63,6 +63,8 @@ class Schedule:
         self._blocked: dict[int, None] = {}
         # How many nodes had been picked when the best one of a group was first refused.
         self._refused: dict[int, int] = {}
+        self._passed_too_often: set[int] = set()
+        self._grown: set[int] = set()
         self._picked = 0
         self.left = len(ranks)
         """Nodes that are not over."""
@@ -130,29 +132,74 @@ class Schedule:
                 heappush(self._heads, (self._ready[group][0], group))
             self._blocked.clear()
 
-    def reserve(self, eligible: Callable[[int], bool]) -> int | None:
+    def reserve(
+        self, eligible: Callable[[int], bool], outsized: Callable[[int, int], bool]
+    ) -> int | None:
         """Return the first node that is blocked, to stand in line until `granted`.
 
-        That is the best one, unless another has been passed over `PASSED_MAX` times.
+        That is the best one, unless another has been passed over `PASSED_MAX` times for its size.
 
         Args:
             eligible: Whether a group may stand in line at all.
+            outsized: Whether the first group is blocked because it needs more than the second.
 
         """
         waiting = list(filter(eligible, self._blocked))
         if not waiting:
             return None
+        best = min(waiting, key=lambda each: self._ready[each][0])
         group = min(waiting, key=self._refused.__getitem__)
-        if self._picked - self._refused[group] < PASSED_MAX:
-            group = min(waiting, key=lambda each: self._ready[each][0])
-        del self._refused[group]
-        node = self._nodes[heappop(self._ready[group])]
-        if self._ready[group]:
+        if self._picked - self._refused[group] < PASSED_MAX or not outsized(group, best):
+            return self.reserve_of(best)
+        node = self.reserve_of(group)
+        self._passed_too_often.add(node)
+        return node
+
+    def reserve_of(self, group: int) -> int:
+        """Return the best ready node of a group, to stand in line until `granted`."""
+        ready = self._ready[group]
+        node = self._nodes[heappop(ready)]
+        self._states[node] = _RUNNING
+        self._refused.pop(group, None)
+        if group not in self._blocked:
+            if ready:
+                heappush(self._heads, (ready[0], group))
+        elif ready:
             self._refused[group] = self._picked
         else:
             del self._blocked[group]
-        self._states[node] = _RUNNING
         return node
+
+    def unreserve(self, node: int) -> None:
+        """Make a reserved node ready again: another stands in its place."""
+        self._push(node)
+
+    def grown(self) -> set[int]:
+        """Return the groups in which nodes became ready since the last call."""
+        grown = self._grown
+        if grown:
+            self._grown = set()
+        return grown
+
+    def ahead_of(self, reserved: int, groups: Iterable[int]) -> tuple[int, int] | None:
+        """Return the best ready node of some groups, and its group, if it is better than this.
+
+        None too where the reserved node had been passed over too often.
+        """
+        heads = ((self._ready[each][0], each) for each in groups if self._ready[each])
+        rank, group = min(heads, default=(len(self._ranks), -1))
+        if rank > self._ranks[reserved] or reserved in self._passed_too_often:
+            return None
+        return self._nodes[rank], group
+
+    @property
+    def blocked_groups(self) -> Iterable[int]:
+        """The groups that are ready and do not fit."""
+        return self._blocked.keys()
+
+    def worst(self, reserved: Iterable[int]) -> int:
+        """Return the node that would go last."""
+        return max(reserved, key=self._ranks.__getitem__)
 
     def granted(self, node: int) -> None:
         """Take note that a reserved node runs from now on."""
@@ -193,6 +240,7 @@ class Schedule:
         self._states[node] = _READY
         group, rank = self._groups[node], self._ranks[node]
         ready = self._ready[group]
+        self._grown.add(group)
         heappush(ready, rank)
         if ready[0] == rank and group not in self._blocked:
             heappush(self._heads, (rank, group))

@@ -1,5 +1,7 @@
 """What was allocated when: the record that a pool keeps of itself."""
 
+import logging
+import math
 import threading
 import time
 from collections import deque
@@ -8,10 +10,12 @@ from dataclasses import dataclass
 from operator import add, itemgetter, sub
 from typing import Final, overload
 
+from moorage_client.workflow.errors import WorkflowError
 from moorage_client.workflow.requirements import amount_of, units
 
 SNAPSHOTS_MAX: Final = 200_000
-"""Snapshots that a timeline keeps; the oldest are dropped, and peaks stay exact."""
+"""Snapshots that a pool's timeline has by default."""
+log: Final = logging.getLogger(__name__)
 
 _EVENTS: Final = {"acquired": "acquire", "released": "release"}
 
@@ -43,19 +47,30 @@ _Change = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], float, str | 
 
 
 class ResourceTimeline:
-    """All changes of a pool in order, the oldest dropped beyond `snapshots_max`.
+    """All changes of a pool in order.
+
+    Beyond `snapshots_max` the oldest are dropped: a warning says so once, `dropped` counts them,
+    and peaks stay exact.
 
     Safe to use from any thread. Snapshots are made when they are read: a pool notes two small
     tuples per change.
 
     Args:
-        snapshots_max: How many are stored.
+        snapshots_max: How many are stored; None: all.
+
+    Attributes:
+        dropped: How many were dropped.
 
     """
 
-    def __init__(self, snapshots_max: int = SNAPSHOTS_MAX) -> None:
+    def __init__(self, snapshots_max: int | None = SNAPSHOTS_MAX) -> None:
+        if snapshots_max is not None and (type(snapshots_max) is not int or snapshots_max < 1):
+            raise WorkflowError(
+                f"snapshots_max is {snapshots_max!r}; expected a whole number above 0, or None"
+            )
+        self.dropped = 0
         self._changes: deque[_Change] = deque()
-        self._changes_max = snapshots_max
+        self._changes_max = math.inf if snapshots_max is None else snapshots_max
         self._peaks: dict[str, tuple[int, float]] = {}  # Of the changes that were dropped.
         self._first: float | None = None  # The earliest of those that were dropped.
         self._lock = threading.Lock()
@@ -135,6 +150,14 @@ class ResourceTimeline:
             self._first = dropped[3] if self._first is None else min(self._first, dropped[3])
             self._fold(dropped)
             self._changes.append(change)
+            self.dropped += 1
+            first = self.dropped == 1
+        if first:
+            log.warning(
+                "a timeline has %s snapshots, and drops the oldest from now on; "
+                "give its pool a larger snapshots_max, or None for all",
+                self._changes_max,
+            )
 
     def _fold(self, change: _Change) -> None:
         """Keep the peaks of a change that is dropped."""

@@ -95,6 +95,12 @@ class Account:
             assert self.free[number] <= self.capacities[number], "more came back than was taken"
         return self._serve() if self._line else []
 
+    def exchange(self, ticket: Ticket, new: Ticket) -> list[Ticket]:
+        """Have another ticket stand in the place of one in the line; return who is served."""
+        new.overtaken = ticket.overtaken
+        self._line = {new if each is ticket else each: None for each in self._line}
+        return self._serve()
+
     def leave(self, ticket: Ticket) -> list[Ticket]:
         """Leave the line unserved; return who is served in its stead."""
         del self._line[ticket]

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 import json
 import os
 import subprocess
@@ -18,8 +19,14 @@ from hypothesis import strategies as st
 
 from moorage_client.workflow import (
     DAG,
+    ApprovalGate,
+    AsyncDAGExecutor,
     AsyncResourceAwareExecutor,
+    DAGExecutor,
     ExecutionCallbacks,
+    GateRejected,
+    GateStatus,
+    GateTimeout,
     GraphError,
     NodeStatus,
     PoolBroken,
@@ -44,6 +51,11 @@ WAIT = 60  # Seconds that nothing here takes; a bound for what would hang.
 def execute(executor, tasks):
     result = executor.execute(tasks)
     return asyncio.run(result) if inspect.isawaitable(result) else result
+
+
+def noting(order, names="abcd"):
+    """Return tasks that write down in which order they run."""
+    return {name: partial(order.append, name) for name in names}
 
 
 def graph(*names: str, edges: str = "") -> DAG:
@@ -280,6 +292,83 @@ def test_a_release_outside_the_executor_wakes_it_and_it_does_not_poll(kind):
     pool.release(gpu(1))
     thread.join(WAIT)
     assert done[0].succeeded == 3
+
+
+@both
+def test_what_a_node_frees_goes_to_the_longest_path(kind):
+    order: list[str] = []
+    dag = graph("a", "b", "c", "d", edges="a>d")
+    costs = {"a": 1, "d": 5, "b": 3, "c": 2}
+    execute(kind(dag, ResourcePool({"gpu": 1}), dict.fromkeys(dag, gpu(1)), costs), noting(order))
+    assert order == ["a", "d", "b", "c"]
+
+
+@both
+@settings(max_examples=40)
+@given(drawn=st.data())
+def test_on_one_gpu_the_order_is_that_of_the_longest_paths(kind, drawn):
+    dag, *_ = drawn.draw(workflows())
+    costs = {name: drawn.draw(st.integers(1, 9)) for name in dag}
+    # What else they need differs, and there is enough of it.
+    cpus = {name: drawn.draw(st.integers(0, 3)) for name in dag}
+    needs = {name: ResourceRequirements({"gpu": 1, "cpu": n}) for name, n in cpus.items()}
+    order: list[str] = []
+    pool = ResourcePool({"gpu": 1, "cpu": 8})
+    result = execute(kind(dag, pool, needs, costs), noting(order, dag))
+    assert result.succeeded == len(dag)
+    levels = dict(zip(dag.names, dag.bottom_levels(costs), strict=True))
+    left = list(dag.topological_order())
+    for name in order:
+        ready = [each for each in left if not set(dag.predecessors(each)) & set(left)]
+        assert levels[name] == max(levels[each] for each in ready)
+        left.remove(name)
+    assert pool.available == {"gpu": 1, "cpu": 8}
+
+
+@both
+def test_a_long_chain_is_not_interrupted_by_what_waits(kind):
+    chain = [f"chain-{number}" for number in range(3 * PASSED_MAX)]
+    edges = " ".join(f"{a}>{b}" for a, b in itertools.pairwise(chain))
+    dag = graph("other", *chain, edges=edges)
+    needs = {**dict.fromkeys(chain, gpu(1)), "other": ResourceRequirements({"gpu": 1, "cpu": 4})}
+    order: list[str] = []
+    execute(kind(dag, ResourcePool({"gpu": 1, "cpu": 8}), needs), noting(order, dag))
+    assert order == [*chain[:-1], *sorted([chain[-1], "other"], key=order.index)]
+
+
+@both
+def test_a_node_that_is_tried_again_has_its_turn_by_its_path(kind):
+    order: list[str] = []
+    dag = graph("a", "b", "d", edges="a>d")
+
+    def fail_once():
+        order.append("a")
+        if order.count("a") == 1:
+            raise ValueError("once")
+
+    needs = dict.fromkeys(dag, gpu(1))
+    executor = kind(dag, ResourcePool({"gpu": 1}), needs, {"d": 5, "b": 3}, retries=1)
+    execute(executor, noting(order, dag) | {"a": fail_once})
+    assert order == ["a", "a", "d", "b"]
+
+
+@both
+def test_a_run_on_a_shared_pool_stays_in_its_turn(kind):
+    """The other caller waits behind the run once, and is not passed by the whole of its chain."""
+    pool, order = ResourcePool({"gpu": 1}), []
+    dag = graph("a", "b", "c", "d", "z", edges="a>b b>c c>d")
+    goes_on = threading.Event()
+    tasks = noting(order, dag) | {"a": lambda: (order.append("a"), goes_on.wait(WAIT))}
+    executor = kind(dag, pool, dict.fromkeys(dag, gpu(1)), {"z": 0.5})
+    run = threading.Thread(target=lambda: execute(executor, tasks), daemon=True)
+    run.start()
+    threading.Timer(0.1, goes_on.set).start()
+    assert pool.acquire(gpu(1), WAIT)
+    order.append("caller")
+    pool.release(gpu(1))
+    run.join(WAIT)
+    assert order.index("caller") <= 3
+    assert [each for each in order if each != "caller"] == ["a", "b", "c", "d", "z"]
 
 
 @both
@@ -778,3 +867,148 @@ def test_a_chrome_trace_has_a_lane_per_node_and_a_counter_per_resource(tmp_path)
     )
     assert "node_completed: 1" in trace.summary()
     assert len(json.loads(trace.to_json())) == len(trace.events)
+
+
+without_pool = pytest.mark.parametrize("kind", [DAGExecutor, AsyncDAGExecutor])
+
+
+async def _value():
+    return "value"
+
+
+@without_pool
+class TestWithoutPool:
+    def test_it_runs_a_graph(self, kind):
+        dag = graph("a", "b", "c", "d", edges="a>b a>c b>d c>d")
+        done: list[tuple] = []
+        callbacks = ExecutionCallbacks(
+            on_start=lambda name: done.append(("start", name)),
+            on_complete=lambda name, value: done.append(("complete", name, value)),
+        )
+        executor = kind(dag, callbacks=callbacks, enable_tracing=True)
+        result = execute(executor, {"a": lambda: 1, "b": _value, "c": lambda: 3})
+        assert (result.succeeded, result.skipped) == (3, 1)
+        assert result.results == {"a": 1, "b": "value", "c": 3}
+        assert done[:2] == [("start", "a"), ("complete", "a", 1)]
+        assert len(done) == 6
+        assert result.trace.events_for_node("b")
+
+    def test_all_that_are_ready_run_together(self, kind):
+        dag = graph(*map(str, range(100)))
+        meeting = threading.Barrier(100)
+        result = execute(kind(dag), dict.fromkeys(dag, lambda: meeting.wait(WAIT)))
+        assert result.succeeded == 100
+
+    def test_one_worker_takes_the_longest_path(self, kind):
+        order: list[str] = []
+        dag = graph("a", "b", "c", "d", edges="a>d")
+        costs = {"a": 1, "d": 5, "b": 3, "c": 2}
+        execute(kind(dag, 1, costs), noting(order))
+        assert order == ["a", "d", "b", "c"]
+
+    def test_workers_bound_coroutines_too(self, kind):
+        running, most = [], []
+
+        async def work():
+            running.append(1)
+            most.append(len(running))
+            await asyncio.sleep(0.001)  # Lets others run, if they may.
+            running.pop()
+
+        dag = graph(*map(str, range(20)))
+        assert execute(kind(dag, 2), dict.fromkeys(dag, work)).succeeded == 20
+        assert max(most) <= 2
+
+    def test_what_follows_a_failure_is_skipped_or_runs(self, kind):
+        dag = graph("a", "b", "c", edges="a>b")
+        tasks = {"a": lambda: 1 / 0, "b": lambda: 2, "c": lambda: 3}
+        result = execute(kind(dag), tasks)
+        assert (result.failed, result.skipped, result.succeeded) == (1, 1, 1)
+        assert isinstance(result["a"].error, ZeroDivisionError)
+        assert execute(kind(dag, fail_fast=False), tasks).succeeded == 2
+
+    def test_each_node_has_a_timeout(self, kind):
+        dag = graph("slow", "after", "quick", edges="slow>after")
+
+        async def slow():
+            await asyncio.sleep(WAIT)  # It is cancelled.
+
+        tasks = {"slow": slow, "after": lambda: 1, "quick": lambda: 1}
+        result = kind(dag).execute(tasks, timeout=0.05)
+        result = asyncio.run(result) if inspect.isawaitable(result) else result
+        assert (result.timed_out, result.skipped, result.succeeded) == (1, 1, 1)
+        assert result["slow"].status is NodeStatus.TIMED_OUT
+
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    def test_an_event_cancels_what_was_not_started(self, kind, when):
+        event = threading.Event()
+        if when == "before":
+            event.set()
+        dag = graph("a", "b", "c", edges="a>b b>c")
+        tasks = {"a": event.set, "b": lambda: 1, "c": lambda: 1}
+        result = kind(dag).execute(tasks, cancel_event=event)
+        result = asyncio.run(result) if inspect.isawaitable(result) else result
+        ran = when != "before"
+        assert (result.succeeded, result.cancelled) == (ran, 3 - ran)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, DAGExecutor, AsyncDAGExecutor])
+@pytest.mark.parametrize("task", [lambda: "done", _value])
+class TestGates:
+    @staticmethod
+    def run(kind, task, gate, told=None, **more):
+        def waits(name):
+            told.append(("waiting", name))
+            if isinstance(act, tuple):
+                getattr(gate, act[0])(*act[1:])
+
+        act = more.pop("act", None)
+        told = [] if told is None else told
+        callbacks = ExecutionCallbacks(
+            on_gate_waiting=waits,
+            on_gate_resolved=lambda name, status: told.append((status, name)),
+        )
+        dag = graph("a", "b", edges="a>b")
+        pool = () if issubclass(kind, DAGExecutor | AsyncDAGExecutor) else (ResourcePool({}),)
+        executor = kind(dag, *pool, callbacks=callbacks, gates={"a": gate}, **more)
+        return execute(executor, {"a": task, "b": lambda: 2}), told
+
+    def test_approved(self, kind, task):
+        gate = ApprovalGate()
+        result, told = self.run(kind, task, gate, act=("approve",))
+        assert (result.succeeded, told) == (2, [("waiting", "a"), ("approved", "a")])
+        assert gate.status is GateStatus.APPROVED
+
+    def test_approved_before(self, kind, task):
+        result, told = self.run(kind, task, ApprovalGate(auto_approve=True))
+        assert (result.succeeded, told) == (2, [("approved", "a")])
+
+    def test_rejected(self, kind, task):
+        result, told = self.run(kind, task, ApprovalGate(), act=("reject", "not today"))
+        assert (result.failed, result.skipped) == (1, 1)
+        assert told == [("waiting", "a"), ("rejected", "a")]
+        assert isinstance(result["a"].error, GateRejected)
+        assert "not today" in str(result["a"].error)
+
+    def test_not_resolved_in_time(self, kind, task):
+        gate = ApprovalGate(timeout=0.01)
+        result, told = self.run(kind, task, gate)
+        assert isinstance(result["a"].error, GateTimeout)
+        assert told == [("waiting", "a"), ("timed_out", "a")]
+        gate.approve()
+        assert gate.status is GateStatus.TIMED_OUT
+        gate.reset()
+        assert gate.status is GateStatus.PENDING
+
+    def test_a_node_that_is_stopped_waits_no_more(self, kind, task):
+        gate = ApprovalGate()
+        result, _ = self.run(kind, task, gate, timeouts={"a": 0.05})
+        assert (result.timed_out, gate.status) == (1, GateStatus.PENDING)
+
+
+def test_gates_are_checked():
+    with pytest.raises(GraphError, match="gates: there is no node 'x'"):
+        DAGExecutor(graph("a"), gates={"x": ApprovalGate()})
+    for seconds in (-1, float("nan"), "1"):
+        with pytest.raises(WorkflowError, match="timeout of a gate"):
+            ApprovalGate(seconds)

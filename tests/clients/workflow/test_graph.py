@@ -149,3 +149,56 @@ def test_a_deep_graph_has_every_order():
     assert dag.topological_sort_dfs() == names
     assert dag.topological_levels() == [[name] for name in names]
     assert list(pickle.loads(pickle.dumps(dag))) == names  # noqa: S301  # Our own.
+
+
+def test_nodes_and_edges_are_added_all_or_none():
+    dag = DAG()
+    assert dag.add_nodes(["a", ("b", 1), ("c", 2, {"team": "x"})]) == ["a", "b", "c"]
+    assert (dag.get_payload("b"), dag.get_metadata("c")) == (1, {"team": "x"})
+    dag.add_edges([("a", "b"), ("b", "c", 2.5), ("a", "c", 1, "late")])
+    assert dag.edges() == dag.edges == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert (dag.node_count(), dag.edge_count(), dag.validate()) == (3, 3, True)
+    assert dag.get_edge("b", "c") == (2.5, None)
+    assert dag.get_edge("a", "c").label == "late"
+    assert dag.get_edge("a", "b").weight == 1.0
+    dag.add_edge("a", "b", weight=4)
+    assert (dag.get_edge("a", "b").weight, dag.edge_count()) == (4, 3)
+    for wrong in (["d", "a"], ["d", ""], ["d", ("e", 1, 2, 3)], "d"):
+        with pytest.raises(GraphError):
+            dag.add_nodes(wrong)
+    for edges in (
+        [("c", "d"), ("a", "b")],
+        [("b", "a")],
+        [("a", "c"), ("c", "c")],
+        [("a", "b", float("nan"))],
+        [("a", "b", "heavy")],
+        [("a",)],
+    ):
+        with pytest.raises(GraphError):
+            dag.add_edges(edges)
+    assert (dag.node_names(), dag.edge_count(), dag.get_edge("a", "b").weight) == (
+        ["a", "b", "c"],
+        3,
+        4,
+    )
+
+
+def test_a_graph_is_read_by_its_edges():
+    dag = DAG.builder().add_nodes(list("abcd"))
+    dag = dag.add_edges([("a", "b"), ("b", "c", 3.0)]).add_edge("a", "d", 2, "x").build()
+    assert (dag.has_node("a"), dag.has_node("z")) == (True, False)
+    assert (dag.has_edge("a", "b"), dag.has_edge("a", "c"), dag.has_edge("b", "a")) == (1, 0, 0)
+    with pytest.raises(GraphError, match="no node 'z'"):
+        dag.has_edge("a", "z")
+    with pytest.raises(GraphError, match="no edge from 'a' to 'c'"):
+        dag.get_edge("a", "c")
+    assert dag.get_edge("a", "d") == (2, "x")
+    assert (dag.roots(), dag.leaves()) == (["a"], ["c", "d"])
+    assert (dag.in_degree("c"), dag.out_degree("a")) == (1, 2)
+    assert dag.descendants("a") == ["b", "d", "c"]
+    assert dag.ancestors("c") == ["a", "b"]
+    assert dag.critical_path() == (["a", "b", "c"], 3)
+    assert dag.critical_path({"d": 9}) == (["a", "d"], 10)
+    assert DAG().critical_path() == ([], 0.0)
+    dag.remove_node("b")
+    assert (dag.node_count(), dag.edge_count()) == (3, 1)

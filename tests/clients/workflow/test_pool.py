@@ -15,6 +15,7 @@ from moorage_client.workflow import (
     ResourcePool,
     ResourceRequirements,
     ResourceTimeline,
+    WorkflowError,
 )
 from moorage_client.workflow.waiting import OVERTAKEN_MAX, Account, Ticket
 
@@ -261,3 +262,28 @@ def test_the_grain_itself_is_an_amount():
     assert not pool.try_acquire(need)
     assert pool.try_acquire(ResourceRequirements.gpu(0))
     assert not need.fits({"gpu": 0.1 + 0.2 - 0.3})  # What is left of arithmetic is nothing.
+
+
+@pytest.mark.parametrize("bound", [None, 250_000])
+def test_a_pool_may_store_more_snapshots(bound):
+    pool = ResourcePool({"gpu": 1}, snapshots_max=bound)
+    for _ in range(100_001):
+        pool.acquire(gpu(1))
+        pool.release(gpu(1))
+    assert (len(pool.timeline.snapshots), pool.timeline.dropped) == (200_002, 0)
+
+
+def test_snapshots_are_dropped_aloud(caplog):
+    pool = ResourcePool({"gpu": 2}, snapshots_max=3)
+    pool.acquire(gpu(2))
+    pool.acquire(gpu(0))
+    pool.release(gpu(1))
+    assert not caplog.records
+    pool.release(gpu(1))
+    pool.release(gpu(0))
+    assert (len(pool.timeline.snapshots), pool.timeline.dropped) == (3, 2)
+    assert pool.timeline.peak_allocated() == {"gpu": 2}
+    assert ["snapshots_max" in each.getMessage() for each in caplog.records] == [True]
+    for wrong in (0, -1, 1.5, "many", True):
+        with pytest.raises(WorkflowError, match="snapshots_max"):
+            ResourcePool({}, snapshots_max=wrong)
