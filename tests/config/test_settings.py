@@ -20,6 +20,7 @@ from moorage.config.settings import (
 )
 from moorage.model import Amounts, Quota
 from moorage.protocol.origins import is_loopback
+from moorage.records.rights import Role
 
 HOME = {"HOME": "/home/ann"}
 PAGES = ("https://a.b", "http://c:1")
@@ -106,6 +107,13 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "tls_client_ca": ("/t/a.pem", '"/t/a.pem"', Path("/t/a.pem")),
         "data_dir": ("/srv/m", '"/srv/m"', Path("/srv/m")),
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
+        "oidc_issuer": ("https://i/r/", '"https://i/r/"', "https://i/r/"),
+        "oidc_audience": ("moorage", '"moorage"', "moorage"),
+        "oidc_tenant_claim": ("team", '"team"', "team"),
+        "oidc_role_claim": ("a.roles", '"a.roles"', "a.roles"),
+        "oidc_roles": ("x=y=admin", '{"x=y" = "admin"}', {"x=y": Role.ADMIN}),
+        "oidc_client_id": ("cli", '"cli"', "cli"),
+        "oidc_scopes": ("openid x", '"openid x"', "openid x"),
         "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
         "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
         "console": ("false", "false", False),
@@ -187,6 +195,12 @@ def test_metrics_come_from_one_place() -> None:
     [
         ("host", " 127.0.0.1"),
         ("port", "-1"),
+        ("oidc_issuer", "http://login.example"),
+        ("oidc_issuer", "https://a:b@login.example"),
+        ("oidc_issuer", "login.example"),
+        ("oidc_roles", "staff=king"),
+        ("oidc_roles", "admin"),
+        ("oidc_roles", "a=admin,a=client"),
         ("allowed_hosts", "moored:8080"),
         ("allowed_hosts", "http://moored"),
         ("allowed_hosts", "*"),
@@ -373,6 +387,16 @@ def test_tokens_may_be_rotated_and_show_up_nowhere(tmp_path: Path) -> None:
     config = Config.load({}, HOME, file)
     assert config.tokens == {"old": "ann", "s3cret": "ann"}
     assert "s3cret" not in repr(config)
+
+
+def test_an_issuer_is_enough_beyond_loopback_and_needs_an_audience() -> None:
+    given = {"MOORAGE_OIDC_ISSUER": "https://i", "MOORAGE_HOST": "10.0.0.1"}
+    config = Config.load({}, HOME | given | {"MOORAGE_OIDC_AUDIENCE": "moorage"})
+    assert config.backends == ("memory",)
+    assert refused(environ=given).setting == "oidc_audience"
+    for name in ("oidc_audience", "oidc_client_id"):
+        error = refused(environ={f"MOORAGE_{name.upper()}": "x"})
+        assert (error.setting, "oidc_issuer" in str(error)) == (name, True)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "moorage.example", "128.0.0.1"])  # noqa: S104  # The very addresses that must be refused.

@@ -30,6 +30,7 @@ class House:
         self.ready = True
         self.noted = []
         self.console = None
+        self.sign_in = {}
         self.tickets = SocketTickets(self.authenticate)
         self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks
         self.executors, self.policies = catalog.executors, catalog.policies
@@ -40,6 +41,9 @@ class House:
     def authenticate(self, bearer):
         tenant = self.tokens.get(bearer)
         return None if tenant is None else Caller(tenant, Role.ADMIN)
+
+    def pending(self, bearer):
+        return None
 
     def note(self, entry):
         self.noted.append(entry)

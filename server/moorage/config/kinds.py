@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
 from moorage.protocol.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
-from moorage.protocol.origins import read_origin
+from moorage.protocol.origins import is_loopback, read_origin
+from moorage.records.rights import Role
 
 __all__ = [
     "CLUSTERS",
@@ -22,6 +23,7 @@ __all__ = [
     "FOLDER",
     "HOST",
     "HOSTS",
+    "ISSUER",
     "LABEL",
     "LABELS",
     "NAME",
@@ -31,6 +33,7 @@ __all__ = [
     "PORT",
     "QUOTAS",
     "RAY",
+    "ROLES",
     "SWITCH",
     "TOKENS",
     "URL",
@@ -204,6 +207,29 @@ def _read_url(value: Any) -> str:
     return value.rstrip("/")
 
 
+def _read_issuer(value: Any) -> str:
+    """Return the URL of an issuer as it stands: its tokens name it so, letter by letter."""
+    text = _read_url(value)
+    parsed = urllib.parse.urlsplit(text)
+    if parsed.username or (parsed.scheme == "http" and not is_loopback(parsed.hostname or "")):
+        raise ValueError
+    return str(value)
+
+
+def _read_roles(value: Any) -> dict[str, Role]:
+    """Return role by value of a claim, of `VALUE=ROLE,…` or a table."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        parts = (each.rpartition("=") for each in _split(value))
+        pairs = [(name.strip(), role.strip()) for name, _, role in parts]
+    if not all(name and isinstance(role, str) for name, role in pairs):
+        raise ValueError
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError
+    return {name: Role(role) for name, role in pairs}
+
+
 def _read_ray(value: Any) -> str:
     if not isinstance(value, str) or not _RAY.fullmatch(value):
         raise ValueError
@@ -343,6 +369,14 @@ URL: Final = SettingKind(
     "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "
     "the host is sent as Basic credentials, `bearer:token@` as a bearer token",
     _read_url,
+)
+ISSUER: Final = SettingKind(
+    "the URL of an issuer exactly as its tokens name it, of https (http only on this machine)",
+    _read_issuer,
+)
+ROLES: Final = SettingKind(
+    f"`VALUE=ROLE`, separated by commas (in the file a table); roles are {', '.join(Role)}",
+    _read_roles,
 )
 RAY: Final = SettingKind(
     "the address of a Ray cluster: `ray://host:port`, `host:port` or `auto`", _read_ray

@@ -19,6 +19,7 @@ from moorage.config.kinds import (
     FOLDER,
     HOST,
     HOSTS,
+    ISSUER,
     LABEL,
     LABELS,
     NAME,
@@ -27,6 +28,7 @@ from moorage.config.kinds import (
     ORIGINS,
     PORT,
     RAY,
+    ROLES,
     SWITCH,
     TOKENS,
     URL,
@@ -57,6 +59,7 @@ from moorage.config.sources import (
 from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
 from moorage.model import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.protocol.fields import TTL_SECONDS_MAX
+from moorage.records.rights import Role
 
 __all__ = [
     "CONFIG_FILE",
@@ -149,6 +152,47 @@ class Config(ShareSettings):
             default="none",
         ),
     ] = field(default_factory=dict, repr=False)
+    oidc_issuer: Annotated[
+        str,
+        Setting(
+            ISSUER,
+            "Issuer of OpenID Connect whose tokens let in, beside `tokens`. Needs "
+            "`pip install '.[oidc]'` in a checkout.",
+            default="none",
+        ),
+    ] = ""
+    oidc_audience: Annotated[
+        str, Setting(NAME, "What such a token must have in its claim `aud`.", default="none")
+    ] = ""
+    oidc_tenant_claim: Annotated[
+        str,
+        Setting(
+            NAME, "Claim with the tenant; `a.b` is also `b` in the object `a`, as with the next."
+        ),
+    ] = "moorage_tenant"
+    oidc_role_claim: Annotated[
+        str,
+        Setting(NAME, "Claim with a role, or with a list of roles, of which the highest counts."),
+    ] = "moorage_role"
+    oidc_roles: Annotated[
+        Mapping[str, Role],
+        Setting(
+            ROLES,
+            "Roles by values of that claim; other values count for nothing.",
+            default="the names of the roles",
+        ),
+    ] = field(default_factory=dict)
+    oidc_client_id: Annotated[
+        str,
+        Setting(
+            NAME,
+            "Public client at the issuer by which people sign in; `GET /sign-in` names it.",
+            default="none",
+        ),
+    ] = ""
+    oidc_scopes: Annotated[str, Setting(NAME, "Scopes that it asks for, separated by spaces.")] = (
+        "openid offline_access"
+    )
     allowed_hosts: Annotated[
         tuple[str, ...],
         Setting(

@@ -23,8 +23,9 @@ def has_tenants(chosen: Mapping[str, Any]) -> bool:
 
 
 def _has_tokens(chosen: Mapping[str, Any]) -> bool:
-    """Return whether there are tokens in the settings, or named ones in the data folder."""
-    return bool(chosen["tokens"]) or (chosen["data_dir"] / NAMED_TOKENS_FILE).exists()
+    """Return whether there are tokens in the settings or the data folder, or an issuer of them."""
+    named = chosen["data_dir"] / NAMED_TOKENS_FILE
+    return bool(chosen["tokens"] or chosen["oidc_issuer"]) or named.exists()
 
 
 def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -49,7 +50,8 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
                 setting if setting in sources else "host",
                 f"{host!r} can be reached from other machines, so `tokens` must say who may "
                 f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
-                f"make named ones with `moored token create`, or listen on 127.0.0.1",
+                f"make named ones with `moored token create`, set `oidc_issuer`, or listen on "
+                f"127.0.0.1",
             )
         shortest = min(map(len, chosen["tokens"]), default=REMOTE_TOKEN_CHARS_MIN)
         if not is_loopback(host) and shortest < REMOTE_TOKEN_CHARS_MIN:
@@ -59,6 +61,7 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
                 f"machines reach {host}; 32 random ones are a good choice",
             )
     _check_tls(chosen, refuse)
+    _check_issuer(chosen, refuse)
     http_port = chosen["http_port"]
     for setting in EXTERNAL_SERVICES.values():
         url = urllib.parse.urlsplit(chosen[setting])
@@ -86,6 +89,14 @@ def _check_tls(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]
         refuse(missing, "expected both `tls_cert` and `tls_key`, or neither")
     if chosen["tls_client_ca"] is not None and chosen["tls_cert"] is None:
         refuse("tls_client_ca", "expected `tls_cert` and `tls_key`, too: without, there is no TLS")
+
+
+def _check_issuer(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:
+    if chosen["oidc_issuer"] and not chosen["oidc_audience"]:
+        refuse("oidc_audience", "expected what the issuer's tokens for this server have as `aud`")
+    for setting in ("oidc_audience", "oidc_client_id", "oidc_roles"):
+        if chosen[setting] and not chosen["oidc_issuer"]:
+            refuse(setting, "expected `oidc_issuer`, too: without, no token has claims")
 
 
 def _is_here(host: str, chosen: Mapping[str, Any]) -> bool:

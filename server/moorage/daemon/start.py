@@ -30,7 +30,7 @@ from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore
-from moorage.daemon.access.tokens import LOCAL, Tokens
+from moorage.daemon.access.tokens import LOCAL, IssuerTokens, Tokens
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.clusters import FollowedClusters
@@ -71,14 +71,16 @@ from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.backends import configured_backends
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.ray_inventory import RayInventory
+from moorage.extras import install_command
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
-from moorage.model import Tenant
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
 from moorage.web.server import WebServer
-from moorage.web.services import Console, WebServices
+from moorage.web.services import Console, SignInFlow, WebServices
 
 log = structlog.get_logger("moored")
 
@@ -103,6 +105,7 @@ class Core:
     tasks: Tasks
     tokens: Tokens
     logins: ConsoleLogins | None
+    browsers: SignInFlow | None
     tickets: SocketTickets
     gateway: Gateway
     map_news: MapNews
@@ -257,8 +260,11 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     )
     if settings.sessions_max > settings.connections_max:
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
-    tokens = Tokens(config.tokens, config.operators, stores.named_tokens)
-    logins = ConsoleLogins(tokens.caller, config.console_login_seconds) if config.console else None
+    issuer, browsers = _issuer(config, tasks)
+    tokens = Tokens(config.tokens, config.operators, stores.named_tokens, issuer)
+    logins = None
+    if config.console:
+        logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)
     tickets = SocketTickets(tokens.caller)
     gateway = Gateway(
         settings,
@@ -266,6 +272,7 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         tickets,
         logins,
         partial(stores.audit.note_failed_login, door="websocket"),
+        tokens.pending,
     )
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
     telling = (gateway.push, gateway.reads_on, lambda: stores.ledger.last_seq)
@@ -280,8 +287,53 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     )
     watchers = Watchers(gateway.push, state.lease, state.leases, map_news, shape_news, progress)
     return Core(
-        Inbox(), tasks, tokens, logins, tickets, gateway, map_news, shape_news, watchers, measures
+        Inbox(),
+        tasks,
+        tokens,
+        logins,
+        browsers,
+        tickets,
+        gateway,
+        map_news,
+        shape_news,
+        watchers,
+        measures,
     )
+
+
+def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFlow | None]:
+    if not config.oidc_issuer:
+        return None, None
+    try:
+        from moorage.daemon.access import (  # noqa: PLC0415  # They need an extra.
+            oidc,
+            oidc_keys,
+            oidc_sign_in,
+        )
+    except ModuleNotFoundError as error:
+        way = f"{install_command('oidc')}, or leave out oidc_issuer"
+        raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error
+    claims = oidc.ClaimSettings(
+        config.oidc_issuer,
+        config.oidc_audience,
+        config.oidc_tenant_claim,
+        config.oidc_role_claim,
+        config.oidc_roles,
+    )
+    keys = oidc_keys.IssuerKeys(config.oidc_issuer)
+    tasks.spawn(keys.follow())
+    browsers = oidc_sign_in.BrowserSignIn(keys, _sign_in(config)) if config.oidc_client_id else None
+    return oidc.OidcTokens(claims, keys), browsers
+
+
+def _sign_in(config: Config) -> dict[str, str]:
+    """Return what clients need to sign in; without an id for them, they cannot."""
+    return {
+        "issuer": config.oidc_issuer,
+        "client_id": config.oidc_client_id,
+        "audience": config.oidc_audience,
+        "scopes": config.oidc_scopes,
+    }
 
 
 async def _open_runners(
@@ -465,6 +517,8 @@ def _web(
         allocate=allocation.allocate if config.allocate_over_http else None,
         operate=allocation.operate,
         authenticate=core.tokens.caller,
+        pending=core.tokens.pending,
+        sign_in=_sign_in(config),
         readiness=health.readiness,
         metrics_text=core.measures.text,
         tickets=core.tickets,
@@ -501,6 +555,8 @@ def _console(
         websocket_port=lambda: core.gateway.port,
         expel=core.gateway.expel,
         on_stranger=partial(stores.audit.note_failed_login, door="console"),
+        pending=core.tokens.pending,
+        sign_in=core.browsers,
         try_policy=playground.run,
     )
 

@@ -6,7 +6,7 @@ asks for `/healthz` without a token, and everything else is an opening handshake
 
 import http
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
@@ -40,6 +40,8 @@ class Doorman:
         tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
         on_stranger: Called with the address of each client that shows no valid token.
+        pending: Given the bearer token, returns what to wait for before `authenticate` knows it,
+            which tells whether it can be known now; None: nothing.
 
     """
 
@@ -52,6 +54,7 @@ class Doorman:
         tickets: Tickets,
         logins: Logins | None = None,
         on_stranger: Callable[[str], None] = lambda _: None,
+        pending: Callable[[str | None], Awaitable[bool] | None] = lambda _: None,
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -62,8 +65,11 @@ class Doorman:
         self._logins = logins
         self._tickets = tickets
         self._on_stranger = on_stranger
+        self._pending = pending
 
-    def request(self, connection: ServerConnection, request: Request) -> Response | None:
+    def request(
+        self, connection: ServerConnection, request: Request
+    ) -> Response | Awaitable[Response | None] | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
         if not isinstance(connection, GatewayConnection):
             raise TypeError("the gateway's server makes connections of its own class")
@@ -84,7 +90,34 @@ class Doorman:
             if self.draining:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
-        caller, bearer = self._identified(connection, request)
+        bearer, readable = self._bearer(request)
+        waiting = self._pending(bearer) if readable else None
+        if waiting is not None:
+            return self._let_in_later(connection, request, bearer, waiting)
+        return self._let_in(connection, request, bearer, readable=readable)
+
+    async def _let_in_later(
+        self,
+        connection: GatewayConnection,
+        request: Request,
+        bearer: str | None,
+        waiting: Awaitable[bool],
+    ) -> Response | None:
+        """Decide about a token once its issuer has been asked for its keys."""
+        if await waiting:
+            return self._let_in(connection, request, bearer, readable=True)
+        text = "The token's issuer does not answer; try again later.\n"
+        answer = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
+        answer.headers["Retry-After"] = "5"
+        return answer
+
+    def _let_in(
+        self, connection: GatewayConnection, request: Request, bearer: str | None, *, readable: bool
+    ) -> Response | None:
+        """Return None and note the caller, or why it is not let in."""
+        caller = self._authenticate(bearer) if readable else None
+        if caller is None and bearer is None and readable:
+            caller = self._logged_in(connection, request)
         if caller is None:
             self._counts.refused_unauthorized += 1
             self._on_stranger(connection.address)
@@ -106,18 +139,13 @@ class Doorman:
         connection.caller, connection.bearer = caller, bearer
         return None
 
-    def _identified(
-        self, connection: GatewayConnection, request: Request
-    ) -> tuple[Caller | None, str | None]:
-        """Return caller and token of a request: from a header, a subprotocol or a cookie."""
+    def _bearer(self, request: Request) -> tuple[str | None, bool]:
+        """Return the token of a request, from a header or a subprotocol; False: no valid one."""
         bearer, readable = token_of(request.headers.get_all("Authorization"))
         offered = offered_credential(request.headers.get_all("Sec-WebSocket-Protocol"))
         if bearer is None and offered is not None:
-            bearer, readable = self._shown(*offered)
-        caller = self._authenticate(bearer) if readable else None
-        if caller is None and bearer is None and offered is None:
-            caller = self._logged_in(connection, request)
-        return caller, bearer
+            return self._shown(*offered)
+        return bearer, readable
 
     def _shown(self, kind: str, secret: str) -> tuple[str | None, bool]:
         """Return the token of a credential in a subprotocol, and whether it is valid."""

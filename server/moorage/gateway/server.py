@@ -8,7 +8,7 @@ import asyncio
 import functools
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -85,6 +85,8 @@ class Gateway:
         tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
         on_stranger: Called with the address of each client that shows no valid token.
+        pending: Given the bearer token, returns what to wait for before `authenticate` knows it,
+            which tells whether it can be known now; None: nothing.
 
     Attributes:
         port: The port that was bound; 0 before `start`.
@@ -98,6 +100,7 @@ class Gateway:
         tickets: Tickets,
         logins: Logins | None = None,
         on_stranger: Callable[[str], None] = lambda _: None,
+        pending: Callable[[str | None], Awaitable[bool] | None] = lambda _: None,
     ) -> None:
         self.port = 0
         self._settings = settings
@@ -117,7 +120,7 @@ class Gateway:
         self._dropping: set[asyncio.Task[None]] = set()
         self._looks: dict[SessionId, asyncio.TimerHandle] = {}
         self._doorman = Doorman(
-            settings, authenticate, self._counts, self._open, tickets, logins, on_stranger
+            settings, authenticate, self._counts, self._open, tickets, logins, on_stranger, pending
         )
         self._server: Server | None = None
         self._draining = False

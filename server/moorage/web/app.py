@@ -27,12 +27,14 @@ from moorage.web.bodies import (
 )
 from moorage.web.checks import HeadAsGet
 from moorage.web.console import console_routes, login_of, playground_routes
+from moorage.web.console_sign_in import console_sign_in_routes
 from moorage.web.notes import Noted, remote_of
 from moorage.web.rights import missing_right, right_of
 from moorage.web.router import ROUTE, HttpRouter
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation, text_operation
 from moorage.web.services import WebServices
+from moorage.web.sign_in import sign_in_routes, wait_for_issuer
 from moorage.web.specifications import specification_routes
 from moorage.web.tickets import ticket_routes
 
@@ -73,8 +75,10 @@ def create_app(services: WebServices) -> Starlette:
 def _endpoints(services: WebServices) -> HttpRouter:
     bodies, router, authenticate = BodyReader(), HttpRouter(), _authentication(services)
     router.include(_health_routes(services))
+    router.include(sign_in_routes(services.sign_in))
     if services.console is not None:
         router.include(playground_routes(services.console, bodies), authenticate)
+        router.include(console_sign_in_routes(services.console))
         router.include(console_routes(services.console, bodies))
     router.include(_about_routes(services), authenticate)
     router.include(ticket_routes(services.tickets, services.console), authenticate)
@@ -86,6 +90,8 @@ def _endpoints(services: WebServices) -> HttpRouter:
 def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None]]:
     async def authenticate(request: Request) -> None:
         token, readable = token_of(request.headers.getlist("authorization"))
+        if readable:
+            await wait_for_issuer(services.pending, token)
         caller = services.authenticate(token) if readable else None
         if caller is None and token is None:
             login = login_of(services.console, request)

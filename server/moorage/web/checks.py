@@ -15,6 +15,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import Origins
 from moorage.web.bodies import failure
 from moorage.web.connections import HEALTH, Connections
+from moorage.web.sign_in import CALLBACK
 
 __all__ = ["HeadAsGet", "RequestChecks"]
 
@@ -54,6 +55,9 @@ class RequestChecks:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
+        if scope["path"] == CALLBACK and ("sec-fetch-mode", "navigate") in headers:
+            # The issuer's page sends the browser here; `state` says that we sent it there.
+            headers = [each for each in headers if each[0] != "sec-fetch-site"]
         target = scope["raw_path"].decode("latin-1")
         foreign = self.origins.refusal(target, headers, (scope["server"] or ("",))[0])
         if foreign is not None:

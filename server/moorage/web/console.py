@@ -38,8 +38,9 @@ from moorage.web.console_types import (
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import operation
 from moorage.web.services import Console
+from moorage.web.sign_in import wait_for_issuer
 
-__all__ = ["console_routes", "login_of", "playground_routes"]
+__all__ = ["console_routes", "give_cookie", "login_of", "playground_routes"]
 
 CSRF_HEADER: Final = "x-console-token"
 """Header of changing requests: a page of another site can neither read its value nor set it."""
@@ -181,7 +182,11 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         login = login_of(console, request)
         if login is None and console.needs_login():
             raise ServiceError(
-                Code.UNAUTHORIZED, "log in with a token", field="cookie", expected="a login"
+                Code.UNAUTHORIZED,
+                "log in with a token",
+                field="cookie",
+                expected="a login",
+                details={"sign_in": True} if console.sign_in is not None else {},
             )
         return succeeded(_described(request, console, login))
 
@@ -200,14 +205,8 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         cookie, login = await _enter(console, given.token, address, failing)
         setattr(request.state, TENANT, login.caller.tenant)  # For the log.
         response = succeeded(_described(request, console, login))
-        response.set_cookie(
-            _cookie_name(request),
-            cookie,
-            path="/",
-            secure=request.headers.get("origin", "").startswith("https:"),
-            httponly=True,
-            samesite="strict",
-        )
+        secure = request.headers.get("origin", "").startswith("https:")
+        give_cookie(request, response, cookie, secure=secure)
         return response
 
     @router.delete("/console/session", summary="Log out", **operation(LoggedOut))
@@ -220,6 +219,12 @@ def _sessions(router: HttpRouter, console: Console, bodies: BodyReader) -> None:
         response = succeeded({})
         response.delete_cookie(_cookie_name(request), path="/", httponly=True, samesite="strict")
         return response
+
+
+def give_cookie(request: Request, response: Response, cookie: str, *, secure: bool) -> None:
+    """Log a browser in."""
+    name = _cookie_name(request)
+    response.set_cookie(name, cookie, path="/", secure=secure, httponly=True, samesite="strict")
 
 
 async def _enter(
@@ -239,6 +244,7 @@ async def _enter(
     """
     if failing[address] >= FAILING_LOGINS_MAX:
         raise ServiceError(Code.BUSY, "logins from your address fail; try again in a moment")
+    await wait_for_issuer(console.pending, token)
     entered = console.logins.enter(token)
     if entered is not None:
         return entered

@@ -127,6 +127,16 @@ class OwnershipChecks(Protocol):
         """Check that a caller may change or delete an alias."""
 
 
+class SignInFlow(Protocol):
+    """Signing in with a browser at an issuer."""
+
+    async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
+        """Return the issuer's URL to go to, and a cookie's proof; None: it does not answer."""
+
+    async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
+        """Return the tokens that the issuer gives for a code; none where anything is wrong."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
     """What the web console needs beside the other endpoints.
@@ -139,6 +149,8 @@ class Console:
         websocket_port: Where the WebSocket is.
         expel: Closes the WebSockets whose login is over.
         on_stranger: Called with the address of a login with a wrong token.
+        pending: What to wait for before `logins` knows a token, as `WebServices` has it.
+        sign_in: Signs in at an issuer; None: there is none.
         try_policy: Takes what is to be tried in the playground, and for whom; returns what came
             of it.
 
@@ -151,6 +163,8 @@ class Console:
     websocket_port: Callable[[], int]
     expel: Callable[[], None]
     on_stranger: Callable[[str], None]
+    pending: Callable[[str | None], Awaitable[bool] | None]
+    sign_in: SignInFlow | None
     try_policy: Callable[[Document, Caller], Awaitable[Document]]
 
 
@@ -177,6 +191,9 @@ class WebServices:
         operate: Takes an operation, as on the socket, and who asks; returns the same as `allocate`.
         authenticate: Takes the bearer token, or None where there is none; returns the caller,
             or None to answer 401.
+        pending: Takes the same; returns what to wait for before `authenticate` knows it, which
+            tells whether it can be known now; None: nothing.
+        sign_in: What clients need to sign in with OpenID Connect, as `GET /sign-in` answers it.
         readiness: Returns whether requests can be served, and what says so, by component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
         tickets: Let pages of browsers open a WebSocket.
@@ -202,6 +219,8 @@ class WebServices:
     allocate: Callable[[bytes, Caller], Awaitable[tuple[int, bytes]]] | None
     operate: Callable[[Document, Caller], Awaitable[tuple[int, bytes]]]
     authenticate: Callable[[str | None], Caller | None]
+    pending: Callable[[str | None], Awaitable[bool] | None]
+    sign_in: Document
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]
     tickets: Tickets

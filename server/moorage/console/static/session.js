@@ -12,6 +12,9 @@ export const session = signal(undefined);
 /** Why the server cannot be reached, or "". */
 export const unreachable = signal("");
 
+/** Whether people sign in at an issuer. */
+export const signIn = signal(false);
+
 /** A "no" of the server: `message` is its sentence, `code` its name. */
 export class Failure extends Error {
 	/** @param {string} message @param {string} code @param {any} [reply] */
@@ -56,8 +59,10 @@ export async function enter() {
 		unreachable.value = "";
 	} catch (error) {
 		const failure = error;
-		if (failure.code === "unauthorized") session.value = null;
-		else {
+		if (failure.code === "unauthorized") {
+			signIn.value = Boolean(failure.reply?.error?.sign_in);
+			session.value = null;
+		} else {
 			unreachable.value = failure.message;
 			setTimeout(enter, 2000);
 		}

@@ -4,6 +4,7 @@ Both ports ask it. A login lasts some hours and is kept in memory only: who rest
 people log in again.
 """
 
+import math
 import secrets
 import time
 from collections import Counter
@@ -27,14 +28,19 @@ class ConsoleLogins:
     Args:
         authenticate: Given a token, returns the caller, or None.
         lasts_seconds: How long a login lasts.
+        token_end: Given a token, returns when it ends, as far as that is known beforehand.
 
     """
 
     def __init__(
-        self, authenticate: Callable[[str | None], Caller | None], lasts_seconds: float
+        self,
+        authenticate: Callable[[str | None], Caller | None],
+        lasts_seconds: float,
+        token_end: Callable[[str], float | None] = lambda _: None,
     ) -> None:
         self._authenticate = authenticate
         self._lasts_seconds = lasts_seconds
+        self._token_end = token_end
         self._logins: dict[str, Login] = {}
 
     def enter(self, token: str) -> tuple[str, Login] | None:
@@ -43,7 +49,8 @@ class ConsoleLogins:
         if caller is None:
             return None
         cookie = secrets.token_urlsafe(32)
-        until = time.time() + self._lasts_seconds
+        ends = self._token_end(token)
+        until = min(time.time() + self._lasts_seconds, math.inf if ends is None else ends)
         login = Login(caller, token, secrets.token_urlsafe(32), until)
         self._logins[digest(cookie)] = login
         held = Counter(each.caller.tenant for each in self._logins.values())

@@ -1,14 +1,15 @@
-"""Who may connect: tokens of the settings and named tokens, which may change while we serve.
+"""Who may connect: tokens of the settings, named tokens and those of an OpenID Connect issuer.
 
-Both doors ask it. `token_refresh` changes those of the settings, `token_store` has the named ones.
+They may change while we serve. Both doors ask it. `token_refresh` changes those of the settings,
+`token_store` has the named ones, `oidc` verifies the issuer's.
 """
 
 import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final, Protocol
 
 import structlog
 
@@ -25,6 +26,22 @@ LOCAL: Final = Caller(Tenant("local"), Role.ADMIN)
 log = structlog.get_logger("moored")
 
 
+class IssuerTokens(Protocol):
+    """Tokens of an issuer, as `oidc.OidcTokens` verifies them; its library is an extra."""
+
+    def caller(self, bearer: str) -> Caller | None:
+        """Return the caller of a token; None where it is not valid, or its key is not known."""
+
+    def expires_at(self, bearer: str) -> float | None:
+        """Return when a token that was let in ends; None for others."""
+
+    def pending(self, bearer: str) -> Awaitable[bool] | None:
+        """Return what to wait for where a token names a key that is not known; else None."""
+
+    def ended(self) -> bool:
+        """Return whether tokens that were let in have ended since this was last called."""
+
+
 class Tokens:
     """Finds the caller of a token by its digest: the time that takes says nothing of the token.
 
@@ -32,6 +49,7 @@ class Tokens:
         tokens: Token to tenant, from the settings. Their role is author.
         operators: Tenants among them whose role is admin.
         store: Named tokens; None: there are none.
+        issuer: Those of an issuer; None: there is none.
 
     Attributes:
         own: The token by which the server asks itself, as the tenant `local`.
@@ -43,12 +61,14 @@ class Tokens:
         tokens: Mapping[str, str],
         operators: Collection[str] = (),
         store: TokenStore | None = None,
+        issuer: IssuerTokens | None = None,
     ) -> None:
         self.own = secrets.token_urlsafe(32)
         self._operators = frozenset(operators)
         self._callers: dict[str, Caller] = {}
         self._store = store
         self._failure = ""
+        self._issuer = issuer
         self.change(tokens)
 
     def change(self, tokens: Mapping[str, str]) -> None:
@@ -63,8 +83,8 @@ class Tokens:
 
     @property
     def required(self) -> bool:
-        """Whether callers need a token: there are tokens, or there were named ones."""
-        return bool(self._callers) or self._named() != {}
+        """Whether callers need a token: there are or were some, or there is an issuer of them."""
+        return bool(self._callers) or self._issuer is not None or self._named() != {}
 
     def caller(self, bearer: str | None) -> Caller | None:
         """Return the caller of a token; None if it is unknown, expired or revoked."""
@@ -76,12 +96,24 @@ class Tokens:
         if (found := self._callers.get(shown)) is not None:
             return found
         named = (self._named() or {}).get(shown)
-        if named is None or not named.is_valid(time.time()):
-            return None
-        return Caller(Tenant(named.tenant), named.role, named.name)
+        if named is not None:
+            valid = named.is_valid(time.time())
+            return Caller(Tenant(named.tenant), named.role, named.name) if valid else None
+        return None if self._issuer is None or not bearer else self._issuer.caller(bearer)
+
+    def pending(self, bearer: str | None) -> Awaitable[bool] | None:
+        """Return what to wait for before `caller` knows a token; None: there is nothing.
+
+        It tells whether the issuer could be asked.
+        """
+        return None if self._issuer is None or not bearer else self._issuer.pending(bearer)
+
+    def expires_at(self, bearer: str) -> float | None:
+        """Return when the token of an issuer ends; None for other tokens."""
+        return None if self._issuer is None else self._issuer.expires_at(bearer)
 
     async def follow(self, expel: Callable[[], None]) -> None:
-        """Call `expel` when named tokens end, or there is a first one, until cancelled.
+        """Call `expel` when tokens end, or there is a first one, until cancelled.
 
         Args:
             expel: Closes the sessions of callers who are no longer let in.
@@ -91,7 +123,7 @@ class Tokens:
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
             now = self._ended()
-            if now != before:
+            if now != before or (self._issuer is not None and self._issuer.ended()):
                 expel()
             before = now
 

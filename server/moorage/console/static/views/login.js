@@ -1,6 +1,6 @@
 // Log in: the token goes once to the server, which answers with a cookie that scripts cannot read.
 import { useState } from "preact/hooks";
-import { logIn } from "../session.js";
+import { logIn, signIn } from "../session.js";
 import { Refused, html, typed } from "../ui.js";
 
 export function Login() {
@@ -15,7 +15,10 @@ export function Login() {
 		}
 		setToken("");
 	};
+	const refused = new URLSearchParams(location.search).has("sign-in");
 	return html`<main class="login"><h1>Log in to Moorage</h1>
+		${signIn.value && html`<p><a href="/console/sign-in" target="_self">Sign in</a></p>`}
+		${refused && html`<p role="alert">Your sign-in was refused. If it happens again, your operator finds the reason in the server's log.</p>`}
 		<form onSubmit=${submit}>
 			<label for="token">Token</label>
 			<input id="token" type="password" autocomplete="current-password" required value=${token} onInput=${typed(setToken)} />

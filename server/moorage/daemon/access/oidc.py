@@ -1,0 +1,218 @@
+"""Callers who sign in with OpenID Connect: who holds a token of the issuer, and as what.
+
+The token is a JWT, verified here with the issuer's public keys: no request asks the issuer.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jwt
+import structlog
+
+from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.access.oidc_keys import ALGORITHMS, IssuerKeys
+from moorage.model import Tenant
+from moorage.records.rights import Caller, Role
+
+__all__ = ["ClaimSettings", "OidcTokens"]
+
+SKEW_SECONDS: Final = 60.0
+"""How far the issuer's clock may be from ours."""
+VERIFIED_MAX: Final = 20_000
+"""Tokens whose callers are remembered; beyond it, the oldest is verified again when it comes."""
+TOKEN_CHARS_MAX: Final = 16_384
+NAME_CHARS_MAX: Final = 200
+SUBJECT_CHARS_MAX: Final = 255
+"""OpenID Connect Core, 2."""
+_TYPES: Final = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
+"""Others are no tokens for callers, such as `logout+jwt`."""
+_ROLES: Final = (Role.METRICS, *(each for each in Role if each is not Role.METRICS))
+"""The highest last."""
+_UNREADABLE: Final = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)
+
+log = structlog.get_logger("moored")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSettings:
+    """What a token must say, and what it says of its holder.
+
+    Args:
+        issuer: Its `iss`.
+        audience: In its `aud`.
+        tenant: Claim with the tenant; `a.b` is also `b` in the object `a`.
+        role: Claim with a role, or with a list of which the highest counts; likewise.
+        roles: Role by value of that claim; empty: roles are called as ours.
+
+    """
+
+    issuer: str
+    audience: str
+    tenant: str
+    role: str
+    roles: Mapping[str, Role]
+
+
+class OidcTokens:
+    """Finds the caller of an issuer's token.
+
+    Args:
+        claims: What tokens must say.
+        keys: The issuer's.
+
+    """
+
+    def __init__(self, claims: ClaimSettings, keys: IssuerKeys) -> None:
+        self._claims = claims
+        self._keys = keys
+        self._roles = claims.roles or {each.value: each for each in Role}
+        self._verified: dict[str, tuple[Caller, float]] = {}
+        """Caller and end, by the digest of the token."""
+        self._of_changes = 0
+        self._have_ended = False
+        """Whether tokens that were let in may be void, since keys were withdrawn."""
+        self._ends: set[int] = set()
+        """When tokens end that were let in, by the second."""
+
+    def caller(self, bearer: str) -> Caller | None:
+        """Return the caller of a token; None where it is not valid, or its key is not known."""
+        self._forget_withdrawn()
+        shown = digest(bearer)
+        caller, expires_at = self._verified.get(shown, (None, 0.0))
+        if caller is None:
+            caller, expires_at = self._verify(bearer)
+            if caller is None:
+                return None
+            if len(self._verified) >= VERIFIED_MAX:
+                del self._verified[next(iter(self._verified))]
+            self._verified[shown] = caller, expires_at
+            self._ends.add(math.ceil(expires_at))
+        return caller if time.time() < expires_at else None
+
+    def expires_at(self, bearer: str) -> float | None:
+        """Return when a token that was let in ends; None for others."""
+        return None if (found := self._verified.get(digest(bearer))) is None else found[1]
+
+    def pending(self, bearer: str) -> Awaitable[bool] | None:
+        """Return what to wait for where a token names a key that is not known; else None.
+
+        It tells whether the keys could be fetched.
+        """
+        self._forget_withdrawn()
+        if digest(bearer) in self._verified:
+            return None
+        header = _header(bearer)
+        if header is None or not self._is_ours(bearer) or self._found(header) is not None:
+            return None
+        return self._keys.refresh()
+
+    def ended(self) -> bool:
+        """Return whether tokens that were let in have ended since this was last called."""
+        now = time.time()
+        over = {each for each in self._ends if each <= now}
+        self._ends -= over
+        if over:
+            live = self._verified.items()
+            self._verified = {key: each for key, each in live if now < each[1]}
+        self._forget_withdrawn()
+        ended, self._have_ended = self._have_ended or bool(over), False
+        return ended
+
+    def _forget_withdrawn(self) -> None:
+        """Verify all tokens again once the keys are others."""
+        if self._of_changes != self._keys.changes:
+            self._of_changes = self._keys.changes
+            self._have_ended |= bool(self._verified)
+            self._verified.clear()
+
+    def _is_ours(self, bearer: str) -> bool:
+        """Return whether a token claims to be of the issuer and not over: all else is in vain."""
+        try:
+            claims = jwt.decode(bearer, options={"verify_signature": False})
+            lasts = float(claims["exp"]) + SKEW_SECONDS > time.time()
+        except (*_UNREADABLE, KeyError):
+            return False
+        return lasts and claims.get("iss") == self._claims.issuer
+
+    def _found(self, header: Mapping[str, Any]) -> jwt.PyJWK | None:
+        """Return the key that a header names; without a name, the only one that there is."""
+        known, algorithm = self._keys.by_id, str(header.get("alg"))
+        name = header.get("kid")
+        if name is None and len(known) == 1:
+            name = next(iter(known))
+        return known.get(str(name), {}).get(algorithm)
+
+    def _verify(self, bearer: str) -> tuple[Caller | None, float]:
+        header = _header(bearer)
+        key = None if header is None else self._found(header)
+        if key is None:
+            return None, 0.0
+        try:
+            claims = jwt.decode(
+                bearer,
+                key,
+                algorithms=[key.algorithm_name],
+                audience=self._claims.audience,
+                issuer=self._claims.issuer,
+                leeway=SKEW_SECONDS,
+                options={
+                    "require": ["exp", "iss", "aud", "sub"],
+                    "enforce_minimum_key_length": True,
+                },
+            )
+            expires_at = float(claims["exp"]) + SKEW_SECONDS
+        except _UNREADABLE as error:
+            log.debug("oidc_token_refused", reason=str(error))
+            return None, 0.0
+        caller, reason = self._read(claims)
+        if caller is None:  # It is valid, so the operator may wonder.
+            log.warning("oidc_token_refused", reason=reason, subject=claims["sub"][:NAME_CHARS_MAX])
+        return caller, expires_at
+
+    def _read(self, claims: Mapping[str, Any]) -> tuple[Caller | None, str]:
+        """Return the caller that claims describe, or why they describe none."""
+        tenant, role = (_claim(claims, each) for each in (self._claims.tenant, self._claims.role))
+        if not isinstance(tenant, str) or not _is_name(tenant) or tenant == "*":
+            return None, f"the claim {self._claims.tenant} names no tenant"
+        given = role if isinstance(role, list) else [role]
+        roles = [
+            self._roles[each] for each in given if isinstance(each, str) and each in self._roles
+        ]
+        if not roles:
+            return None, f"the claim {self._claims.role} has no value that stands for a role"
+        highest = max(roles, key=_ROLES.index)
+        subject = str(claims["sub"])
+        if not subject.isprintable() or not 0 < len(subject) <= SUBJECT_CHARS_MAX:
+            return None, "the claim sub is no name"
+        return Caller(Tenant(tenant), highest, f"oidc:{subject}"), ""
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """Return a claim by its name, else by the path that its name is; None: there is none."""
+    if name in claims:
+        return claims[name]
+    found: Any = claims
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _header(bearer: str) -> Mapping[str, Any] | None:
+    """Return the header of what may be a token of ours; None: it is none."""
+    if bearer.count(".") != 2 or len(bearer) > TOKEN_CHARS_MAX:  # noqa: PLR2004  # RFC 7515, 3.1.
+        return None
+    try:
+        header = jwt.get_unverified_header(bearer)
+    except _UNREADABLE:
+        return None
+    kind = header.get("typ", "jwt")
+    fits = isinstance(kind, str) and kind.lower() in _TYPES
+    return header if fits and header.get("alg") in ALGORITHMS else None
+
+
+def _is_name(text: str) -> bool:
+    fits = 0 < len(text) <= NAME_CHARS_MAX and text.isprintable()
+    return fits and not any(each.isspace() or each == "," for each in text)

@@ -1,0 +1,213 @@
+"""The keys with which an issuer of OpenID Connect signs: fetched in the background, and cached.
+
+A token that names an unknown key has them fetched again, since the issuer may have rotated its
+keys: once for all who wait meanwhile, and never twice within `REFRESH_PAUSE_SECONDS`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import jwt
+import msgspec
+import structlog
+
+from moorage.protocol.origins import is_loopback
+
+__all__ = ["IssuerKeys", "KeysUnavailableError"]
+
+REFRESH_SECONDS: Final = 300.0
+"""How old keys may become while no token names an unknown one."""
+REFRESH_PAUSE_SECONDS: Final = 2.0
+"""Between two fetches, whatever clients send."""
+FETCH_SECONDS_MAX: Final = 5.0
+"""Time of one fetch: of the discovery document and the keys."""
+WAITERS_MAX: Final = 1_000
+"""Callers that wait for a fetch at one time; further ones are refused at once."""
+DOCUMENT_BYTES_MAX: Final = 1 << 20
+KEYS_MAX: Final = 100
+_DISCOVERY: Final = "/.well-known/openid-configuration"
+_PUBLIC: Final = frozenset({"kty", "kid", "use", "alg", "n", "e", "crv", "x", "y"})
+_RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+ALGORITHMS: Final = (*_RSA, *_CURVES.values(), "EdDSA")
+"""Those with a public key; one with a shared secret would take a public key for the secret."""
+_HTTP_ERRORS: Final = (httpx.HTTPError, httpx.InvalidURL)
+
+log = structlog.get_logger("moored")
+
+Keys = Mapping[str, Mapping[str, jwt.PyJWK]]
+"""By their id, then by the algorithm."""
+
+
+class KeysUnavailableError(Exception):
+    """The issuer's keys cannot be fetched; the text says why."""
+
+
+class IssuerKeys:
+    """The keys of one issuer.
+
+    Args:
+        issuer: Its URL, as its tokens name it.
+
+    Attributes:
+        by_id: The keys, as last fetched.
+        changes: How many times they were others than before.
+        discovered: What the issuer says of itself.
+
+    """
+
+    def __init__(self, issuer: str) -> None:
+        self.by_id: Keys = {}
+        self.changes = 0
+        self.discovered: dict[str, Any] = {}
+        self._issuer = issuer
+        self._trusted = httpx.create_ssl_context()
+        self._fetched: list[dict[str, Any]] = []
+        self._tried_at = -REFRESH_PAUSE_SECONDS
+        self._refreshing: asyncio.Task[bool] | None = None
+        self._waiters = 0
+        self._failing = False
+
+    async def follow(self) -> None:
+        """Fetch the keys now, and again from time to time, until cancelled."""
+        try:
+            while True:
+                known = await self._refresh()
+                await asyncio.sleep(REFRESH_SECONDS if known else REFRESH_PAUSE_SECONDS)
+        finally:
+            if self._refreshing is not None:
+                self._refreshing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._refreshing
+
+    async def refresh(self) -> bool:
+        """Wait for the next fetch to end; return whether it succeeded."""
+        if self._waiters >= WAITERS_MAX:
+            return False
+        self._waiters += 1
+        try:
+            return await self._refresh()
+        finally:
+            self._waiters -= 1
+
+    async def _refresh(self) -> bool:
+        if self._refreshing is None:
+            self._refreshing = asyncio.ensure_future(self._pause_and_fetch())
+        return await asyncio.shield(self._refreshing)
+
+    async def _pause_and_fetch(self) -> bool:
+        try:
+            await asyncio.sleep(self._tried_at + REFRESH_PAUSE_SECONDS - time.monotonic())
+            return await self._take()
+        finally:
+            self._tried_at = time.monotonic()
+            self._refreshing = None
+
+    async def _take(self) -> bool:
+        try:
+            async with asyncio.timeout(FETCH_SECONDS_MAX):
+                rows = await self._fetch()
+        except (KeysUnavailableError, OSError, ValueError, *_HTTP_ERRORS) as error:
+            if not self._failing:  # Once, however long it lasts.
+                reason = str(error) or type(error).__name__
+                log.error("oidc_keys_failed", issuer=self._issuer, reason=reason)  # noqa: TRY400  # It has no more to say.
+            self._failing = True
+            return False
+        self._failing = False
+        if rows != self._fetched:
+            self._fetched, self.by_id = rows, _readable(rows)
+            self.changes += 1
+            log.info("oidc_keys", issuer=self._issuer, ids=sorted(self.by_id))
+        return True
+
+    async def _fetch(self) -> list[dict[str, Any]]:
+        async with self._client() as client:
+            found = await _document(client, self._issuer.rstrip("/") + _DISCOVERY)
+            if found.get("issuer") != self._issuer:
+                reason = f"its discovery document is of the issuer {found.get('issuer')!r}"
+                raise KeysUnavailableError(f"{reason}; set oidc_issuer to exactly that")
+            place = found.get("jwks_uri")
+            if not isinstance(place, str) or not _is_safe(place):
+                raise KeysUnavailableError(f"jwks_uri: expected a URL of https, got {place!r}")
+            rows = (await _document(client, place)).get("keys")
+        self.discovered = found
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise KeysUnavailableError(f"{place} has no `keys`")
+        return rows[:KEYS_MAX]
+
+    async def post(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
+        """Return what an endpoint of the issuer answers to a form.
+
+        Raises:
+            KeysUnavailableError: It says no, or nothing in time.
+
+        """
+        if not _is_safe(url):
+            raise KeysUnavailableError(f"{url}: expected a URL of https")
+        try:
+            async with asyncio.timeout(FETCH_SECONDS_MAX), self._client() as client:
+                return await _document(client, url, form)
+        except TimeoutError as error:
+            raise KeysUnavailableError(f"{url} does not answer in time") from error
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            follow_redirects=False,
+            timeout=FETCH_SECONDS_MAX,
+            verify=self._trusted,
+            trust_env=False,  # Neither proxies nor a .netrc that is not configured for this.
+        )
+
+
+def _is_safe(url: str) -> bool:
+    """Return whether what comes from a URL is that server's: of https, or of this machine."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
+
+
+async def _document(
+    client: httpx.AsyncClient, url: str, form: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    content, headers = bytearray(), {"accept": "application/json"}
+    method = "GET" if form is None else "POST"
+    async with client.stream(method, url, data=form, headers=headers) as response:
+        if response.status_code != httpx.codes.OK:
+            raise KeysUnavailableError(f"{url} answers {response.status_code}")
+        async for part in response.aiter_bytes():
+            content += part
+            if len(content) > DOCUMENT_BYTES_MAX:
+                raise KeysUnavailableError(f"{url} answers more than {DOCUMENT_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise KeysUnavailableError(f"{url} answers no object of JSON") from error
+
+
+def _readable(rows: list[dict[str, Any]]) -> Keys:
+    """Return the keys that may verify; others, of kinds that are not known here, are left out."""
+    found: dict[str, dict[str, jwt.PyJWK]] = {}
+    for row in rows:
+        public = {name: value for name, value in row.items() if name in _PUBLIC}
+        for algorithm in _algorithms(public):
+            with contextlib.suppress(jwt.PyJWTError, ValueError, TypeError):
+                key = jwt.PyJWK(public, algorithm)
+                found.setdefault(str(public.get("kid", "")), {})[algorithm] = key
+    return found
+
+
+def _algorithms(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what a key may verify, by its kind; its own `alg` narrows that down."""
+    if row.get("use", "sig") != "sig":
+        return ()
+    of_kind: dict[str, tuple[str, ...]] = {
+        "RSA": _RSA,
+        "EC": (_CURVES.get(str(row.get("crv")), ""),),
+        "OKP": ("EdDSA",),
+    }
+    fit = of_kind.get(str(row.get("kty")), ())
+    return tuple(each for each in fit if each and row.get("alg", each) == each)

@@ -1,0 +1,90 @@
+"""The way of a browser to the issuer of OpenID Connect and back, with a cookie of the console."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.web.console import give_cookie
+from moorage.web.router import HttpRouter
+from moorage.web.services import Console
+from moorage.web.sign_in import CALLBACK, wait_for_issuer
+
+__all__ = ["console_sign_in_routes"]
+
+_PATH: Final = "/console/sign-in"
+_SECONDS: Final = 600
+"""How long a person may take at the issuer."""
+_PAGE: Final = (
+    '<!doctype html><meta http-equiv="refresh" content="0;url={url}"><title>Moorage</title>'
+    '<p>Go on to <a href="{url}">the console</a>.'
+)
+"""No redirection: to a browser that would still be the issuer's, and the cookie would not go."""
+
+
+def console_sign_in_routes(console: Console) -> HttpRouter:
+    """Return the endpoints, for all; without an issuer there are none.
+
+    Args:
+        console: What they need of the daemon.
+
+    """
+    router, flow = HttpRouter("console"), console.sign_in
+    if flow is None:
+        return router
+
+    async def begin(request: Request) -> Response:
+        """Send the browser to the issuer."""
+        begun = await flow.begin(_address(request) + CALLBACK)
+        if begun is None:
+            raise ServiceError(
+                Code.UNAVAILABLE, "the issuer does not answer; try again, or log in with a token"
+            )
+        url, proof = begun
+        response = RedirectResponse(url, 303, {"cache-control": "no-store"})
+        secure = url_is_secure(request)
+        response.set_cookie(
+            _cookie(request), proof, _SECONDS, path=_PATH, secure=secure, httponly=True
+        )  # Lax: the issuer sends the browser back.
+        return response
+
+    async def finish(request: Request) -> Response:
+        """Exchange what the issuer sent along for a login."""
+        query, proof = request.query_params, request.cookies.get(_cookie(request), "")
+        state, code = query.get("state", ""), query.get("code", "")
+        entered = None
+        for token in await flow.finish(proof, state, code, _address(request) + CALLBACK):
+            await wait_for_issuer(console.pending, token)
+            entered = entered or console.logins.enter(token)
+        page = _PAGE.format(url="/console" if entered else "/console?sign-in=refused")
+        response = HTMLResponse(page, headers={"cache-control": "no-store"})
+        response.headers["content-security-policy"] = "default-src 'none'; frame-ancestors 'none'"
+        response.headers["referrer-policy"] = "no-referrer"
+        response.delete_cookie(_cookie(request), path=_PATH, httponly=True)
+        if entered is None:
+            console.on_stranger(request.client.host if request.client is not None else "")
+        else:
+            give_cookie(request, response, entered[0], secure=url_is_secure(request))
+        return response
+
+    router.add(_PATH, begin, ["GET"])
+    router.add(CALLBACK, finish, ["GET"])
+    return router
+
+
+def url_is_secure(request: Request) -> bool:
+    """Return whether the browser speaks TLS, to us or to the proxy before us."""
+    # Who forges the header deceives only itself: the issuer knows the addresses that it sends to.
+    return request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
+
+
+def _address(request: Request) -> str:
+    """Return the server's address as the browser knows it."""
+    scheme = "https" if url_is_secure(request) else "http"
+    return f"{scheme}://{request.headers.get('host', 'localhost')}"
+
+
+def _cookie(request: Request) -> str:
+    return f"moorage-sign-in-{(request.scope['server'] or ('', 0))[1]}"

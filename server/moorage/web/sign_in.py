@@ -1,0 +1,64 @@
+"""Signing in with OpenID Connect, as far as both ports' callers need the server for it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import field
+from starlette.responses import Response
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import Document
+from moorage.web.bodies import succeeded
+from moorage.web.router import HttpRouter
+from moorage.web.schemas import WebType, operation
+
+__all__ = ["CALLBACK", "sign_in_routes", "wait_for_issuer"]
+
+CALLBACK: Final = "/console/sign-in/callback"
+"""Where the issuer sends browsers back to."""
+
+
+class SignIn(WebType):
+    """Where a client signs in with OpenID Connect: it asks for a token of this audience there.
+
+    `client_id` is empty where the operator offers no sign-in.
+    """
+
+    issuer: str
+    client_id: str = field(name="client_id")
+    audience: str
+    scopes: str
+
+
+def sign_in_routes(sign_in: Document) -> HttpRouter:
+    """Return the endpoint, for all.
+
+    Args:
+        sign_in: What it answers.
+
+    """
+    router = HttpRouter("about")
+
+    @router.get("/sign-in", summary="How to sign in", **operation(SignIn))
+    async def show() -> Response:
+        """Answer the issuer and what to tell it; `moorage login` does the rest."""
+        return succeeded(sign_in)
+
+    return router
+
+
+async def wait_for_issuer(
+    pending: Callable[[str | None], Awaitable[bool] | None], token: str | None
+) -> None:
+    """Wait until a token's issuer has said with which keys it signs, where it has to be asked.
+
+    Raises:
+        ServiceError: `unavailable`: it does not answer.
+
+    """
+    waiting = pending(token)
+    if waiting is not None and not await waiting:
+        raise ServiceError(
+            Code.UNAVAILABLE, "the token's issuer does not answer; try again in a moment"
+        )

@@ -1,0 +1,345 @@
+"""Tokens of an issuer of OpenID Connect: which let in, as what, and which do not."""
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from moorage.daemon.access import oidc_keys
+from moorage.daemon.access.oidc import SKEW_SECONDS, ClaimSettings, OidcTokens
+from moorage.daemon.access.oidc_keys import IssuerKeys
+from moorage.daemon.access.tokens import Tokens
+from moorage.records.rights import Caller, Role
+
+RSA_KEYS = [rsa.generate_private_key(65537, 2048) for _ in range(2)]
+
+
+def public_row(key: Any, kid: str, **more: Any) -> dict[str, Any]:
+    """Return a key as an issuer publishes it."""
+    kinds = {
+        rsa.RSAPublicKey: jwt.algorithms.RSAAlgorithm,
+        ec.EllipticCurvePublicKey: jwt.algorithms.ECAlgorithm,
+        ed25519.Ed25519PublicKey: jwt.algorithms.OKPAlgorithm,
+    }
+    public = key.public_key()
+    to_jwk = next(each.to_jwk for kind, each in kinds.items() if isinstance(public, kind))
+    return {**to_jwk(public, as_dict=True), "kid": kid, "use": "sig", **more}
+
+
+class Issuer:
+    """Discovery document and keys, over HTTP on loopback."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = [public_row(RSA_KEYS[0], "one")]
+        self.fetches = 0
+        self.broken = False
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                named = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/jwks"}
+                keys = self.path == "/jwks"
+                issuer.fetches += keys
+                body = json.dumps({"keys": issuer.rows} if keys else named | issuer.more).encode()
+                self.send_response(500 if issuer.broken else 200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.more: dict[str, Any] = {}
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def token(
+        self, key: Any = RSA_KEYS[0], alg: str = "RS256", kid: str | None = "one", **claims: Any
+    ) -> str:
+        """Return a token; a claim that is None is left out."""
+        header = {} if kid is None else {"kid": kid}
+        return jwt.encode(self.claims(**claims), key, alg, header)
+
+    def claims(self, **more: Any) -> dict[str, Any]:
+        given = {
+            "iss": self.url,
+            "aud": "moorage",
+            "sub": "u1",
+            "exp": time.time() + 300,
+            "moorage_tenant": "research",
+            "moorage_role": "client",
+            **more,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Issuer]:
+    monkeypatch.setattr(oidc_keys, "REFRESH_PAUSE_SECONDS", 0.05)
+    with contextlib.closing(Issuer()) as issuer:
+        yield issuer
+
+
+def verifier(issuer: Issuer, roles: dict[str, Role] | None = None, **more: str) -> OidcTokens:
+    names = {"tenant": "moorage_tenant", "role": "moorage_role", **more}
+    claims = ClaimSettings(issuer.url, "moorage", names["tenant"], names["role"], roles or {})
+    return OidcTokens(claims, IssuerKeys(issuer.url))
+
+
+async def ask(tokens: OidcTokens, bearer: str) -> Caller | None:
+    """Return a caller as the doors find it."""
+    waiting = tokens.pending(bearer)
+    if waiting is not None:
+        await waiting
+    return tokens.caller(bearer)
+
+
+def part(content: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(content).encode()).rstrip(b"=").decode()
+
+
+async def test_a_token_of_the_issuer_lets_in_with_the_tenant_and_role_of_its_claims(
+    issuer: Issuer,
+) -> None:
+    caller = await ask(verifier(issuer), issuer.token())
+    assert caller == Caller("research", Role.CLIENT, "oidc:u1")  # type: ignore[arg-type]  # A name.
+
+
+KEYS = {
+    "PS256": RSA_KEYS[0],
+    "ES256": ec.generate_private_key(ec.SECP256R1()),
+    "ES384": ec.generate_private_key(ec.SECP384R1()),
+    "EdDSA": ed25519.Ed25519PrivateKey.generate(),
+}
+
+
+@pytest.mark.parametrize("algorithm", KEYS)
+@pytest.mark.parametrize("kid", ["two", None])
+async def test_other_kinds_of_keys_verify_and_one_key_needs_no_name(
+    issuer: Issuer, algorithm: str, kid: str | None
+) -> None:
+    key = KEYS[algorithm]
+    issuer.rows = [public_row(key, "two")]
+    assert await ask(verifier(issuer), issuer.token(key, algorithm, kid)) is not None
+
+
+def forged(issuer: Issuer) -> dict[str, str]:
+    """Return tokens that must not let in, by what is wrong with them."""
+    good = issuer.token()
+    head, body, signature = good.split(".")
+    pem = (
+        RSA_KEYS[0]
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    public = part({"alg": "HS256", "typ": "JWT", "kid": "one"}) + "." + part(issuer.claims())
+    mac = hmac.new(pem, public.encode(), hashlib.sha256).digest()
+    admin = part(issuer.claims(moorage_role="admin"))
+    now = time.time()
+    return {
+        "another key": issuer.token(RSA_KEYS[1]),
+        "other claims": f"{head}.{admin}.{signature}",
+        "cut signature": good[:-8],
+        "no signature": f"{head}.{body}.",
+        "alg none": part({"alg": "none", "typ": "JWT", "kid": "one"}) + f".{admin}.",
+        "alg None": part({"alg": "None", "kid": "one"}) + f".{admin}.{signature}",
+        "alg missing": part({"kid": "one"}) + f".{body}.{signature}",
+        "alg list": part({"alg": ["RS256"], "kid": "one"}) + f".{body}.{signature}",
+        "HS256 with the public key": f"{public}.{base64.urlsafe_b64encode(mac).decode()}",
+        "HS256 with a secret": issuer.token("s" * 32, "HS256"),
+        "another algorithm of the key's kind": f"{head}."
+        + issuer.token(alg="PS256").partition(".")[2],
+        "wrong audience": issuer.token(aud="another"),
+        "no audience": issuer.token(aud=None),
+        "longer audience": issuer.token(aud="moorage2"),
+        "wrong issuer": issuer.token(iss="https://evil.example"),
+        "issuer with a slash": issuer.token(iss=f"{issuer.url}/"),
+        "no issuer": issuer.token(iss=None),
+        "expired": issuer.token(exp=now - SKEW_SECONDS - 5),
+        "no end": issuer.token(exp=None),
+        "not yet": issuer.token(nbf=now + SKEW_SECONDS + 60),
+        "made in the future": issuer.token(iat=now + SKEW_SECONDS + 60),
+        "no subject": issuer.token(sub=None),
+        "empty subject": issuer.token(sub=""),
+        "subject of two lines": issuer.token(sub="a\nb"),
+        "no tenant": issuer.token(moorage_tenant=None),
+        "tenant of all": issuer.token(moorage_tenant="*"),
+        "tenant with a space": issuer.token(moorage_tenant="a b"),
+        "tenants": issuer.token(moorage_tenant=["a"]),
+        "no role": issuer.token(moorage_role=None),
+        "unknown role": issuer.token(moorage_role="king"),
+        "role as an object": issuer.token(moorage_role={"client": True}),
+        "a logout token": jwt.encode(
+            issuer.claims(), RSA_KEYS[0], "RS256", {"kid": "one", "typ": "logout+jwt"}
+        ),
+        "huge end": f"{head}.{part(issuer.claims(exp=10**400))}.{signature}",
+        "deep header": base64.urlsafe_b64encode(b"[" * 9_000).decode() + f".{body}.{signature}",
+        "long": f"{head}.{'A' * 20_000}.{signature}",
+        "dots": "..",
+        "no JWT": "moor_abc",
+        "no text": "ä.ö.ü",
+    }
+
+
+async def test_forged_expired_and_foreign_tokens_let_none_in(issuer: Issuer) -> None:
+    tokens = verifier(issuer)
+    assert await ask(tokens, issuer.token()) is not None
+    let_in = [why for why, each in forged(issuer).items() if await ask(tokens, each) is not None]
+    assert let_in == []
+    fresh = [why for why, each in forged(issuer).items() if await ask(verifier(issuer), each)]
+    assert fresh == []
+
+
+async def test_a_key_that_names_its_algorithm_verifies_no_other(issuer: Issuer) -> None:
+    issuer.rows = [public_row(RSA_KEYS[0], "one", alg="RS256")]
+    tokens = verifier(issuer)
+    assert await ask(tokens, issuer.token(alg="PS256")) is None
+    assert await ask(tokens, issuer.token()) is not None
+
+
+async def test_clocks_may_differ_by_a_minute(issuer: Issuer) -> None:
+    now, tokens = time.time(), verifier(issuer)
+    for claims in ({"exp": now - 30}, {"nbf": now + 30}, {"iat": now + 30}):
+        assert await ask(tokens, issuer.token(**claims)) is not None, claims
+
+
+@pytest.mark.parametrize(
+    ("claim", "role"),
+    [
+        ("gpu-admins", Role.ADMIN),
+        (["staff", "gpu-users", "gpu-admins"], Role.ADMIN),
+        (["scrapers", "gpu-users"], Role.CLIENT),
+        (["scrapers"], Role.METRICS),
+        ("admin", None),
+        (["staff", 7, None], None),
+    ],
+)
+async def test_of_several_values_of_the_map_the_highest_role_counts(
+    issuer: Issuer, claim: object, role: Role | None
+) -> None:
+    roles = {"gpu-users": Role.CLIENT, "gpu-admins": Role.ADMIN, "scrapers": Role.METRICS}
+    caller = await ask(verifier(issuer, roles), issuer.token(moorage_role=claim))
+    assert (caller and caller.role) == role
+
+
+async def test_claims_may_lie_in_objects_and_have_names_with_dots(issuer: Issuer) -> None:
+    tokens = verifier(issuer, tenant="https://a.example/tenant", role="realm_access.roles")
+    more = {"https://a.example/tenant": "ann", "realm_access": {"roles": ["viewer"]}}
+    caller = await ask(tokens, issuer.token(moorage_role="admin", **more))
+    assert caller is not None
+    assert (caller.tenant, caller.role) == ("ann", Role.VIEWER)
+
+
+async def test_a_rotated_key_is_fetched_once_for_all_and_a_withdrawn_one_is_void(
+    issuer: Issuer,
+) -> None:
+    tokens, old, new = verifier(issuer), issuer.token(), issuer.token(RSA_KEYS[1], kid="two")
+    assert await ask(tokens, old) is not None
+    issuer.rows.append(public_row(RSA_KEYS[1], "two"))
+    before = issuer.fetches
+    assert all(await asyncio.gather(*(ask(tokens, new) for _ in range(20))))
+    assert issuer.fetches == before + 1
+    assert tokens.caller(old) is not None
+    tokens.ended()
+    issuer.rows = issuer.rows[1:]
+    await tokens._keys.refresh()
+    assert tokens.caller(old) is None
+    assert tokens.ended()
+    assert not tokens.ended()
+    assert tokens.caller(new) is not None
+
+
+async def test_unknown_keys_have_the_issuer_asked_no_oftener_than_it_may_be(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = verifier(issuer)
+    await ask(tokens, issuer.token())
+    monkeypatch.setattr(oidc_keys, "REFRESH_PAUSE_SECONDS", 3_600.0)
+    monkeypatch.setattr(oidc_keys, "WAITERS_MAX", 5)
+    waiting = [tokens.pending(issuer.token(kid=f"k{number}")) for number in range(9)]
+    asking = [asyncio.ensure_future(each) for each in waiting if each is not None]
+    done, pending = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    assert [each.result() for each in done] == [False] * 4
+    assert (len(pending), issuer.fetches) == (5, 1)
+    for each in (*pending, tokens._keys._refreshing):
+        each.cancel()
+    await asyncio.gather(*pending, tokens._keys._refreshing, return_exceptions=True)
+
+
+async def test_what_is_no_token_of_the_issuer_has_no_keys_fetched(issuer: Issuer) -> None:
+    tokens = verifier(issuer)
+    foreign = ("wrong issuer", "expired", "alg none", "HS256 with a secret", "no JWT", "huge end")
+    assert [tokens.pending(forged(issuer)[each]) for each in foreign] == [None] * len(foreign)
+
+
+@pytest.mark.parametrize(
+    "trouble", ["answers 500", "another issuer", "keys over http", "no keys", "not there"]
+)
+async def test_where_keys_cannot_be_fetched_the_caller_is_to_come_again(
+    issuer: Issuer, trouble: str
+) -> None:
+    tokens, token = verifier(issuer), issuer.token()
+    issuer.broken = trouble == "answers 500"
+    issuer.more = {
+        "another issuer": {"issuer": "https://evil.example"},
+        "keys over http": {"jwks_uri": "http://evil.example/jwks"},
+        "no keys": {"jwks_uri": issuer.url},
+    }.get(trouble, {})
+    if trouble == "not there":
+        issuer.server.socket.close()
+    waiting = tokens.pending(token)
+    assert waiting is not None
+    assert await waiting is False
+    assert tokens.caller(token) is None
+    if trouble == "answers 500":
+        issuer.broken = False
+        assert await ask(tokens, token) is not None
+
+
+async def test_keys_that_cannot_be_used_are_left_out(issuer: Issuer) -> None:
+    odd = [
+        {"kty": ["RSA"]},
+        {"kty": "RSA", "kid": "one", "n": 5, "e": "AQAB"},
+        {"kty": "oct", "kid": "one", "k": "c2VjcmV0"},
+        {**public_row(RSA_KEYS[1], "one"), "use": "enc"},
+        {"kty": "EC", "crv": "P-256", "kid": "one"},
+    ]
+    issuer.rows = [*odd, *issuer.rows]
+    assert await ask(verifier(issuer), issuer.token()) is not None
+
+
+async def test_an_issuer_closes_the_server_and_the_end_of_a_token_is_noticed(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oidc = verifier(issuer)
+    tokens = Tokens({"t-ann-secret": "ann"}, issuer=oidc)
+    assert tokens.required
+    assert tokens.caller(None) is None
+    assert tokens.caller("t-ann-secret") is not None
+    token = issuer.token(exp=time.time() - SKEW_SECONDS + 3)
+    assert await ask(oidc, token) is not None
+    assert tokens.expires_at(token) == pytest.approx(time.time() + 3, abs=3)
+    assert not oidc.ended()
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + 10)
+    assert tokens.caller(token) is None
+    assert oidc.ended()
+    assert tokens.caller(token) is None
