@@ -36,6 +36,7 @@ from moorage_client.errors import (
     ProxyFailed,
     refusal,
 )
+from moorage_client.sign_in import asks_issuer, bearer_of
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -105,7 +106,11 @@ class Connection:
         """
         from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
 
-        url, token = endpoint.shown, endpoint.token
+        url = endpoint.shown
+        if asks_issuer(endpoint):
+            token = await asyncio.to_thread(bearer_of, endpoint)
+        else:
+            token = bearer_of(endpoint)
         try:
             socket = await connect(
                 endpoint.url,

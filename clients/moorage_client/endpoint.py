@@ -58,14 +58,16 @@ class Endpoint:
 
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`.
-        token: Who we are; None shows nothing.
+        token: Who we are; None shows nothing, or what `moorage login` stored.
         ca_file: Given by the caller; empty: as the environment says.
+        signs_in: Whether what `moorage login` stored is shown.
 
     """
 
     url: str
     token: str | None = field(repr=False)
     ca_file: str = ""
+    signs_in: bool = False
 
     @classmethod
     def of_socket(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
@@ -76,14 +78,14 @@ class Endpoint:
 
         """
         found = _read_url(url, "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
-        return cls(found, read_token(token), setting(ca_file))
+        return cls(found, read_token(token), setting(ca_file), signs_in=True)
 
     @classmethod
     def of_http(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
         """Return the HTTP endpoint, likewise."""
         schemes = ("http://", "https://")
         found = _read_url(url, "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
-        return cls(found.rstrip("/"), read_token(token), setting(ca_file))
+        return cls(found.rstrip("/"), read_token(token), setting(ca_file), signs_in=True)
 
     @property
     def shown(self) -> str:

@@ -5,7 +5,7 @@ place of the token that it was given.
 """
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import requests
@@ -41,19 +41,23 @@ class HttpSession(requests.Session):
 
     Args:
         endpoint: Of the HTTP side; its token is shown as `Authorization: Bearer …`.
+        bearer: Returns the token for a request, where it is not the endpoint's.
 
     Raises:
         SettingRefused: The file of the authorities cannot be used.
 
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(
+        self, endpoint: Endpoint, bearer: Callable[[Endpoint], str | None] | None = None
+    ) -> None:
         super().__init__()
         self._endpoint = endpoint
         self.through = endpoint.through
         """The part of an error message that names the proxy; empty without one."""
         self.trust_env = False
-        if endpoint.token:
+        self._bearer = bearer
+        if endpoint.token or bearer:
             self.auth = self._show_token
         if endpoint.proxy:
             self.proxies = {"http": endpoint.proxy, "https": endpoint.proxy}
@@ -73,7 +77,9 @@ class HttpSession(requests.Session):
         return ConnectionFailed(url, _cause(error))
 
     def _show_token(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._endpoint.token}"
+        token = self._bearer(self._endpoint) if self._bearer else self._endpoint.token
+        if token:
+            request.headers["Authorization"] = f"Bearer {token}"
         return request
 
 

@@ -27,6 +27,7 @@ from moorage_client.errors import (
     refusal,
 )
 from moorage_client.http_session import HttpSession
+from moorage_client.sign_in import bearer_of
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
@@ -187,7 +188,7 @@ class Services:
         endpoint = Endpoint.of_http(url, token, ca_file)
         self.url, self._shown = endpoint.url, endpoint.shown
         self._timeout = timeout
-        self._session = HttpSession(endpoint)
+        self._session = HttpSession(endpoint, bearer_of)
         self.warnings: tuple[str, ...] = ()
         """Of the latest reply: what may not be as its sender thinks."""
 
@@ -201,6 +202,14 @@ class Services:
         trace: TracebackType | None,
     ) -> None:
         self._session.close()
+
+    def sign_in(self) -> Any:
+        """Return how to sign in: `issuer`, `client_id`, `audience`, `scopes`."""
+        return self._enveloped("GET", "/sign-in", kind=dict[str, str])
+
+    def check_token(self) -> None:
+        """Have the server look at our token; errors say why it is not taken."""
+        self._enveloped("POST", "/websocket-ticket")
 
     def publish_policy(self, document: Document) -> str:
         """Register a policy; return its URI. The same content again is answered the same.

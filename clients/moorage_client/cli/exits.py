@@ -19,6 +19,8 @@ from moorage_client.errors import (
     Unauthorized,
 )
 from moorage_client.home import HomeMissing
+from moorage_client.sign_in import SignInFailed
+from moorage_client.state_file import StateUnusable
 
 
 class Exit(IntEnum):
@@ -63,7 +65,7 @@ def exit_of(error: MoorageError) -> Exit:
             return Exit.UNREACHABLE
         case LeaseLost() | LeaseEnded():
             return Exit.LEASE_LOST
-        case NotFound() | Unauthorized() | TokenMissing():
+        case NotFound() | Unauthorized() | TokenMissing() | StateUnusable() | SignInFailed():
             return Exit.UNKNOWN
         case HomeMissing() | SettingRefused():
             return Exit.USAGE

@@ -374,7 +374,7 @@ def explain_failure(error: MoorageError) -> None:
         case RequestRefused():
             _explain_details(error.details)
             if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
-                note("Say who you are with --token, or MOORAGE_TOKEN.")
+                note("Say who you are with --token, MOORAGE_TOKEN or `moorage login`.")
             if error.code in _MISSING and "did you mean" not in error.reason.lower():
                 note(_MISSING[error.code])
             if error.request:

@@ -14,6 +14,7 @@ from moorage_client.cli import (
     asking,
     fleet,
     gpus,
+    login,
     looking,
     offline,
     policies,
@@ -110,6 +111,8 @@ app.add_typer(reservation, name="reservation")
 shared = typer.Typer(help="Share this machine's slots among processes.", no_args_is_help=True)
 app.add_typer(shared, name="pool")
 
+command(app, "login")(login.login)
+command(app, "logout")(login.logout)
 command(app, "ask")(asking.ask)
 command(app, "renew")(asking.renew)
 command(app, "release")(asking.release)

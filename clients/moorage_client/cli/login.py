@@ -1,0 +1,111 @@
+"""`moorage login` and `logout`: sign in with OpenID Connect, by a code on any device (RFC 8628)."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from moorage_client.answers import UnreadableError
+from moorage_client.cli.output import ends_in, note, print_json, say
+from moorage_client.cli.session import CommandSession
+from moorage_client.endpoint import setting
+from moorage_client.sign_in import SignInFailed, ask_issuer, entry_of, logins, origin_of
+
+_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
+_INTERVAL_SECONDS: Final = 5
+"""Between two questions, where the issuer does not say it (RFC 8628, 3.2)."""
+_DISCOVERY: Final = "/.well-known/openid-configuration"
+
+
+def login(session: CommandSession) -> None:
+    """Sign in at the server's issuer: open the URL that this prints, and confirm the code."""
+    ca_file = setting(session.ca_file)
+    with session.services() as services:
+        server = services.url
+        offered = services.sign_in()
+        if not offered["client_id"]:
+            raise SignInFailed(
+                "this server offers none; its operator makes tokens with `moored token create`"
+            )
+        found = _discovered(str(offered["issuer"]), ca_file)
+        form = {"client_id": str(offered["client_id"])}
+        answer = _authorized(found, form, offered, ca_file)
+        entry = entry_of(answer, str(offered["audience"]))
+    with replace(session, token=entry["token"]).services() as services:
+        services.check_token()
+    more = {
+        **form,
+        "audience": offered["audience"],
+        "token_endpoint": found["token_endpoint"],
+        "ca_file": ca_file,
+    }
+    named = [server, setting(session.url, "MOORAGE_URL", default=server)]
+    added = {origin_of(url): {**more, **entry} for url in named}
+    logins().change(lambda entries: {**entries, **added})
+    if session.json:
+        data = {"servers": list(added), "expires_at": entry["expires_at"]}
+        print_json({"success": True, "data": data})
+        return
+    lasts = "It is refreshed" if entry.get("refresh_token") else "Sign in again"
+    say(f"Signed in at {server}. The token ends in {ends_in(entry['expires_at'])}. {lasts} then.")
+
+
+def logout(session: CommandSession) -> None:
+    """Forget the token of `moorage login` for this server."""
+    with session.services() as services:
+        server = services.url
+    gone = {origin_of(server), origin_of(setting(session.url, "MOORAGE_URL", default=server))}
+    logins().change(lambda all_: {each: entry for each, entry in all_.items() if each not in gone})
+    if session.json:
+        print_json({"success": True, "data": {"servers": sorted(gone)}})
+    else:
+        say(f"The login at {server} is forgotten.")
+
+
+def _discovered(issuer: str, ca_file: str) -> dict[str, Any]:
+    """Return what an issuer says of itself."""
+    url = issuer.rstrip("/") + _DISCOVERY
+    failed, found = ask_issuer(url, ca_file)
+    if failed is not None or found.get("issuer") != issuer:
+        raise SignInFailed(f"{url} is no discovery document of {issuer}")
+    if not found.get("device_authorization_endpoint") or not found.get("token_endpoint"):
+        raise SignInFailed(f"{issuer} offers no sign-in by device code; use a token instead")
+    return found
+
+
+def _authorized(
+    found: Mapping[str, Any], form: dict[str, str], offered: Mapping[str, Any], ca_file: str
+) -> dict[str, Any]:
+    """Show URL and code, and wait for the person; return the issuer's answer with tokens."""
+    audience = str(offered["audience"])
+    wanted = {**form, "scope": str(offered["scopes"]), "audience": audience}
+    if ":" in audience:  # RFC 8707 takes URIs only.
+        wanted["resource"] = audience
+    failed, started = ask_issuer(str(found["device_authorization_endpoint"]), ca_file, wanted)
+    if failed is not None:
+        raise SignInFailed(_reason(failed, started))
+    try:
+        pause = float(started.get("interval", _INTERVAL_SECONDS))
+        give_up_at = time.monotonic() + float(started["expires_in"])
+        polled = {**form, "grant_type": _GRANT, "device_code": str(started["device_code"])}
+        note(f"Open {started['verification_uri']} and enter the code {started['user_code']}")
+        if complete := started.get("verification_uri_complete"):
+            note(f"or open {complete} and compare the code.")
+    except (KeyError, ValueError, TypeError) as error:
+        raise UnreadableError("the issuer's answer has no code of RFC 8628") from error
+    while time.monotonic() < give_up_at:
+        time.sleep(pause)  # RFC 8628 has clients poll.
+        failed, answer = ask_issuer(str(found["token_endpoint"]), ca_file, polled)
+        if failed is None:
+            return answer
+        if failed == "slow_down":
+            pause += _INTERVAL_SECONDS
+        elif failed != "authorization_pending":
+            raise SignInFailed(_reason(failed, answer))
+    raise SignInFailed("the code was not confirmed in time; try again")
+
+
+def _reason(code: str, answer: Mapping[str, Any]) -> str:
+    known = {"access_denied": "it was refused there", "expired_token": "the code is over"}
+    said = known.get(code) or answer.get("error_description") or "the issuer refuses"
+    return f"not signed in: {said} [{code}]"

@@ -1,0 +1,171 @@
+"""People who signed in with `moorage login`: their tokens, by server, refreshed when they are due.
+
+A token is shown to no other host than that of the server it was got for. It is read again for each
+connection and each request over HTTP, so programs that run long go on with refreshed ones.
+"""
+
+import base64
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from moorage_client.endpoint import Endpoint
+from moorage_client.errors import ConnectionFailed, MoorageError
+from moorage_client.home import HomeMissing
+from moorage_client.state_file import Entries, StateFile, StateUnusable, state_folder
+
+__all__ = [
+    "SignInFailed",
+    "ask_issuer",
+    "asks_issuer",
+    "bearer_of",
+    "entry_of",
+    "logins",
+    "origin_of",
+]
+
+REFRESH_BEFORE_SECONDS: Final = 30.0
+"""A token that ends sooner is refreshed before it is shown."""
+ISSUER_SECONDS_MAX: Final = 10.0
+_SECURE: Final = ("https", "wss")
+
+
+class SignInFailed(MoorageError):  # noqa: N818  # As the rest of the tree.
+    """The sign-in failed: the issuer or the person said no, or there was no answer in time."""
+
+
+def logins() -> StateFile:
+    """Return the file of logins.
+
+    Raises:
+        HomeMissing: This user has no home folder for it.
+
+    """
+    path = state_folder("set XDG_STATE_HOME to a folder for logins") / "logins.json"
+    return StateFile(path, "logins", "logins", "move it away, and sign in again")
+
+
+def origin_of(url: str) -> str:
+    """Return where a login counts: a host, with TLS or without, whatever the port."""
+    parts = urlsplit(url)
+    return f"{'https' if parts.scheme.lower() in _SECURE else 'http'}://{parts.hostname or ''}"
+
+
+def stored_login(url: str) -> dict[str, Any] | None:
+    """Return the login at the server of a URL; None where there is none that can be read."""
+    with contextlib.suppress(HomeMissing, StateUnusable, ValueError):
+        return logins().read().get(origin_of(url))
+    return None
+
+
+def bearer_of(endpoint: Endpoint) -> str | None:
+    """Return the token to show at an endpoint now; a stored one is refreshed where it is due."""
+    if endpoint.token is not None or not endpoint.signs_in:
+        return endpoint.token
+    login = stored_login(endpoint.url)
+    if login is not None and _is_due(login):
+        with contextlib.suppress(StateUnusable):
+            logins().change(lambda entries: _refreshed(entries, origin_of(endpoint.url)))
+        login = stored_login(endpoint.url)
+    return None if login is None else str(login["token"])
+
+
+def asks_issuer(endpoint: Endpoint) -> bool:
+    """Return whether `bearer_of` would take the time to ask the issuer now."""
+    login = stored_login(endpoint.url) if endpoint.token is None and endpoint.signs_in else None
+    return login is not None and _is_due(login)
+
+
+def _is_due(login: Mapping[str, Any]) -> bool:
+    ends = float(login["expires_at"])
+    return bool(login.get("refresh_token")) and ends - REFRESH_BEFORE_SECONDS < time.time()
+
+
+def _refreshed(entries: Entries, origin: str) -> Entries:
+    """Return the logins with a new token for one of them, unless another command got it."""
+    login = entries.get(origin)
+    if login is None or not _is_due(login):
+        return entries
+    form = {
+        "grant_type": "refresh_token",
+        "refresh_token": login["refresh_token"],
+        "client_id": login["client_id"],
+    }
+    try:
+        status, answer = ask_issuer(login["token_endpoint"], login["ca_file"], form)
+        if status is None:
+            return {**entries, origin: {**login, **entry_of(answer, login["audience"])}}
+    except ConnectionFailed:
+        return entries  # It may answer the next time.
+    except SignInFailed:
+        pass
+    return {**entries, origin: {**login, "refresh_token": ""}}
+
+
+def ask_issuer(
+    url: str, ca_file: str, form: Mapping[str, str] | None = None
+) -> tuple[str | None, dict[str, Any]]:
+    """Ask an issuer; return the code of its error, or None, and its answer.
+
+    Args:
+        url: Where.
+        ca_file: Of the authority that signed its certificate; empty: as the environment says.
+        form: What to post; None: a document is read.
+
+    Raises:
+        ConnectionFailed: It does not answer.
+        SignInFailed: It answers something else than it should, or its answer could be forged.
+
+    """
+    from requests import RequestException  # noqa: PLC0415  # Slow to import.
+
+    from moorage_client.http_session import HttpSession  # noqa: PLC0415  # As it imports that.
+
+    endpoint = Endpoint(url, None, ca_file)
+    if not url.startswith("https://") and not (url.startswith("http://") and endpoint.is_here):
+        raise SignInFailed(f"{url}: expected an issuer's URL that begins with https://")
+    with HttpSession(endpoint) as session:
+        try:
+            given: dict[str, Any] = {"timeout": ISSUER_SECONDS_MAX, "allow_redirects": False}
+            headers = {"Accept": "application/json"}
+            method = "GET" if form is None else "POST"
+            response = session.request(method, url, data=form, headers=headers, **given)
+            answer = response.json()
+        except ValueError as error:
+            raise SignInFailed(f"{url} answers no JSON") from error
+        except RequestException as error:
+            raise session.failure(error) from error
+    if not isinstance(answer, dict):
+        raise SignInFailed(f"{url} answers no object of JSON")
+    return (None if response.ok else str(answer.get("error", response.status_code))), answer
+
+
+def entry_of(answer: Mapping[str, Any], audience: str) -> dict[str, Any]:
+    """Return what is stored of an issuer's answer: the token that the server takes, and its end.
+
+    Raises:
+        SignInFailed: None of its tokens is for the server.
+
+    """
+    for name in ("access_token", "id_token"):
+        token = answer.get(name)
+        claims = _claims(token) if isinstance(token, str) else {}
+        meant = claims.get("aud")
+        if audience in (meant if isinstance(meant, list) else [meant]) and "exp" in claims:
+            entry = {"token": token, "expires_at": float(claims["exp"])}
+            kept = answer.get("refresh_token")
+            return {**entry, "refresh_token": kept} if kept else entry
+    raise SignInFailed(f"the issuer gave no JWT whose `aud` is {audience!r}")
+
+
+def _claims(token: str) -> dict[str, Any]:
+    """Return what a JWT says; the server is the one to verify it."""
+    try:
+        body = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    except (ValueError, IndexError):
+        return {}
+    return claims if isinstance(claims, dict) else {}

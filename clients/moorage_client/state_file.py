@@ -1,0 +1,123 @@
+"""A small file of JSON that commands of one user share: private, replaced whole, under a lock."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from moorage_client.errors import MoorageError
+from moorage_client.home import home
+
+__all__ = ["Entries", "StateFile", "StateUnusable", "state_folder"]
+
+LOCK_SECONDS_MAX: Final = 15.0
+"""How long to wait for other commands that write; one may ask an issuer for a token meanwhile."""
+
+_LOCK_PAUSE_SECONDS: Final = 0.02
+
+Entries = dict[str, dict[str, Any]]
+
+
+class StateUnusable(MoorageError):  # noqa: N818  # As the rest of the tree.
+    """A file of this user cannot be read or written."""
+
+
+def state_folder(remedy: str) -> Path:
+    """Return the folder of clients: `XDG_STATE_HOME`/moorage, else in the home folder.
+
+    Args:
+        remedy: What to do where there is no home folder.
+
+    Raises:
+        HomeMissing: This user has none.
+
+    """
+    if state := os.environ.get("XDG_STATE_HOME"):
+        return Path(state) / "moorage"
+    return home(remedy) / ".local" / "state" / "moorage"
+
+
+class StateFile:
+    """Objects by their name.
+
+    Args:
+        path: The file; missing is the same as empty.
+        key: Under which they are in it.
+        what: What they are, for errors.
+        remedy: What to do about a file of something else.
+
+    """
+
+    def __init__(self, path: Path, key: str, what: str, remedy: str) -> None:
+        self.path = path
+        self._key = key
+        self._what = what
+        self._remedy = remedy
+
+    def read(self) -> Entries:
+        """Return all.
+
+        Raises:
+            StateUnusable: The file is there, but cannot be read.
+
+        """
+        try:
+            document = json.loads(self.path.read_bytes())
+            return {str(name): dict(entry) for name, entry in document[self._key].items()}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StateUnusable(f"cannot read {self.path}: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StateUnusable(
+                f"{self.path} is not a file of {self._what}; {self._remedy}"
+            ) from error
+
+    def change(self, change: Callable[[Entries], Entries]) -> None:
+        """Replace all by what `change` makes of them, while no other command changes them.
+
+        Raises:
+            StateUnusable: The file cannot be changed.
+
+        """
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._locked():
+                self._write(change(self.read()))
+        except OSError as error:
+            raise StateUnusable(f"cannot write {self.path}: {error.strerror}") from error
+
+    def _write(self, entries: Entries) -> None:
+        fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(file, "w", encoding="utf-8") as writer:
+                os.fchmod(writer.fileno(), 0o600)  # Also where the file was left over.
+                json.dump({"version": 1, self._key: entries}, writer, indent=1)
+            fresh.replace(self.path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # The lock is a file of its own, since the file itself is replaced.
+        path = self.path.with_name(f"{self.path.name}.lock")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            give_up_at = time.monotonic() + LOCK_SECONDS_MAX
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= give_up_at:
+                        raise StateUnusable(f"{path} stayed locked by another command") from None
+                    time.sleep(_LOCK_PAUSE_SECONDS)  # flock cannot wait with a bound.
+            yield
+        finally:
+            os.close(lock)

@@ -1,0 +1,89 @@
+"""Stored logins: to whom a token is shown, and which of an issuer's tokens is taken."""
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage_client.endpoint import Endpoint
+from moorage_client.sign_in import SignInFailed, bearer_of, entry_of, logins, origin_of
+
+LOGIN = {"token": "of-ann", "expires_at": time.time() + 300}
+
+
+def jwt(**claims: Any) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).rstrip(b"=").decode()
+    return f"e30.{body}.e30"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("MOORAGE_TOKEN", raising=False)
+    return tmp_path / "moorage"
+
+
+def test_a_token_is_shown_to_both_doors_of_its_host_and_to_no_other(folder: Path) -> None:
+    logins().change(lambda _: {origin_of("https://gpu.example:8080"): LOGIN})
+    for url in ("https://gpu.example", "https://GPU.example:9"):
+        assert bearer_of(Endpoint.of_http(url, None, None)) == "of-ann"
+    assert bearer_of(Endpoint.of_socket("wss://gpu.example:8765", None, None)) == "of-ann"
+    others = (
+        "http://gpu.example",
+        "https://gpu.example.evil",
+        "https://x",
+        "https://gpu.example@x",
+    )
+    for url in (*others, "https://", "http://["):
+        assert bearer_of(Endpoint.of_http(url, None, None)) is None, url
+    assert bearer_of(Endpoint("https://gpu.example", None)) is None, "it asked for no login"
+    assert (folder / "logins.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_token_that_is_given_comes_before_the_stored_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logins().change(lambda _: {"https://gpu.example": LOGIN})
+    assert bearer_of(Endpoint.of_http("https://gpu.example", "given", None)) == "given"
+    monkeypatch.setenv("MOORAGE_TOKEN", "of-environment")
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) == "of-environment"
+
+
+@pytest.mark.parametrize("content", ["", "no JSON", "[]", '{"logins": 5}', '{"logins": {"a": 5}}'])
+def test_a_file_that_cannot_be_read_is_no_login(folder: Path, content: str) -> None:
+    folder.mkdir()
+    (folder / "logins.json").write_text(content)
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) is None
+
+
+def test_a_token_that_is_due_is_shown_where_the_issuer_does_not_answer(folder: Path) -> None:
+    due = {
+        **LOGIN,
+        "expires_at": time.time(),
+        "refresh_token": "r",
+        "client_id": "c",
+        "audience": "moorage",
+        "ca_file": "",
+        "token_endpoint": "http://127.0.0.1:9/token",
+    }
+    logins().change(lambda _: {"https://gpu.example": due})
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) == "of-ann"
+    assert logins().read()["https://gpu.example"]["refresh_token"] == due["refresh_token"]
+    insecure = {**due, "token_endpoint": "http://evil.example/token"}
+    logins().change(lambda _: {"https://gpu.example": insecure})
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) == "of-ann"
+    assert logins().read()["https://gpu.example"]["refresh_token"] == ""
+
+
+def test_of_the_issuers_tokens_the_one_for_the_server_is_taken() -> None:
+    access, identity = jwt(aud=["x", "moorage"], exp=7), jwt(aud="moorage", exp=8)
+    both = {"access_token": access, "id_token": identity, "refresh_token": "r"}
+    assert entry_of(both, "moorage") == {"token": access, "expires_at": 7.0, "refresh_token": "r"}
+    opaque = {"access_token": "opaque", "id_token": identity}
+    assert entry_of(opaque, "moorage") == {"token": identity, "expires_at": 8.0}
+    for wrong in ({}, {"access_token": jwt(aud="x", exp=7)}, {"access_token": jwt(aud="moorage")}):
+        with pytest.raises(SignInFailed, match="moorage"):
+            entry_of(wrong, "moorage")
