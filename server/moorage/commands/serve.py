@@ -41,9 +41,7 @@ def serve(
     }
     settings = load_config(flags, config)
     if here and settings.tls_cert is not None:
-        reason = (
-            "--here fills the registry without TLS; with `tls_cert` use `moorage fleet import here`"
-        )
+        reason = "--here fills the registry without TLS; use `moorage fleet import local`"
         typer.echo(f"moored: {reason}", err=True)
         raise typer.Exit(EXIT_USAGE)
     gc.disable()  # Nothing that is imported is garbage: to look is a tenth of the start.

@@ -6,6 +6,7 @@ The command line is a client and may not import the server's packages; it starts
 instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
 """
 
+import contextlib
 import signal
 import sys
 from collections.abc import Callable
@@ -69,4 +70,6 @@ def main() -> None:
         outcome = {"error": reason_of(error)}
         if isinstance(error, ServiceError):
             outcome |= {"code": error.code, "field": error.field, "details": error.details}
-    sys.stdout.buffer.write(msgspec.json.encode(outcome))
+    with contextlib.suppress(BrokenPipeError):  # Who asked was ended meanwhile.
+        sys.stdout.buffer.write(msgspec.json.encode(outcome))
+        sys.stdout.flush()
