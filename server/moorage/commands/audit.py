@@ -2,22 +2,19 @@
 
 import fnmatch
 import json
-import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 
-from moorage.commands.errors import EXIT_USAGE, load_config
-from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.commands.errors import load_config, refuse_option
+from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 
 audit = typer.Typer(help="Read who did what, or verify that the log is whole.")
 
-_AGO: Final = re.compile(r"([0-9]{1,6})([smhdw])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _FOLLOW_SECONDS: Final = 0.5
 
 
@@ -73,12 +70,12 @@ def _begin(since: str) -> float:
     """Return from when on entries are printed, in seconds since the epoch."""
     if not since:
         return 0.0
-    if (ago := _AGO.fullmatch(since)) is not None:
-        return time.time() - int(ago[1]) * _SECONDS[ago[2]]
+    if (seconds := read_duration(since)) is not None:
+        return time.time() - seconds
     try:
         date = datetime.fromisoformat(since)
     except ValueError:
-        _refuse("--since", "such as `2h` or `3d`, or a date such as `2026-12-01T08:00`")
+        refuse_option("--since", "such as `2h` or `3d`, or a date such as `2026-12-01T08:00`")
     return date.timestamp()
 
 
@@ -116,8 +113,3 @@ def _text(value: Any) -> str:
     """Return a value without characters that would move a terminal's cursor."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def _refuse(option: str, expected: str) -> NoReturn:
-    typer.echo(f"moored: {option}: expected {expected}", err=True)
-    raise typer.Exit(EXIT_USAGE)

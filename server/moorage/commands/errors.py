@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -23,6 +23,12 @@ def load_config(flags: dict[str, Any], file: Path | None) -> Config:
     except ConfigError as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
+
+
+def refuse_option(option: str, expected: str) -> NoReturn:
+    """End the command, since an option is wrong."""
+    typer.echo(f"moored: {option}: expected {expected}", err=True)
+    raise typer.Exit(EXIT_USAGE)
 
 
 @contextlib.contextmanager

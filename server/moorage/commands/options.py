@@ -1,7 +1,8 @@
 """Options that several commands take."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,3 +13,12 @@ SandboxOption = Annotated[
 ]
 DataOption = Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")]
 FileOption = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
+
+_DURATION: Final = re.compile(r"([0-9]{1,6})([smhdw])")
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+
+
+def read_duration(text: str) -> int | None:
+    """Return the seconds of a text such as `12h` or `30d`; None where it is none."""
+    found = _DURATION.fullmatch(text)
+    return None if found is None else int(found[1]) * _UNIT_SECONDS[found[2]]

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 
-from moorage.commands.errors import EXIT_USAGE, load_config
-from moorage.commands.options import DataOption, FileOption, JsonFlag
+from moorage.commands.errors import load_config, refuse_option
+from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Role
@@ -22,8 +22,6 @@ token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_i
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TENANT_CHARS_MAX: Final = 200
-_DURATION: Final = re.compile(r"([0-9]{1,6})([smhdw])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 
 @token.command("create", short_help="Make a token and print it, once.")
@@ -40,9 +38,13 @@ def token_create(
 ) -> None:
     """Make a token and print it; only its digest is stored. A running server takes it at once."""
     if not _NAME.fullmatch(name):
-        _refuse("NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit")
+        refuse_option(
+            "NAME", "up to 100 letters, digits, `.`, `_` or `-`, the first a letter or digit"
+        )
     if not _is_tenant(tenant):
-        _refuse("--tenant", f"a name of 1 to {_TENANT_CHARS_MAX} characters without spaces or `,`")
+        refuse_option(
+            "--tenant", f"a name of 1 to {_TENANT_CHARS_MAX} characters without spaces or `,`"
+        )
     now = time.time()
     expires_at = _end(expires, now)
     settings = _settings(data, config)
@@ -142,10 +144,10 @@ def _end(expires: str, now: float) -> float | None:
     """Return when a token made now expires; None: never."""
     if expires == "never":
         return None
-    found = _DURATION.fullmatch(expires)
-    if found is None or not int(found[1]):
-        _refuse("--expires", "a number and one of s, m, h, d, w, such as `30d`; or `never`")
-    return now + int(found[1]) * _SECONDS[found[2]]
+    seconds = read_duration(expires)
+    if not seconds:
+        refuse_option("--expires", "a number and one of s, m, h, d, w, such as `30d`; or `never`")
+    return now + seconds
 
 
 def _terms(role: Role, tenant: str, expires_at: float | None) -> str:
@@ -153,11 +155,6 @@ def _terms(role: Role, tenant: str, expires_at: float | None) -> str:
     if expires_at is not None:
         end = f"expires {datetime.fromtimestamp(expires_at, UTC):%Y-%m-%d %H:%M} UTC"
     return f"role {role}, tenant “{tenant}”, {end}"
-
-
-def _refuse(option: str, expected: str) -> NoReturn:
-    typer.echo(f"moored: {option}: expected {expected}", err=True)
-    raise typer.Exit(EXIT_USAGE)
 
 
 @contextlib.contextmanager
