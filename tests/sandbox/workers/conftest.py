@@ -27,7 +27,7 @@ CELLS: Final = 4
 _SYSTEM: Final = {
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 3000,
+    "health_check_timeout_ms": 20_000,  # A busy machine may hang; what is killed refuses at once.
     "health_check_failure_threshold": 3,
     "enable_worker_prestart": False,
     "prestart_worker_first_driver": False,
