@@ -1,7 +1,7 @@
 """What the listings say."""
 
 import pytest
-from by_hand import Hand, answers, ask, nodes, place
+from by_hand import Hand, answers, ask, nodes, place, plain
 from msgspec.structs import asdict
 
 from moorage.core import explain
@@ -19,6 +19,7 @@ from moorage.model import (
     Share,
     Tenant,
 )
+from moorage.records.leases import Lease as LeaseAnswer
 
 ONE = Demand(gpus=1)
 
@@ -69,7 +70,7 @@ def test_a_lease_is_listed_whole_but_for_its_token():
         reason="expired",
     )
     share = {"cluster_id": "c", "node_id": "n", "gpus": ["0", "2"], "gpu_milli": 500}
-    assert explain.lease_row(lease) == {
+    assert plain(LeaseAnswer.of(lease)) == {
         "id": "r-1",
         "state": "ended",
         "tenant": "acme",

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from moorage.protocol.replies import WorkloadObject
-from moorage_client.answers import Lease, read_as, read_lease, read_object
+from moorage_client.answers import Lease, Workload, read_as, read_lease, read_object
 from moorage_client.cli import completing
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.output import (
@@ -336,7 +335,7 @@ def _about(session: CommandSession, document: dict[str, Any]) -> None:
 
 def _about_workload(lease: dict[str, Any], document: dict[str, Any]) -> None:
     """Say how a lease and its workload are, and of the last failure what it wrote."""
-    workload = read_as(WorkloadObject, document)
+    workload = read_as(Workload, document)
     shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}
     shown["attempt"] = f"{workload.attempt} of {workload.attempts_max}"
     fields({name: value for name, value in lease.items() if name != "workload"} | shown)

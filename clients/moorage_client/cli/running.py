@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import Code
-from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
+from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import (
     LOOK_SECONDS,

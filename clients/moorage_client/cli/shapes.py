@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from moorage.protocol.fields import ATTEMPTS_MAX
+from moorage.records.fields import ATTEMPTS_MAX
 
 ExitCode = Annotated[int, Meta(ge=-64, le=255)]
 """Of a process; negative: the signal that ended it."""

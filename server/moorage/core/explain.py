@@ -5,8 +5,8 @@ what is not yet durable.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, assert_never, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,13 @@ from moorage.model import (
     ClusterId,
     Code,
     Demand,
-    DeviceId,
     Lease,
     LeaseState,
     NodeId,
-    Outcome,
-    Provision,
     RequestId,
     Share,
 )
+from moorage.records.leases import Lease as LeaseAnswer
 
 _NODE_FILTERS: Final = (
     "node_id",
@@ -115,8 +113,8 @@ def answer(  # noqa: C901  # One case per question.
                 pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
-            shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
-            return page(inquiry, "leases", shown, lambda row: row["fencing"])
+            seen = (LeaseAnswer.of(lease) for lease in pool if inquiry.may_see(lease.tenant))
+            return page(inquiry, "leases", seen, lambda row: row.fencing)
         case "queue":
             return _queue(inquiry, state, queue, feasibility, now)
         case "quotas":
@@ -226,7 +224,7 @@ def _why(
         if record.get("verdict", "not_now") == "not_now" and awaited:
             record["waits_for"] = [_awaited_row(inquiry, *each) for each in awaited]
     if lease is not None:
-        record |= {"state": lease.state, "lease": lease_row(lease)}
+        record |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
         if lease.retry_at:
             record["reason"] += "; it is tried again at retry_at, not before"
@@ -321,98 +319,6 @@ def refusal_object(refusal: Refusal) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part} | details
 
 
-def share_row(share: Share) -> dict[str, Any]:
-    """Return one node's part of a placement as JSON values."""
-    return {
-        "cluster_id": share.cluster_id,
-        "node_id": share.node_id,
-        "gpus": list(share.gpus),
-        "gpu_milli": share.gpu_milli,
-        "cpu_milli": share.cpu_milli,
-        "memory_mib": share.memory_mib,
-    }
-
-
-def lease_row(lease: Lease) -> dict[str, Any]:
-    """Return a lease as the listings show it: without its token."""
-    row: dict[str, Any] = {
-        "id": lease.id,
-        "state": lease.state,
-        "tenant": lease.tenant,
-        "placement": [share_row(share) for share in lease.placement],
-        "granted_at": lease.granted_at,
-        "expires_at": lease.expires_at,
-        "fencing": lease.fencing,
-        "ttl_seconds": lease.terms.ttl_seconds,
-        "policy_rule_uri": lease.policy.uri,
-    }
-    if lease.choice is not None:
-        row["choice"] = lease.choice
-    if lease.reason:
-        row["reason"] = lease.reason
-    if lease.retry_at:
-        row["retry_at"] = lease.retry_at
-    if lease.lost:
-        row["lost_devices"] = lost_row(lease.lost)
-    if (notice := lease.notice) is not None:
-        row["notice"] = {"by": notice.by, "until": notice.until, "reason": notice.reason}
-    if lease.provision is not None:
-        row["workload"] = _workload_row(lease, lease.provision)
-    return row
-
-
-def lost_row(lost: Sequence[DeviceId]) -> list[str]:
-    """Return the UUIDs of devices that a lease holds, and that its nodes have no more."""
-    return [device.uuid for device in lost]
-
-
-def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:
-    """Return what is known for good of a lease's workload; backends know more while it starts."""
-    outcome = lease.outcome
-    row: dict[str, Any] = {
-        "backend": provision.backend,
-        "phase": _phase(lease),
-        "endpoint": lease.endpoint,
-        "attempt": lease.attempt,
-        "attempts_max": provision.attempts_max if provision.on_failure == "requeue" else 1,
-    }
-    if lease.inherited:
-        row["warm"] = True  # It was running when the lease was granted.
-    return row | ({} if outcome is None else {"outcome": outcome_row(outcome)})
-
-
-def _phase(lease: Lease) -> str:
-    match lease.state:
-        case "granted" | "starting":
-            return "starting"
-        case "active":
-            return "ready"
-        case "failing" | "queued":
-            return "failed"
-        case "ending":
-            return "stopping"
-        case "warm":
-            return "warm"
-        case "ended":
-            last = lease.outcome
-            return last.phase if last is not None and last.attempt == lease.attempt else "stopped"
-        case _:
-            assert_never(lease.state)
-
-
-def outcome_row(outcome: Outcome) -> dict[str, Any]:
-    """Return how a workload came to an end, as JSON values."""
-    return {
-        "attempt": outcome.attempt,
-        "phase": outcome.phase,
-        "detail": outcome.detail,
-        "at": outcome.at,
-        "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in outcome.nodes],
-        "exit_code": outcome.exit_code,
-        "log_tail": list(outcome.log_tail),
-    }
-
-
 def waiter_row(waiter: Waiter) -> dict[str, Any]:
     """Return a waiter as JSON values."""
     ask = waiter.ask
@@ -427,7 +333,7 @@ def waiter_row(waiter: Waiter) -> dict[str, Any]:
     }
     if ask.alternatives:
         row["alternatives"] = [demand_row(each) for each in ask.alternatives]
-    return row if waiter.lease is None else row | {"lease": lease_row(waiter.lease)}
+    return row if waiter.lease is None else row | {"lease": LeaseAnswer.of(waiter.lease)}
 
 
 def demand_row(demand: Demand) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from typing import Any
 from moorage.core import refusals
 from moorage.core.effects import Information, Response
 from moorage.core.events import Inquired
+from moorage.records.leases import Lease as LeaseAnswer
 
 
 def page(
     inquiry: Inquired,
     name: str,
-    rows: Iterable[dict[str, Any]],
-    key: Callable[[dict[str, Any]], Any],
+    rows: Iterable[Any],
+    key: Callable[[Any], Any],
 ) -> Response:
     """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
 
@@ -21,7 +22,7 @@ def page(
     """
     # The cluster chose what is listed, but for leases: of those it is where they are.
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
-    shown: list[dict[str, Any]] = []
+    shown: list[Any] = []
     for row in rows:
         try:
             if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
@@ -50,8 +51,9 @@ def _cursor(like: Any, after: str) -> Any:
     return tuple(found)
 
 
-def _matches(row: dict[str, Any], key: str, value: Any) -> bool:
-    if key in {"cluster", "cluster_id", "node_id"} and "placement" in row:
+def _matches(row: Any, key: str, value: Any) -> bool:
+    if key in {"cluster", "cluster_id", "node_id"} and isinstance(row, LeaseAnswer):
         at = "node_id" if key == "node_id" else "cluster_id"
-        return any(share[at] == value for share in row["placement"])
-    return bool(row.get(key) == value)
+        return any(getattr(share, at) == value for share in row.placement)
+    field = row.get(key) if isinstance(row, dict) else getattr(row, key, None)
+    return bool(field == value)

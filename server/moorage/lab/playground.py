@@ -16,7 +16,6 @@ import msgspec
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.effects import LeaseNews
 from moorage.core.events import ClusterSeen
-from moorage.core.explain import share_row
 from moorage.core.facts import Granted, Refusal
 from moorage.core.state import apply
 from moorage.lab import policy_test
@@ -130,7 +129,7 @@ def _result(decision: Decision) -> Document:
         told["data"] = value if len(msgspec.json.encode(value)) <= VALUE_BYTES_MAX else "too large"
     match decision.answer:
         case LeaseNews(lease):
-            return told | {"ok": True, "placement": [share_row(each) for each in lease.placement]}
+            return told | {"ok": True, "placement": msgspec.to_builtins(lease.placement)}
         case Refusal(code=code, reason=reason, details=details):
             where = {name: details[name] for name in ("file", "line") if name in details}
             return told | {"code": code, "reason": reason, **where}

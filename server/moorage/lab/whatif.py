@@ -24,7 +24,7 @@ from moorage.core.events import (
     QuotaAsked,
     WorkloadStopped,
 )
-from moorage.core.explain import refusal_object, share_row
+from moorage.core.explain import refusal_object
 from moorage.core.facts import Carried, Fact, Granted, Preempted, Queued, Refusal
 from moorage.core.turn import Turn
 from moorage.daemon.requests.finder import code_of
@@ -342,4 +342,5 @@ class _Told:
         return Tenant("") if found is None else found.tenant
 
     def _placement(self, lease: Lease) -> list[Document]:
-        return [share_row(share) for share in lease.placement]
+        placed: list[dict[str, Any]] = msgspec.to_builtins(lease.placement)
+        return placed

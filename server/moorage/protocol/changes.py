@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from moorage import model
-from moorage.protocol import fields as f
 from moorage.protocol.diagnosis import diagnose
-from moorage.protocol.parts import QuotaAmounts
+from moorage.records import fields as f
+from moorage.records.requests import QuotaAmounts
 
 CHANGES_MAX: Final = 100
 """Of each kind, in one what-if."""

@@ -18,7 +18,6 @@ from msgspec.structs import force_setattr
 
 from moorage import model
 from moorage.model import Code
-from moorage.protocol import fields as f
 from moorage.protocol.diagnosis import (
     check_bounds,
     check_names,
@@ -59,7 +58,8 @@ from moorage.protocol.operations import (
     WatchTopics,
     Why,
 )
-from moorage.protocol.parts import (
+from moorage.records import fields as f
+from moorage.records.requests import (
     Alternatives,
     LeaseRequest,
     ProvisionRequest,

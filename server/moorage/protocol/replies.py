@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from moorage import model
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage, BadReply
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.reading import read_record
 
 MessageId = str | int | None
 
@@ -28,7 +29,7 @@ class _Success(Struct, omit_defaults=True):
     data: Any
     id: MessageId = None
     request: str = ""
-    lease: Mapping[str, Any] | None = None
+    lease: LeaseAnswer | Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     reasons: Mapping[str, Any] | None = None
     policy_rule_uri: str = ""
@@ -39,7 +40,7 @@ def success(
     *,
     id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
     request: str = "",
-    lease: Mapping[str, Any] | None = None,
+    lease: LeaseAnswer | Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     reasons: Mapping[str, Any] | None = None,
     policy_rule_uri: str = "",
@@ -50,7 +51,7 @@ def success(
         data: What the policy returned, or what the operation answers; plain JSON values.
         id: The message's own `id`, echoed.
         request: The server's id of the request.
-        lease: As made by `lease_object`.
+        lease: The lease, if any.
         warnings: Sentences for a person.
         reasons: Why it was decided so.
         policy_rule_uri: The version that answered, where the request named an alias.
@@ -89,7 +90,7 @@ def failure(
     field: str = "",
     expected: str = "",
     details: Mapping[str, Any] | None = None,
-    lease: Mapping[str, Any] | None = None,
+    lease: LeaseAnswer | Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     reasons: Mapping[str, Any] | None = None,
     policy_rule_uri: str = "",
@@ -201,68 +202,6 @@ class ErrorObject(Struct, frozen=True):
     expected: str = ""
 
 
-class ShareObject(Struct, frozen=True):
-    """One node's part of a placement."""
-
-    cluster_id: str
-    node_id: str
-    gpus: tuple[str, ...] = ()
-    gpu_milli: int = model.GPU_MILLI
-    cpu_milli: int = 0
-    memory_mib: int = 0
-
-
-class NodeObject(Struct, frozen=True):
-    """A node by name."""
-
-    cluster_id: str
-    node_id: str
-
-
-class OutcomeObject(Struct, frozen=True):
-    """How one start of a workload came to an end by itself; fields as in `model.Outcome`."""
-
-    attempt: int = 1
-    phase: str = ""
-    detail: str = ""
-    at: float = 0.0
-    nodes: tuple[NodeObject, ...] = ()
-    exit_code: int | None = None
-    log_tail: tuple[str, ...] = ()
-
-
-class WorkloadObject(Struct, frozen=True):
-    """How the workload of a lease is, as clients see it."""
-
-    backend: str = ""
-    phase: str = ""
-    detail: str = ""
-    endpoint: str = ""
-    attempt: int = 1
-    attempts_max: int = 1
-    outcome: OutcomeObject | None = None
-
-
-class LeaseObject(Struct, frozen=True):
-    """A lease as clients see it; times in seconds since the epoch."""
-
-    id: str
-    state: str
-    tenant: str = ""
-    placement: tuple[ShareObject, ...] = ()
-    granted_at: float = 0.0
-    expires_at: float = 0.0
-    fencing: int = 0
-    ttl_seconds: float = 0.0
-    policy_rule_uri: str = ""
-    token: str = ""
-    reason: str = ""
-    retry_at: float = 0.0
-    workload: WorkloadObject | None = None
-    ttl_max_seconds: float | None = None
-    choice: int | None = None
-
-
 class Reply(Struct, frozen=True):
     """A reply, of either kind. `error` is set exactly where `success` is false."""
 
@@ -270,7 +209,7 @@ class Reply(Struct, frozen=True):
     data: Any = None
     message: str = ""
     error: ErrorObject | None = None
-    lease: LeaseObject | None = None
+    lease: LeaseAnswer | None = None
     warnings: tuple[str, ...] = ()
     reasons: dict[str, Any] | None = None
     id: MessageId = None
@@ -294,7 +233,7 @@ class _Incoming(Struct, frozen=True):
     data: Any = None
     message: str = ""
     error: dict[str, Any] | None = None
-    lease: LeaseObject | None = None
+    lease: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     reasons: dict[str, Any] | None = None
     id: MessageId = None
@@ -331,7 +270,7 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
         data=came.data,
         message=came.message,
         error=None if came.success else _error(came),
-        lease=came.lease,
+        lease=None if came.lease is None else _lease(came.lease),
         warnings=came.warnings,
         reasons=came.reasons,
         id=came.id,
@@ -339,6 +278,13 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
         policy_rule_uri=came.policy_rule_uri,
         details=came.error or {},
     )
+
+
+def _lease(came: dict[str, Any]) -> LeaseAnswer:
+    try:
+        return read_record(LeaseAnswer, came)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadReply(f"the server sent a `lease` that cannot be read: {error}") from error
 
 
 def _error(came: _Incoming) -> ErrorObject:

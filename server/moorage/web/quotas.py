@@ -6,10 +6,10 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.fields import WaitSeconds, Weight
-from moorage.protocol.parts import QuotaAmounts
+from moorage.records.fields import WaitSeconds, Weight
+from moorage.records.replies import QuotaPage, QuotaState
+from moorage.records.requests import QuotaAmounts
 from moorage.web.bodies import BodyReader, caller_of, read_document
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import WebType, operation

@@ -13,11 +13,11 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from moorage.model import Code
-from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.faults import status_of
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
+from moorage.records.replies import QuotaPage, QuotaState
 from moorage.web.bodies import is_of_clusters
 
 __all__ = ["components", "failures", "operation", "text_operation"]

@@ -3,13 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from moorage.backends.base import WorkloadReport
-from moorage.core import explain
 from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.facts import Refusal
 from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError
+from moorage.records.leases import EMPTY
+from moorage.records.leases import Lease as LeaseAnswer
 
 MessageId = str | int | None
 
@@ -50,16 +53,14 @@ def encode(
                 policy_rule_uri=version,
             )
         case LeaseNews(lease, data, reasons, owner):
-            told: dict[str, Any] = {"token": token} if owner and token else {}
-            if answer.ttl_max_seconds is not None:
-                told["ttl_max_seconds"] = answer.ttl_max_seconds
+            own, longest = token if owner else "", answer.ttl_max_seconds
             return replies.success(
                 placement(lease) if data is None else data,
                 id=message_id,
                 request=request,
                 warnings=warnings,
                 reasons=reasons,
-                lease=lease_object(lease, workload) | told,
+                lease=lease_answer(lease, workload, token=own, ttl_max_seconds=longest),
                 policy_rule_uri=version,
             )
         case Information(data):
@@ -98,26 +99,34 @@ def refusal_of(error: ServiceError) -> Refusal:
     return Refusal(error.code, error.reason, error.field, error.expected, error.details)
 
 
-def lease_object(lease: Lease, workload: WorkloadReport | None = None) -> dict[str, Any]:
-    """Return a lease as the wire has it, without its token.
+def lease_answer(
+    lease: Lease,
+    workload: WorkloadReport | None = None,
+    *,
+    token: str = "",
+    ttl_max_seconds: float | None = None,
+) -> LeaseAnswer:
+    """Return a lease as the wire has it.
 
     Args:
         lease: As the core knows it.
         workload: What its backend last said of its workload; more than the core knows as long as
             that starts.
+        token: For its owner.
+        ttl_max_seconds: See `LeaseNews`.
 
     """
-    row = explain.lease_row(lease)
-    if workload is not None and "workload" in row:
-        known = row["workload"]
-        if lease.state == "starting" and not workload.phase.over:
-            known |= {"phase": workload.phase, "detail": workload.detail}
-        if lease.state == "active":
-            known["endpoint"] = lease.endpoint or workload.endpoint
-    return row
+    answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds)
+    known = answer.workload
+    if workload is None or known is None:
+        return answer
+    if lease.state == "starting" and not workload.phase.over:
+        known = replace(known, phase=workload.phase, detail=workload.detail or EMPTY)
+    if lease.state == "active":
+        known = replace(known, endpoint=lease.endpoint or workload.endpoint)
+    return replace(answer, workload=known)
 
 
 def placement(lease: Lease) -> Any:
     """Return the placement of a lease as a policy would have proposed it."""
-    shares = [explain.share_row(share) for share in lease.placement]
-    return shares[0] if len(shares) == 1 else shares
+    return lease.placement[0] if len(lease.placement) == 1 else lease.placement

@@ -191,8 +191,7 @@ class Decisions:
                 return _row(entry.seq, entry.at, ask, told)
             case Granted(lease):
                 asks.setdefault(lease.id, lease)
-                placement = [explain.share_row(share) for share in lease.placement]
-                told = {"reason": explain.granted_reason(lease), "placement": placement}
+                told = {"reason": explain.granted_reason(lease), "placement": lease.placement}
                 return _row(entry.seq, entry.at, asks[lease.id], {"state": "granted", **told})
             case Dequeued(request, _, refusal):
                 told = _told(refusal)

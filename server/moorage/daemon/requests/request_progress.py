@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from moorage.backends.base import WorkloadReport
 from moorage.core.effects import Address, LeaseNews, Response
-from moorage.core.explain import lease_row
 from moorage.core.facts import Ended, Fact, Granted, Queued, Requeued, Started
 from moorage.daemon.requests.answers import MessageId
 from moorage.model import RequestId, SessionId
@@ -86,8 +85,8 @@ class RequestProgress:
                     self._tell(lease, "queued", reason=reason)
                     self._wait(lease)
                 case Granted(lease):
-                    row = lease_row(lease)
-                    placed = {name: row[name] for name in ("placement", "fencing", "expires_at")}
+                    names = ("placement", "fencing", "expires_at")
+                    placed = {name: getattr(lease, name) for name in names}
                     self._tell(lease.id, "decided", lease=lease.id, **placed)
                 case Started(lease, _, endpoint):
                     self._tell(lease, "ready", endpoint=endpoint)

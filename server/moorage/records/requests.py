@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from moorage import model
-from moorage.protocol import fields as f
+from moorage.records import fields as f
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
