@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from moorage.model import Code, Share
-from moorage.records.fields import Next, Seconds
+from moorage.records.fields import ESSENTIAL, ExitCode, Next, Seconds, StartNumber, values
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.requests import QuotaAmounts, Resources
 
@@ -45,7 +45,7 @@ class NodeVerdict(Struct):
 
     cluster_id: str
     node_id: str
-    verdict: Literal["fits", "not_now", "never"]
+    verdict: Annotated[str, values("fits", "not_now", "never")]
     text: str
     misfit: str | UnsetType = UNSET
     has: int | UnsetType = UNSET
@@ -262,7 +262,7 @@ class DecisionRow(Struct):
     request: str
     at: Seconds
     seq: int
-    state: Literal["granted", "queued", "refused", "requeued", "ended"]
+    state: Annotated[str, values("granted", "queued", "refused", "requeued", "ended")]
     tenant: str
     policy_rule_uri: str
     reason: str
@@ -283,9 +283,9 @@ class OutputPart(Struct):
     """A piece of a workload's output; the next one starts at `offset`."""
 
     offset: int
-    attempt: int
+    attempt: StartNumber
     over: bool
-    exit_code: int | None
+    exit_code: ExitCode | None
     text: str | UnsetType = UNSET
     base64: str | UnsetType = UNSET
 
@@ -293,7 +293,7 @@ class OutputPart(Struct):
 class ExecutionAnswer(Struct):
     """What a command inside of a workload did."""
 
-    exit_code: int
+    exit_code: Annotated[ExitCode, ESSENTIAL]
     output: str
 
 
