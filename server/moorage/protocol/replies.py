@@ -8,14 +8,15 @@ existing clients look for.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, field
 
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage, BadReply
-from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.fields import ESSENTIAL
+from moorage.records.leases import Lease
 from moorage.records.reading import read_record
 
 MessageId = str | int | None
@@ -24,15 +25,59 @@ _encode: Final = msgspec.json.Encoder().encode
 _UNENCODABLE: Final = (TypeError, ValueError, RecursionError, OverflowError)
 
 
-class _Success(Struct, omit_defaults=True):
-    success: bool
-    data: Any
+class ErrorObject(Struct, frozen=True):
+    """`error` of a failure reply. Codes that this client does not know stay readable."""
+
+    code: str = Code.INTERNAL
+    reason: str = ""
+    field: str = ""
+    expected: str = ""
+
+
+class Reply(Struct, frozen=True, omit_defaults=True):
+    """A reply, of either kind, as the server writes it and a client reads it.
+
+    Args:
+        success: Which kind it is.
+        data: Of a success: what the policy returned, or what the operation answers.
+        message: Of a failure: one sentence for a person.
+        details: `error` of a failure, with further data of the refusal.
+        id: That of the message.
+        request: The server's id of the request.
+        lease: The lease, if any.
+        warnings: Sentences for a person.
+        reasons: Why it was decided so.
+        policy_rule_uri: The version that answered, where the request named an alias.
+
+    """
+
+    success: Annotated[bool, ESSENTIAL]
+    data: Any = UNSET
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict, name="error")
     id: MessageId = None
     request: str = ""
-    lease: LeaseAnswer | Mapping[str, Any] | None = None
-    warnings: Sequence[str] = ()
+    lease: Lease | None = None
+    warnings: tuple[str, ...] = ()
     reasons: Mapping[str, Any] | None = None
     policy_rule_uri: str = ""
+
+    @property
+    def error(self) -> ErrorObject | None:
+        """What a failure says to programs; servers older than `error` say only `message`."""
+        if self.success:
+            return None
+        found = msgspec.convert(self.details, ErrorObject)
+        return found if found.reason else msgspec.structs.replace(found, reason=self.message)
+
+
+class Event(Struct, frozen=True):
+    """A pushed message; `id` is that of the request whose progress it tells."""
+
+    event: Annotated[str, ESSENTIAL]
+    data: Any = None
+    topic: str = ""
+    id: str | int | None = None
 
 
 def success(
@@ -40,7 +85,7 @@ def success(
     *,
     id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
     request: str = "",
-    lease: LeaseAnswer | Mapping[str, Any] | None = None,
+    lease: Lease | None = None,
     warnings: Sequence[str] = (),
     reasons: Mapping[str, Any] | None = None,
     policy_rule_uri: str = "",
@@ -63,7 +108,7 @@ def success(
     """
     try:
         text = _encode(
-            _Success(True, data, id, request, lease, tuple(warnings), reasons, policy_rule_uri)  # noqa: FBT003  # Positional is faster.
+            Reply(True, data, "", {}, id, request, lease, tuple(warnings), reasons, policy_rule_uri)  # noqa: FBT003  # Positional is faster.
         )
         if b"null" in text:  # What NaN and infinity become, silently.
             _check_finite([data, reasons])
@@ -90,7 +135,7 @@ def failure(
     field: str = "",
     expected: str = "",
     details: Mapping[str, Any] | None = None,
-    lease: LeaseAnswer | Mapping[str, Any] | None = None,
+    lease: Lease | None = None,
     warnings: Sequence[str] = (),
     reasons: Mapping[str, Any] | None = None,
     policy_rule_uri: str = "",
@@ -117,16 +162,17 @@ def failure(
             error[name] = value
         else:
             error.pop(name, None)
-    extras = {
-        "id": id,
-        "request": request or None,
-        "lease": lease,
-        "warnings": list(warnings) or None,
-        "reasons": reasons,
-        "policy_rule_uri": policy_rule_uri or None,
-    }
-    reply = {"success": False, "message": reason, "error": error}
-    reply |= {name: extra for name, extra in extras.items() if extra is not None}
+    reply = Reply(
+        success=False,
+        message=reason,
+        details=error,
+        id=id,
+        request=request,
+        lease=lease,
+        warnings=tuple(warnings),
+        reasons=reasons,
+        policy_rule_uri=policy_rule_uri,
+    )
     try:
         return _encode(reply)
     except _UNENCODABLE:
@@ -192,58 +238,7 @@ def _sayable(text: object) -> str:
 
 # The other side -----------------------------------------------------------------------------
 
-
-class ErrorObject(Struct, frozen=True):
-    """`error` of a failure reply. Codes that this client does not know stay readable."""
-
-    code: str = Code.INTERNAL
-    reason: str = ""
-    field: str = ""
-    expected: str = ""
-
-
-class Reply(Struct, frozen=True):
-    """A reply, of either kind. `error` is set exactly where `success` is false."""
-
-    success: bool
-    data: Any = None
-    message: str = ""
-    error: ErrorObject | None = None
-    lease: LeaseAnswer | None = None
-    warnings: tuple[str, ...] = ()
-    reasons: dict[str, Any] | None = None
-    id: MessageId = None
-    request: str = ""
-    policy_rule_uri: str = ""
-    details: dict[str, Any] = {}
-    """All of `error`, its further data included."""
-
-
-class Event(Struct, frozen=True):
-    """A pushed message; `id` is that of the request whose progress it tells."""
-
-    event: str
-    data: Any = None
-    topic: str = ""
-    id: str | int | None = None
-
-
-class _Incoming(Struct, frozen=True):
-    success: bool | None = None
-    data: Any = None
-    message: str = ""
-    error: dict[str, Any] | None = None
-    lease: dict[str, Any] | None = None
-    warnings: tuple[str, ...] = ()
-    reasons: dict[str, Any] | None = None
-    id: MessageId = None
-    request: str = ""
-    policy_rule_uri: str = ""
-    event: str = ""
-    topic: str = ""
-
-
-_incoming: Final = msgspec.json.Decoder(_Incoming).decode
+_reply: Final = msgspec.json.Decoder(Reply).decode
 
 
 def decode_reply(frame: str | bytes) -> Reply | Event:
@@ -258,39 +253,14 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
 
     """
     try:
-        came = _incoming(frame)
+        try:
+            reply = _reply(frame)
+        except msgspec.ValidationError:  # News, or what a server of another version says.
+            document = msgspec.json.decode(frame)
+            if isinstance(document, dict) and "success" not in document:
+                return read_record(Event, document)
+            reply = read_record(Reply, document)
+        reply.error  # noqa: B018  # Raises where it cannot be read.
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the server sent what is not a reply: {error}") from error
-    if came.success is None:
-        if came.event:
-            return Event(came.event, came.data, came.topic, came.id)
-        raise BadReply("the server sent neither `success` nor `event`")
-    return Reply(
-        success=came.success,
-        data=came.data,
-        message=came.message,
-        error=None if came.success else _error(came),
-        lease=None if came.lease is None else _lease(came.lease),
-        warnings=came.warnings,
-        reasons=came.reasons,
-        id=came.id,
-        request=came.request,
-        policy_rule_uri=came.policy_rule_uri,
-        details=came.error or {},
-    )
-
-
-def _lease(came: dict[str, Any]) -> LeaseAnswer:
-    try:
-        return read_record(LeaseAnswer, came)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise BadReply(f"the server sent a `lease` that cannot be read: {error}") from error
-
-
-def _error(came: _Incoming) -> ErrorObject:
-    """Return the error of a failure; servers older than `error` say only `message`."""
-    try:
-        found = msgspec.convert(came.error or {}, ErrorObject)
-    except msgspec.ValidationError as error:
-        raise BadReply(f"the server sent an `error` that cannot be read: {error}") from error
-    return found if found.reason else msgspec.structs.replace(found, reason=came.message)
+    return reply
