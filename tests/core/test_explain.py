@@ -4,7 +4,6 @@ import pytest
 from by_hand import Hand, answers, ask, nodes, place, plain
 from msgspec.structs import asdict
 
-from moorage.core import explain
 from moorage.core.events import CancelAsked, Inquired
 from moorage.model import (
     ClusterId,
@@ -20,6 +19,7 @@ from moorage.model import (
     Tenant,
 )
 from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.requests import resources_of
 
 ONE = Demand(gpus=1)
 
@@ -87,7 +87,7 @@ def test_a_lease_is_listed_whole_but_for_its_token():
 def test_a_demand_is_shown_as_it_is_asked_for():
     where = (Requirement("zone", "In", ("eu", "us")), Requirement("spot", "DoesNotExist"))
     demand = Demand(gpus=2, models=("A100",), topology="nvlink", where=where)
-    shown = explain.demand_row(demand)
+    shown = plain(resources_of(demand))
     told = [
         Requirement(each["key"], each["operator"], tuple(each["values"])) for each in shown["where"]
     ]

@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from moorage.core import forecast, quotas, refusals, reservations
 from moorage.core.effects import Advice, Information, LeaseNews, Response
@@ -23,7 +24,6 @@ from moorage.core.waiters import Seniority, Waiter
 from moorage.model import (
     ClusterId,
     Code,
-    Demand,
     Lease,
     LeaseState,
     NodeId,
@@ -31,6 +31,8 @@ from moorage.model import (
     Share,
 )
 from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
+from moorage.records.requests import resources_of
 
 _NODE_FILTERS: Final = (
     "node_id",
@@ -131,7 +133,7 @@ def answer(  # noqa: C901  # One case per question.
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
-            return page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+            return page(inquiry, "clusters", _clusters(state), lambda row: row.cluster_id)
 
 
 def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
@@ -222,7 +224,7 @@ def _why(
     if lease is None and asked is not None and asked[0] is not None:
         awaited = forecast.awaited(state, feasibility, *asked)
         if record.get("verdict", "not_now") == "not_now" and awaited:
-            record["waits_for"] = [_awaited_row(inquiry, *each) for each in awaited]
+            record["waits_for"] = [_awaited(inquiry, *each) for each in awaited]
     if lease is not None:
         record |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
@@ -242,14 +244,10 @@ def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> 
     return record
 
 
-def _awaited_row(inquiry: Inquired, lease: Lease, share: Share) -> dict[str, Any]:
-    """Return a lease that is waited for; whose it is, is told only to who may see it."""
-    row: dict[str, Any] = {
-        "cluster_id": share.cluster_id,
-        "node_id": share.node_id,
-        "expires_at": lease.expires_at,
-    }
-    return row | ({"lease": lease.id} if inquiry.may_see(lease.tenant) else {})
+def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
+    """Return a lease that is waited for; its id only if the caller may see it."""
+    name = lease.id if inquiry.may_see(lease.tenant) else UNSET
+    return AwaitedLease(share.cluster_id, share.node_id, lease.expires_at, name)
 
 
 def _add_nodes(
@@ -329,30 +327,11 @@ def waiter_row(waiter: Waiter) -> dict[str, Any]:
         "priority": ask.terms.priority if ask.terms else 0,
         "since": waiter.at,
         "deadline": waiter.deadline,
-        "resources": None if ask.demand is None else demand_row(ask.demand),
+        "resources": None if ask.demand is None else resources_of(ask.demand),
     }
     if ask.alternatives:
-        row["alternatives"] = [demand_row(each) for each in ask.alternatives]
+        row["alternatives"] = [resources_of(each) for each in ask.alternatives]
     return row if waiter.lease is None else row | {"lease": LeaseAnswer.of(waiter.lease)}
-
-
-def demand_row(demand: Demand) -> dict[str, Any]:
-    """Return a demand as the `resources` it came from."""
-    where = [
-        {"key": each.key, "operator": each.operator, "values": list(each.values)}
-        for each in demand.where
-    ]
-    return {
-        "gpus": demand.gpus,
-        "gpu_milli": demand.gpu_milli,
-        "models": list(demand.models),
-        "gpu_memory_mib": demand.gpu_memory_mib,
-        "cpu_milli": demand.cpu_milli,
-        "memory_mib": demand.memory_mib,
-        "nodes": demand.nodes,
-        "topology": demand.topology,
-        "where": where,
-    }
 
 
 def waiter_document(waiter: Waiter, state: str) -> Information:
@@ -360,7 +339,7 @@ def waiter_document(waiter: Waiter, state: str) -> Information:
     return Information({"state": state, **waiter_row(waiter)})
 
 
-def _clusters(state: State) -> Iterable[dict[str, Any]]:
+def _clusters(state: State) -> Iterable[ClusterCapacity]:
     fleet = state.fleet
 
     def sums(column: npt.NDArray[Any]) -> list[int]:
@@ -368,19 +347,18 @@ def _clusters(state: State) -> Iterable[dict[str, Any]]:
         np.add.at(totals, fleet.cluster, column)
         return totals.tolist()
 
-    columns = {
-        "nodes": sums(np.ones(len(fleet), np.int64)),
-        "nodes_unavailable": sums(fleet.closed),
-        "gpus": sums((fleet.gpu_total > 0).sum(1)),
-        "gpu_milli_total": sums(fleet.gpu_total.sum(1)),
-        "gpu_milli_free": sums(fleet.gpu_free.sum(1)),
-        "cpu_milli_total": sums(fleet.cpu_total),
-        "cpu_milli_free": sums(np.where(fleet.closed, 0, fleet.cpu_free)),
-        "memory_mib_total": sums(fleet.memory_total),
-        "memory_mib_free": sums(fleet.memory_free),
-    }
-    for name, *values in zip(fleet.cluster_ids, *columns.values(), strict=True):
-        yield {"cluster_id": name, **dict(zip(columns, values, strict=True))}
+    columns = (  # In the order of the fields of `ClusterCapacity`.
+        sums(np.ones(len(fleet), np.int64)),
+        sums(fleet.closed),
+        sums((fleet.gpu_total > 0).sum(1)),
+        sums(fleet.gpu_total.sum(1)),
+        sums(fleet.gpu_free.sum(1)),
+        sums(fleet.cpu_total),
+        sums(np.where(fleet.closed, 0, fleet.cpu_free)),
+        sums(fleet.memory_total),
+        sums(fleet.memory_free),
+    )
+    return map(ClusterCapacity, fleet.cluster_ids, *columns)
 
 
 def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
@@ -388,33 +366,30 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     if cluster not in fleet.cluster_ids:
         return refusals.no_such_cluster(cluster, fleet.cluster_ids)
 
-    known = state.offered(state.clusters[ClusterId(cluster)]).nodes
-    told = {
-        node.id: {"duplicate_of": node.duplicate_of, "unavailable": node.unavailable}
-        for node in known
-        if node.duplicate_of or node.unavailable
-    }
+    known = {node.id: node for node in state.offered(state.clusters[ClusterId(cluster)]).nodes}
 
-    def rows() -> Iterable[dict[str, Any]]:
+    def rows() -> Iterable[NodeCapacity]:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
-            if fleet.node_ids[row][1] <= inquiry.after:
+            name = NodeId(fleet.node_ids[row][1])
+            if name <= inquiry.after:
                 continue  # Before a thousand rows are made that no page shows.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
-            said = told.get(NodeId(fleet.node_ids[row][1]), {})
-            yield {
-                "cluster_id": cluster,
-                "node_id": fleet.node_ids[row][1],
-                **{name: text for name, text in said.items() if text},
-                "models": sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
-                "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
-                "cpu_milli_total": int(fleet.cpu_total[row]),
-                "cpu_milli_free": cpu if not fleet.closed[row] else 0,
-                "memory_mib_total": int(fleet.memory_total[row]),
-                "memory_mib_free": memory,
-            }
+            node = known.get(name)
+            yield NodeCapacity(
+                cluster_id=cluster,
+                node_id=name,
+                duplicate_of=(node and node.duplicate_of) or UNSET,
+                unavailable=(node and node.unavailable) or UNSET,
+                models=sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
+                gpus=dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+                cpu_milli_total=int(fleet.cpu_total[row]),
+                cpu_milli_free=cpu if not fleet.closed[row] else 0,
+                memory_mib_total=int(fleet.memory_total[row]),
+                memory_mib_free=memory,
+            )
 
-    return page(inquiry, "nodes", rows(), lambda row: row["node_id"])
+    return page(inquiry, "nodes", rows(), lambda row: row.node_id)
 
 
 def _seniority(row: dict[str, Any]) -> Seniority:

@@ -227,19 +227,19 @@ class ClusterCapacity(Struct):
     memory_mib_free: int
 
 
-class NodeCapacity(Struct):
+class NodeCapacity(Struct, kw_only=True):
     """A node: what it has, and what of it is free; `gpus` says how many thousandths of each."""
 
     cluster_id: str
     node_id: str
+    duplicate_of: str | UnsetType = UNSET
+    unavailable: str | UnsetType = UNSET
     models: list[str]
     gpus: dict[str, int]
     cpu_milli_total: int
     cpu_milli_free: int
     memory_mib_total: int
     memory_mib_free: int
-    duplicate_of: str | UnsetType = UNSET
-    unavailable: str | UnsetType = UNSET
 
 
 class ClusterPage(Struct):

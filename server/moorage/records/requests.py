@@ -3,9 +3,10 @@
 `messages` is the only one that reads them; the fields themselves are in `fields`.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from moorage import model
 from moorage.records import fields as f
@@ -84,6 +85,11 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
             topology=self.topology,
             where=self.requirements(),
         )
+
+
+def resources_of(demand: model.Demand) -> dict[str, Any]:
+    """Return a demand as the `resources` it came from, with all of its fields."""
+    return asdict(demand) | {"where": [each._asdict() for each in demand.where]}
 
 
 Alternatives = Annotated[

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from moorage.core.explain import demand_row
 from moorage.core.shapes import AskedShapes, ShapeCounts
 from moorage.core.state import State
 from moorage.model import Demand, SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "shapes"
@@ -96,5 +96,5 @@ class ShapeNews:
                 known = self._counts.get(demand)
                 counted[demand] = known or ShapeCounts(demand, fleet)
             told = counted[demand].told()
-            rows.append({"resources": demand_row(demand), "asked": asked, **told})
+            rows.append({"resources": resources_of(demand), "asked": asked, **told})
         return rows
