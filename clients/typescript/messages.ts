@@ -622,14 +622,14 @@ export interface NewsMessage {
 export interface NodeCapacity {
   cluster_id: string;
   node_id: string;
+  duplicate_of?: string;
+  unavailable?: string;
   models: string[];
   gpus: { [name: string]: number };
   cpu_milli_total: number;
   cpu_milli_free: number;
   memory_mib_total: number;
   memory_mib_free: number;
-  duplicate_of?: string;
-  unavailable?: string;
 }
 
 /** A node by name. */

@@ -282,7 +282,7 @@ def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
                 alias.former or "",
                 _canary(alias.canary),
                 alias.shadow or "",
-                alias.who,
+                alias.who or "",
             )
             for alias in read_as(list[AliasDocument], found)
         ),

@@ -110,7 +110,8 @@ async def whatif(job: WhatIfJob) -> Document:
             await world.step(ClusterSeen(_grown(world.allocator, documents, added)))
         for quota in job.change.quotas:
             about = (Tenant(quota.tenant), quota.project)
-            await world.step(QuotaAsked(None, _NOBODY, *about, quota.quota()))
+            wanted = None if quota.remove else quota.quota()
+            await world.step(QuotaAsked(None, _NOBODY, *about, wanted))
         leaving: dict[RequestId, Lease] = {}
         for mode, _, place in job.change.places():
             left = await world.cordon(ClusterId(place.cluster), NodeId(place.node), mode)

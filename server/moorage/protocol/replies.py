@@ -7,8 +7,8 @@ existing clients look for.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, Struct, field
@@ -80,26 +80,23 @@ class Event(Struct, frozen=True):
     id: str | int | None = None
 
 
-def success(
-    data: Any,
-    *,
-    id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
-    request: str = "",
-    lease: Lease | None = None,
-    warnings: Sequence[str] = (),
-    reasons: Mapping[str, Any] | None = None,
-    policy_rule_uri: str = "",
-) -> bytes:
+class Shared(TypedDict, total=False):
+    """What a reply of either kind may say beside its answer: fields of `Reply`."""
+
+    id: MessageId
+    request: str
+    lease: Lease | None
+    warnings: tuple[str, ...]
+    reasons: Mapping[str, Any] | None
+    policy_rule_uri: str
+
+
+def success(data: Any, **shared: Unpack[Shared]) -> bytes:
     """Write a success reply.
 
     Args:
-        data: What the policy returned, or what the operation answers; plain JSON values.
-        id: The message's own `id`, echoed.
-        request: The server's id of the request.
-        lease: The lease, if any.
-        warnings: Sentences for a person.
-        reasons: Why it was decided so.
-        policy_rule_uri: The version that answered, where the request named an alias.
+        data: What the policy returned, or what the operation answers.
+        **shared: Further fields.
 
     Returns:
         JSON. Where `data` or `reasons` hold what JSON cannot say (NaN, infinity, objects), a
@@ -107,21 +104,17 @@ def success(
 
     """
     try:
-        text = _encode(
-            Reply(True, data, "", {}, id, request, lease, tuple(warnings), reasons, policy_rule_uri)  # noqa: FBT003  # Positional is faster.
-        )
+        text = _encode(Reply(success=True, data=data, **shared))
         if b"null" in text:  # What NaN and infinity become, silently.
-            _check_finite([data, reasons])
+            _check_finite([data, shared.get("reasons")])
     except _UNENCODABLE as error:
+        shared |= {"reasons": None, "warnings": ()}
         return failure(
             Code.POLICY_BAD_OUTPUT,
             f"The result cannot be written as JSON: {_sayable(error)}.",
-            id=id,
-            request=request,
             field="data",
             expected="null, booleans, finite numbers, strings, lists, and objects with string keys",
-            lease=lease,
-            policy_rule_uri=policy_rule_uri,
+            **shared,
         )
     return text
 
@@ -130,30 +123,20 @@ def failure(
     code: Code,
     reason: str,
     *,
-    id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
-    request: str = "",
     field: str = "",
     expected: str = "",
     details: Mapping[str, Any] | None = None,
-    lease: Lease | None = None,
-    warnings: Sequence[str] = (),
-    reasons: Mapping[str, Any] | None = None,
-    policy_rule_uri: str = "",
+    **shared: Unpack[Shared],
 ) -> bytes:
     """Write a failure reply: `message` for existing clients, `error` for machines.
 
     Args:
         code: Machine-readable.
         reason: One sentence for a person.
-        id: The message's own `id`, echoed.
-        request: The server's id of the request.
         field: The field that was wrong, or empty.
         expected: What was expected there, or empty.
         details: More data for `error`; `code`, `reason`, `field` and `expected` win over it.
-        lease: A lease that exists all the same, so that its owner can release it.
-        warnings: Sentences for a person.
-        reasons: Why it was decided so.
-        policy_rule_uri: The version that was evaluated, where the request named an alias.
+        **shared: Further fields; a lease that exists all the same is there to be released.
 
     """
     error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
@@ -162,23 +145,13 @@ def failure(
             error[name] = value
         else:
             error.pop(name, None)
-    reply = Reply(
-        success=False,
-        message=reason,
-        details=error,
-        id=id,
-        request=request,
-        lease=lease,
-        warnings=tuple(warnings),
-        reasons=reasons,
-        policy_rule_uri=policy_rule_uri,
-    )
     try:
-        return _encode(reply)
+        return _encode(Reply(success=False, message=reason, details=error, **shared))
     except _UNENCODABLE:
         # Details of a refusal may quote a policy's own text. The refusal must arrive all the same.
-        plain = {"code": code, "reason": _sayable(reason)}
-        return _encode({"success": False, "message": plain["reason"], "error": plain, "id": id})
+        text = _sayable(reason)
+        plain = {"code": code, "reason": text}
+        return _encode(Reply(success=False, message=text, details=plain, id=shared.get("id")))
 
 
 def failure_from(error: BadMessage) -> bytes:

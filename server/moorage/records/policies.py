@@ -47,7 +47,7 @@ class AliasDocument(Struct):
     canary: CanaryShare | None
     shadow: str | None
     former: str | None = None
-    who: str = ""
+    who: str | None = None
     history: list[dict[str, Any]] = []
 
 

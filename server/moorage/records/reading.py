@@ -6,7 +6,7 @@ and a code that is newer than this client is left out. What is of the wrong kind
 
 from collections.abc import Hashable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
@@ -16,6 +16,17 @@ from moorage.records.fields import ESSENTIAL
 __all__ = ["read_record"]
 
 T = TypeVar("T")
+
+_EMPTY: Final[Mapping[type[inspect.Type], Any]] = {
+    inspect.StrType: "",
+    inspect.BoolType: False,
+    inspect.IntType: 0,
+    inspect.FloatType: 0,
+    inspect.ListType: (),
+    inspect.VarTupleType: (),
+    inspect.DictType: {},
+}
+"""What there is where nothing is said; of an object, or of one of some words, none is empty."""
 
 
 def read_record(kind: type[T], document: Any) -> T:
@@ -61,41 +72,21 @@ def _completed(document: Any, kind: inspect.Type) -> Any:
 def _with_fields(document: Mapping[str, Any], fields: tuple[inspect.Field, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in fields:
-        name = field.encode_name
+        name, kind = field.encode_name, field.type
         if name in document:
-            value = _completed(document[name], field.type)
-            if field.required or not _is_newer(value, field.type):
-                found[name] = value
-        elif field.required:
-            found |= _empty(name, field.type)
+            found[name] = _completed(document[name], kind)
+            codes = list(kind.cls) if isinstance(kind, inspect.EnumType) else [found[name]]
+            if not field.required and found[name] not in codes:
+                del found[name]  # A code that is newer than this client.
+        elif field.required and isinstance(kind, inspect.UnionType) and kind.includes_none:
+            found[name] = None
+        elif field.required and type(bare := _bare(kind)) in _EMPTY:
+            found[name] = _EMPTY[type(bare)]
     return found
 
 
-def _is_newer(value: Any, kind: inspect.Type) -> bool:
-    """Return whether a value is a code that this version does not know."""
-    return (
-        isinstance(kind, inspect.EnumType)
-        and isinstance(value, str)
-        and value not in kind.cls._value2member_map_
-    )
-
-
-def _empty(name: str, kind: inspect.Type) -> dict[str, Any]:
-    """Return a field as it is where nothing is said of it; none where it has to be there."""
-    match kind:
-        case inspect.Metadata(type=inner, extra=extra):
-            return {} if extra == ESSENTIAL.extra else _empty(name, inner)
-        case inspect.UnionType(includes_none=True):
-            return {name: None}
-        case inspect.StrType():
-            return {name: ""}
-        case inspect.BoolType():
-            return {name: False}
-        case inspect.IntType() | inspect.FloatType():
-            return {name: 0}
-        case inspect.ListType() | inspect.VarTupleType():
-            return {name: []}
-        case inspect.DictType():
-            return {name: {}}
-        case _:  # Of an object, or of one of some words, none is empty.
-            return {}
+def _bare(kind: inspect.Type) -> inspect.Type:
+    """Return a kind without what is said about it; an essential one stays as it is."""
+    while isinstance(kind, inspect.Metadata) and kind.extra != ESSENTIAL.extra:
+        kind = kind.type
+    return kind

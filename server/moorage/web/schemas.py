@@ -19,6 +19,7 @@ from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
 from moorage.records.policies import OF_POLICIES
 from moorage.records.replies import QuotaPage, QuotaState
+from moorage.records.requests import QuotaChange
 from moorage.web.bodies import is_of_clusters
 
 __all__ = ["components", "failures", "operation", "text_operation"]
@@ -420,7 +421,7 @@ def _refusals() -> dict[str, dict[str, Any]]:
 
 def components() -> dict[str, Any]:
     """Return the schemas that all descriptions refer to, by name."""
-    of_the_socket = (AllocationRequest, QuotaPage, QuotaState)
+    of_the_socket = (AllocationRequest, QuotaChange, QuotaPage, QuotaState)
     types = (*WebType.__subclasses__(), *of_the_socket, *OF_POLICIES, Activation, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for name, schema in schemas.items():

@@ -18,7 +18,7 @@ from moorage.catalog.values import Document, PolicyRecord
 from moorage.core.effects import Information
 from moorage.daemon.blocks.run import BlockRun, Candidate
 from moorage.daemon.blocks.specification import BlockSpec, PolicySpec, read_block
-from moorage.daemon.requests.answers import encode, refusal_of, refuse
+from moorage.daemon.requests.answers import encode, refusal_of
 from moorage.daemon.requests.finder import Finder
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
@@ -94,7 +94,7 @@ class BlockPlacement:
         try:
             outcome = await self.place(tenant, message.input, message.mode)
         except ServiceError as error:
-            return refuse(refusal_of(error), message_id=message.id, warnings=warnings)
+            return encode(refusal_of(error), message_id=message.id, warnings=warnings)
         if message.id is None:
             return replies.raw(outcome.result)
         all_warnings = [*warnings, *outcome.warnings]

@@ -1,6 +1,6 @@
 """From the core's answers to the replies of the wire: the one place where the two meet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -42,56 +42,24 @@ def encode(
         JSON text.
 
     """
+    shared: replies.Shared = {"id": message_id, "warnings": tuple(warnings)}
+    if not isinstance(answer, Information):
+        shared |= {"request": request, "policy_rule_uri": version}
     match answer:
         case Advice(data, reasons):
-            return replies.success(
-                data,
-                id=message_id,
-                request=request,
-                warnings=warnings,
-                reasons=reasons,
-                policy_rule_uri=version,
-            )
-        case LeaseNews(lease, data, reasons, owner):
-            own, longest = token if owner else "", answer.ttl_max_seconds
-            return replies.success(
-                placement(lease) if data is None else data,
-                id=message_id,
-                request=request,
-                warnings=warnings,
-                reasons=reasons,
-                lease=lease_answer(lease, workload, token=own, ttl_max_seconds=longest),
-                policy_rule_uri=version,
-            )
+            shared |= {"reasons": reasons}
+            return replies.success(data, **shared)
+        case LeaseNews(lease, data, reasons, owner, longest):
+            own = token if owner else ""
+            shown = lease_answer(lease, workload, token=own, ttl_max_seconds=longest)
+            shared |= {"reasons": reasons, "lease": shown}
+            return replies.success(placement(lease) if data is None else data, **shared)
         case Information(data):
-            return replies.success(data, id=message_id, warnings=warnings)
-        case Refusal():
-            return refuse(
-                answer, message_id=message_id, request=request, warnings=warnings, version=version
+            return replies.success(data, **shared)
+        case Refusal(code, reason, field, expected, details):
+            return replies.failure(
+                code, reason, field=field, expected=expected, details=details, **shared
             )
-
-
-def refuse(
-    refusal: Refusal,
-    *,
-    message_id: MessageId = None,
-    request: str = "",
-    warnings: Sequence[str] = (),
-    version: str = "",
-) -> bytes:
-    """Write a refusal as a failure reply."""
-    details: Mapping[str, Any] = refusal.details
-    return replies.failure(
-        refusal.code,
-        refusal.reason,
-        field=refusal.field,
-        expected=refusal.expected,
-        details=details,
-        id=message_id,
-        request=request,
-        warnings=warnings,
-        policy_rule_uri=version,
-    )
 
 
 def refusal_of(error: ServiceError) -> Refusal:

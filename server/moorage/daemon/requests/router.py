@@ -7,7 +7,7 @@ from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.rights import refusal
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.requests.admission import Admission
-from moorage.daemon.requests.answers import refuse
+from moorage.daemon.requests.answers import encode
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
@@ -63,7 +63,7 @@ class Router:
         if (no := refusal(caller, message)) is not None:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
-            self._replies.send(to, refuse(no, message_id=message.id))
+            self._replies.send(to, encode(no, message_id=message.id))
         elif isinstance(message, AllocationRequest):
             return self._admission.request(to, caller.tenant, message, warnings)
         elif isinstance(message, BlockRequest):
