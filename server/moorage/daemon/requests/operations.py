@@ -23,7 +23,6 @@ from moorage.core.events import (
     ReleaseAsked,
     RenewAsked,
     ReserveAsked,
-    SessionLost,
     UnreserveAsked,
 )
 from moorage.core.facts import Refusal
@@ -126,7 +125,7 @@ class Operations:
         """Note that a session of a tenant is over."""
         self._watchers.lost(session)
         self._lookups.access.lost(session)
-        self._inbox.post(SessionLost(session), tenant)  # Behind what it sent.
+        self._inbox.leave(session, tenant)
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, caller: Caller, message: wire.Operation
