@@ -2,8 +2,8 @@
 
 import asyncio
 
-from moorage.core.effects import Address
-from moorage.core.events import (
+from moorage.core.turns.effects import Address
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ClusterGone,

@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ConsultFailed,

@@ -18,9 +18,9 @@ from moorage.backends.ray.backend import RayBackend
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
-from moorage.core import forecast
 from moorage.core.allocator import Allocator
-from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
+from moorage.core.reports import forecast
+from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
@@ -38,6 +38,10 @@ from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.effects import EffectCarrier, Observers
 from moorage.daemon.inbox import Inbox
+from moorage.daemon.news.map_news import MapNews
+from moorage.daemon.news.request_progress import RequestProgress
+from moorage.daemon.news.shape_news import ShapeNews
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
@@ -55,16 +59,12 @@ from moorage.daemon.requests.decisions import Decisions
 from moorage.daemon.requests.executor import PolicyExecutor
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
-from moorage.daemon.requests.map_news import MapNews
 from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
-from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.requests.router import Router
-from moorage.daemon.requests.shape_news import ShapeNews
-from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moorage.backends.base import WorkloadReport
-from moorage.core import explain
-from moorage.core.effects import Advice, Information, LeaseNews, Response
-from moorage.core.facts import Refusal
+from moorage.core.reports import explain
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError

@@ -14,8 +14,8 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
-from moorage.core.facts import Refusal
-from moorage.core.refusals import nearest
+from moorage.core.state.facts import Refusal
+from moorage.core.state.refusals import nearest
 from moorage.daemon.access.lease_tokens import LeaseTokens, digest
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.requests.finder import Finder

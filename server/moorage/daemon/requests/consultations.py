@@ -8,10 +8,10 @@ from typing import Final
 
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
-from moorage.core.effects import Consult, Forget
-from moorage.core.events import ConsultFailed, Event, Proposed
-from moorage.core.facts import Granted, Refusal
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Granted, Refusal
+from moorage.core.turns.effects import Consult, Forget
+from moorage.core.turns.events import ConsultFailed, Event, Proposed
+from moorage.core.turns.turn import Turn
 from moorage.daemon.publishing.shadows import Shadows
 from moorage.daemon.requests.finder import code_of
 from moorage.daemon.requests.remote_policies import RemotePolicies

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from moorage.core import explain
-from moorage.core.effects import Consult, Forget, Information, Respond, Response
-from moorage.core.events import CONSULTED, Asked, Event
-from moorage.core.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
-from moorage.core.turn import Turn
+from moorage.core.reports import explain
+from moorage.core.state.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
+from moorage.core.turns.effects import Consult, Forget, Information, Respond, Response
+from moorage.core.turns.events import CONSULTED, Asked, Event
+from moorage.core.turns.turn import Turn
 from moorage.ledger.base import PAGE_FACTS_MAX, Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, RequestId
 from moorage.protocol.messages import DecisionListing

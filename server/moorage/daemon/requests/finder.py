@@ -14,7 +14,7 @@ from moorage.catalog.documents.policies import entry_name
 from moorage.catalog.ports import Catalog
 from moorage.catalog.search import refusal_of
 from moorage.catalog.values import Document, PolicyRecord, SearchAction
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.daemon.requests.schema_guard import SchemaGuard
 from moorage.daemon.requests.searchables import Searched, searched
 from moorage.model import Code, Tenant

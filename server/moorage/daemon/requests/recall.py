@@ -7,9 +7,8 @@ from typing import Any, assert_never
 import msgspec
 import structlog
 
-from moorage.core import explain
-from moorage.core.effects import Information, Recall, Response
-from moorage.core.facts import (
+from moorage.core.reports import explain
+from moorage.core.state.facts import (
     Carried,
     ClockMoved,
     ClusterRemoved,
@@ -42,6 +41,7 @@ from moorage.core.facts import (
     WaitExtended,
     Warmed,
 )
+from moorage.core.turns.effects import Information, Recall, Response
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Code
 

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from moorage.core.effects import Information, Response
-from moorage.core.facts import Fact, Granted, Queued
-from moorage.core.fleet_map import FleetMap
-from moorage.core.state import State, apply
+from moorage.core.state.facts import Fact, Granted, Queued
+from moorage.core.state.state import State, apply
+from moorage.core.turns.effects import Information, Response
+from moorage.daemon.news.fleet_map import FleetMap
+from moorage.daemon.news.map_news import packed_text
 from moorage.daemon.requests.decisions import Decisions, resources
-from moorage.daemon.requests.map_news import packed_text
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore

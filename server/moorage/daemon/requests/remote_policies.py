@@ -24,8 +24,8 @@ from moorage.catalog.mirrored.http import (
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.config.settings import Config
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.daemon.publishing.version_statistics import FAULTS
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.tasks import Tasks

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.rights import refusal
 from moorage.daemon.blocks.placement import BlockPlacement

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moorage.catalog.documents.schemas import PolicySchemas
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.daemon.requests.answers import refusal_of
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import PolicyFault

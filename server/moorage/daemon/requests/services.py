@@ -18,7 +18,7 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document as JsonDocument
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management

@@ -1,0 +1,519 @@
+"""Answers to `status`, `why`, `queue`, `leases` and `fleet`, as plain JSON values.
+
+Pure functions of the state; the allocator calls them within its turn, so that no answer shows
+what is not yet durable.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, assert_never, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core.fit import reservations
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.queue import quotas
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.reports import forecast
+from moorage.core.reports.pages import page
+from moorage.core.state import refusals
+from moorage.core.state.facts import Refusal
+from moorage.core.state.state import State
+from moorage.core.state.waiters import Seniority, Waiter
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
+from moorage.core.turns.events import Inquired
+from moorage.model import (
+    ClusterId,
+    Code,
+    Demand,
+    DeviceId,
+    Lease,
+    LeaseState,
+    NodeId,
+    Outcome,
+    Provision,
+    RequestId,
+    Share,
+)
+
+_NODE_FILTERS: Final = (
+    "node_id",
+    "duplicate_of",
+    "unavailable",
+    "cpu_milli_total",
+    "cpu_milli_free",
+    "memory_mib_total",
+    "memory_mib_free",
+)
+_FILTERS: Final[dict[str, tuple[str, ...]]] = {
+    "why": ("nodes",),
+    "leases": (
+        "state",
+        "cluster",
+        "cluster_id",
+        "node_id",
+        "id",
+        "tenant",
+        "granted_at",
+        "expires_at",
+        "fencing",
+        "ttl_seconds",
+        "policy_rule_uri",
+        "reason",
+        "retry_at",
+    ),
+    "queue": ("cluster", "request", "tenant", "policy_rule_uri", "priority", "since", "deadline"),
+    "quotas": ("tenant", "project", "weight"),
+    "reservations": ("tenant", "reservation"),
+    "fleet": (
+        "cluster",
+        "cluster_id",
+        "nodes",
+        "nodes_unavailable",
+        "gpus",
+        "gpu_milli_total",
+        "gpu_milli_free",
+        *_NODE_FILTERS,
+    ),
+}
+"""What each list can be filtered by; anything else would find nothing, and not say so."""
+STATES: Final = get_args(LeaseState)
+
+
+def answer(  # noqa: C901  # One case per question.
+    inquiry: Inquired,
+    state: State,
+    queue: WaitingQueue,
+    decisions: Mapping[str, dict[str, Any]],
+    feasibility: Feasibility,
+    now: float,
+) -> Response | None:
+    """Answer a question.
+
+    Args:
+        inquiry: The question.
+        state: What is true.
+        queue: The order of the waiters.
+        decisions: Recent decision records, by request.
+        feasibility: Knows what each node lacks.
+        now: In seconds since the epoch.
+
+    Returns:
+        The answer; None where only the ledger's history can give it.
+
+    """
+    refusal = _refuse_filters(inquiry)
+    if refusal is not None:
+        return refusal
+    match inquiry.question:
+        case "status":
+            return _status(inquiry, state)
+        case "why":
+            return _why(inquiry, state, decisions, feasibility)
+        case "leases":
+            pool: Iterable[Lease] = state.leases.values()
+            queued = [each.lease for each in state.waiting.values() if each.lease is not None]
+            if queued:
+                pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
+            if inquiry.filters.get("state") == "ended":
+                pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
+            shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
+            return page(inquiry, "leases", shown, lambda row: row["fencing"])
+        case "queue":
+            return _queue(inquiry, state, queue, feasibility, now)
+        case "quotas":
+            listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
+            rows = [quotas.row(state.accounts, account) for account in listed]
+            return page(inquiry, "quotas", rows, lambda row: (row["tenant"], row["project"] or ""))
+        case "reservations":
+            shown = (
+                reservations.row(each)
+                for each in state.reserved.by_id.values()
+                if inquiry.may_see(each.tenant)
+            )
+            return page(inquiry, "reservations", sorted(shown, key=_by_start), _by_start)
+        case "fleet":
+            if (cluster := inquiry.filters.get("cluster")) is not None:
+                return _nodes(inquiry, state, str(cluster))
+            return page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+
+
+def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
+    return row["starts_at"], row["reservation"]
+
+
+def _refuse_filters(inquiry: Inquired) -> Refusal | None:
+    """Say what is no filter of the list that is asked for, or no state that leases have."""
+    known = _FILTERS.get(inquiry.question, ())
+    for name in inquiry.filters:
+        if name not in known:
+            return refusals.no_filter(name, known)
+    state = inquiry.filters.get("state")
+    return None if state is None or state in STATES else refusals.no_state(state, STATES)
+
+
+def _queue(
+    inquiry: Inquired, state: State, queue: WaitingQueue, feasibility: Feasibility, now: float
+) -> Response:
+    """Return a page of who waits: what moves, their positions, is told of the page alone."""
+    where = inquiry.filters.get("cluster")
+    shown = (
+        waiter_row(waiter)
+        for waiter in queue.by_seniority(_read(inquiry.after))
+        if inquiry.may_see(waiter.ask.tenant) and (where is None or _may_go_to(waiter, where))
+    )
+    told = page(inquiry, "waiting", shown, _seniority)
+    if isinstance(told, Information) and (rows := told.data["waiting"]):
+        first = queue.in_turn(forecast.WAITERS_MAX)
+        turns = forecast.expected(state, feasibility, first, now)
+        positions = queue.positions(row["request"] for row in rows)
+        for row in rows:
+            row["position"] = positions[row["request"]]
+            row["expected_at"] = turns.get(row["request"])
+            row["overtaken"] = state.overtaken.get(row["request"], 0)
+    return told
+
+
+def _read(cursor: str) -> object:
+    """Return what a cursor of several parts says; None where it is none, which `page` says."""
+    try:
+        found = json.loads(cursor)
+    except ValueError:
+        return None
+    return (
+        tuple(found) if isinstance(found, list) and len(found) == len(Seniority._fields) else None
+    )
+
+
+def _may_go_to(waiter: Waiter, cluster: object) -> bool:
+    return waiter.ask.candidates is None or cluster in waiter.ask.candidates
+
+
+def _status(inquiry: Inquired, state: State) -> Response | None:
+    request = RequestId(inquiry.subject)
+    lease = state.lease(request)
+    if lease is not None and inquiry.may_see(lease.tenant):
+        return LeaseNews(lease, owner=False)
+    waiter = state.waiting.get(request)
+    if waiter is not None and inquiry.may_see(waiter.ask.tenant):
+        return waiter_document(waiter, "waiting")
+    reason = f"There is no lease or waiting request {request}, or it ended long ago."
+    return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease or waiting request")
+
+
+def _why(
+    inquiry: Inquired,
+    state: State,
+    decisions: Mapping[str, dict[str, Any]],
+    feasibility: Feasibility,
+) -> Response | None:
+    request = RequestId(inquiry.subject)
+    record = _remembered(decisions, request)
+    lease = state.lease(request)
+    waiter = state.waiting.get(request)
+    owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
+    if not owner or not inquiry.may_see(owner):
+        return None
+    record.pop("tenant", None)
+    asked = record.pop("asked", None)
+    if waiter is not None:
+        asked = waiter.ask.demand, waiter.ask.candidates
+        record["overtaken"] = state.overtaken.get(request, 0)
+    if inquiry.filters:
+        refusal = _add_nodes(record, inquiry, asked, feasibility)
+        if refusal is not None:
+            return refusal
+    if lease is None and asked is not None and asked[0] is not None:
+        awaited = forecast.awaited(state, feasibility, *asked)
+        if record.get("verdict", "not_now") == "not_now" and awaited:
+            record["waits_for"] = [_awaited_row(inquiry, *each) for each in awaited]
+    if lease is not None:
+        record |= {"state": lease.state, "lease": lease_row(lease)}
+        record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
+        if lease.retry_at:
+            record["reason"] += "; it is tried again at retry_at, not before"
+        if drift := list(_drift(lease, state)):
+            record["drift"] = drift
+    return Information({"request": request, **record})
+
+
+def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> dict[str, Any]:
+    """Return a decision record; that of a grant is put into words only here."""
+    record = dict(decisions.get(request, {}))
+    granted: Lease | None = record.pop("granted", None)
+    if granted is not None:
+        record |= {"state": granted.state, "reason": granted_reason(granted)}
+    return record
+
+
+def _awaited_row(inquiry: Inquired, lease: Lease, share: Share) -> dict[str, Any]:
+    """Return a lease that is waited for; whose it is, is told only to who may see it."""
+    row: dict[str, Any] = {
+        "cluster_id": share.cluster_id,
+        "node_id": share.node_id,
+        "expires_at": lease.expires_at,
+    }
+    return row | ({"lease": lease.id} if inquiry.may_see(lease.tenant) else {})
+
+
+def _add_nodes(
+    record: dict[str, Any], inquiry: Inquired, asked: Any, feasibility: Feasibility
+) -> Refusal | None:
+    """Add what each candidate node says to the request now; null where that is not known."""
+    record |= {"node_verdicts": None, "next": None}
+    if asked is None or asked[0] is None:
+        return None
+    if not (inquiry.after or "0").isdecimal():
+        return refusals.no_cursor(inquiry.after)
+    demand, candidates = asked
+    after = int(inquiry.after or "0")
+    rows, following = feasibility.nodes(demand, candidates, after, inquiry.limit)
+    record |= {"node_verdicts": rows, "next": None if following is None else str(following)}
+    return None
+
+
+def _drift(lease: Lease, state: State) -> Iterable[str]:
+    """Yield in words what a lease holds and the inventory does not offer."""
+    for device in lease.lost:
+        yield f"GPU {device.uuid} is gone from its node; no other lease gets it until this one ends"
+    for share in lease.placement:
+        cluster = state.clusters.get(share.cluster_id)
+        nodes = state.offered(cluster).nodes if cluster else ()
+        node = next((each for each in nodes if each.id == share.node_id), None)
+        place = f"{share.cluster_id}/{share.node_id}"
+        if node is None:
+            yield f"{place} is no longer in the inventory"
+            continue
+        if node.unavailable:
+            yield f"{place} takes nothing new: {node.unavailable}"
+        if gone := set(share.gpus) - {gpu.id for gpu in node.gpus}:
+            listed = ", ".join(sorted(gone))
+            yield f"GPU {listed} of {place} is gone from the inventory, or in foreign use"
+
+
+def outcome(given: Advice | Information | Refusal) -> dict[str, Any]:
+    """Return what an answer says about a request, for its decision record."""
+    if isinstance(given, Refusal):
+        return {"state": "refused", **refusal_object(given)}
+    reasons = given.reasons if isinstance(given, Advice) else None
+    return {"state": "advised", "reason": "Advice: nothing is held.", **(reasons or {})}
+
+
+def granted_reason(lease: Lease) -> str:
+    """Return one sentence on why a lease is where it is."""
+    where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
+    if lease.inherited:
+        return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
+    return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
+
+
+def refusal_object(refusal: Refusal) -> dict[str, Any]:
+    """Return a refusal as JSON values, without its empty parts.
+
+    The value of a policy that declined is left out: the client was told it once, it may be a
+    megabyte, and these are kept by the ten thousand.
+    """
+    parts = {
+        "code": refusal.code.value,
+        "reason": refusal.reason,
+        "field": refusal.field,
+        "expected": refusal.expected,
+    }
+    details = {name: part for name, part in refusal.details.items() if name != "data"}
+    return {name: part for name, part in parts.items() if part} | details
+
+
+def share_row(share: Share) -> dict[str, Any]:
+    """Return one node's part of a placement as JSON values."""
+    return {
+        "cluster_id": share.cluster_id,
+        "node_id": share.node_id,
+        "gpus": list(share.gpus),
+        "gpu_milli": share.gpu_milli,
+        "cpu_milli": share.cpu_milli,
+        "memory_mib": share.memory_mib,
+    }
+
+
+def lease_row(lease: Lease) -> dict[str, Any]:
+    """Return a lease as the listings show it: without its token."""
+    row: dict[str, Any] = {
+        "id": lease.id,
+        "state": lease.state,
+        "tenant": lease.tenant,
+        "placement": [share_row(share) for share in lease.placement],
+        "granted_at": lease.granted_at,
+        "expires_at": lease.expires_at,
+        "fencing": lease.fencing,
+        "ttl_seconds": lease.terms.ttl_seconds,
+        "policy_rule_uri": lease.policy.uri,
+    }
+    if lease.choice is not None:
+        row["choice"] = lease.choice
+    if lease.reason:
+        row["reason"] = lease.reason
+    if lease.retry_at:
+        row["retry_at"] = lease.retry_at
+    if lease.lost:
+        row["lost_devices"] = lost_row(lease.lost)
+    if (notice := lease.notice) is not None:
+        row["notice"] = {"by": notice.by, "until": notice.until, "reason": notice.reason}
+    if lease.provision is not None:
+        row["workload"] = _workload_row(lease, lease.provision)
+    return row
+
+
+def lost_row(lost: Sequence[DeviceId]) -> list[str]:
+    """Return the UUIDs of devices that a lease holds, and that its nodes have no more."""
+    return [device.uuid for device in lost]
+
+
+def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:
+    """Return what is known for good of a lease's workload; backends know more while it starts."""
+    outcome = lease.outcome
+    row: dict[str, Any] = {
+        "backend": provision.backend,
+        "phase": _phase(lease),
+        "endpoint": lease.endpoint,
+        "attempt": lease.attempt,
+        "attempts_max": provision.attempts_max if provision.on_failure == "requeue" else 1,
+    }
+    if lease.inherited:
+        row["warm"] = True  # It was running when the lease was granted.
+    return row | ({} if outcome is None else {"outcome": outcome_row(outcome)})
+
+
+def _phase(lease: Lease) -> str:
+    match lease.state:
+        case "granted" | "starting":
+            return "starting"
+        case "active":
+            return "ready"
+        case "failing" | "queued":
+            return "failed"
+        case "ending":
+            return "stopping"
+        case "warm":
+            return "warm"
+        case "ended":
+            last = lease.outcome
+            return last.phase if last is not None and last.attempt == lease.attempt else "stopped"
+        case _:
+            assert_never(lease.state)
+
+
+def outcome_row(outcome: Outcome) -> dict[str, Any]:
+    """Return how a workload came to an end, as JSON values."""
+    return {
+        "attempt": outcome.attempt,
+        "phase": outcome.phase,
+        "detail": outcome.detail,
+        "at": outcome.at,
+        "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in outcome.nodes],
+        "exit_code": outcome.exit_code,
+        "log_tail": list(outcome.log_tail),
+    }
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    """Return a waiter as JSON values."""
+    ask = waiter.ask
+    row = {
+        "request": ask.id,
+        "tenant": ask.tenant,
+        "policy_rule_uri": ask.policy.uri,
+        "priority": ask.terms.priority if ask.terms else 0,
+        "since": waiter.at,
+        "deadline": waiter.deadline,
+        "resources": None if ask.demand is None else demand_row(ask.demand),
+    }
+    if ask.alternatives:
+        row["alternatives"] = [demand_row(each) for each in ask.alternatives]
+    return row if waiter.lease is None else row | {"lease": lease_row(waiter.lease)}
+
+
+def demand_row(demand: Demand) -> dict[str, Any]:
+    """Return a demand as the `resources` it came from."""
+    where = [
+        {"key": each.key, "operator": each.operator, "values": list(each.values)}
+        for each in demand.where
+    ]
+    return {
+        "gpus": demand.gpus,
+        "gpu_milli": demand.gpu_milli,
+        "models": list(demand.models),
+        "gpu_memory_mib": demand.gpu_memory_mib,
+        "cpu_milli": demand.cpu_milli,
+        "memory_mib": demand.memory_mib,
+        "nodes": demand.nodes,
+        "topology": demand.topology,
+        "where": where,
+    }
+
+
+def waiter_document(waiter: Waiter, state: str) -> Information:
+    """Return a waiter as an answer."""
+    return Information({"state": state, **waiter_row(waiter)})
+
+
+def _clusters(state: State) -> Iterable[dict[str, Any]]:
+    fleet = state.fleet
+
+    def sums(column: npt.NDArray[Any]) -> list[int]:
+        totals = np.zeros(len(fleet.cluster_ids), np.int64)
+        np.add.at(totals, fleet.cluster, column)
+        return totals.tolist()
+
+    columns = {
+        "nodes": sums(np.ones(len(fleet), np.int64)),
+        "nodes_unavailable": sums(fleet.closed),
+        "gpus": sums((fleet.gpu_total > 0).sum(1)),
+        "gpu_milli_total": sums(fleet.gpu_total.sum(1)),
+        "gpu_milli_free": sums(fleet.gpu_free.sum(1)),
+        "cpu_milli_total": sums(fleet.cpu_total),
+        "cpu_milli_free": sums(np.where(fleet.closed, 0, fleet.cpu_free)),
+        "memory_mib_total": sums(fleet.memory_total),
+        "memory_mib_free": sums(fleet.memory_free),
+    }
+    for name, *values in zip(fleet.cluster_ids, *columns.values(), strict=True):
+        yield {"cluster_id": name, **dict(zip(columns, values, strict=True))}
+
+
+def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
+    fleet = state.fleet
+    if cluster not in fleet.cluster_ids:
+        return refusals.no_such_cluster(cluster, fleet.cluster_ids)
+
+    known = state.offered(state.clusters[ClusterId(cluster)]).nodes
+    told = {
+        node.id: {"duplicate_of": node.duplicate_of, "unavailable": node.unavailable}
+        for node in known
+        if node.duplicate_of or node.unavailable
+    }
+
+    def rows() -> Iterable[dict[str, Any]]:
+        for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
+            if fleet.node_ids[row][1] <= inquiry.after:
+                continue  # Before a thousand rows are made that no page shows.
+            cpu, memory, gpus = fleet.capacity(row)
+            codes = fleet.gpu_model[row].tolist()
+            said = told.get(NodeId(fleet.node_ids[row][1]), {})
+            yield {
+                "cluster_id": cluster,
+                "node_id": fleet.node_ids[row][1],
+                **{name: text for name, text in said.items() if text},
+                "models": sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
+                "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+                "cpu_milli_total": int(fleet.cpu_total[row]),
+                "cpu_milli_free": cpu if not fleet.closed[row] else 0,
+                "memory_mib_total": int(fleet.memory_total[row]),
+                "memory_mib_free": memory,
+            }
+
+    return page(inquiry, "nodes", rows(), lambda row: row["node_id"])
+
+
+def _seniority(row: dict[str, Any]) -> Seniority:
+    """Return what orders the pages of the queue."""
+    return Seniority(-row["priority"], row["since"], row["request"])
