@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
 from moorage.core.lifecycle.requests import CONSULTS_MAX
+from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue.order import CONSULTED_MAX
-from moorage.core.queue.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.deadlines import SPARE
 from moorage.core.state.facts import Granted, Refusal

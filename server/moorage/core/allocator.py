@@ -21,9 +21,9 @@ from moorage.core.lifecycle.warm_reuse import WarmReuse
 from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.queue.quotas import Quotas
 from moorage.core.reports import explain
+from moorage.core.state.deadlines import Grace
 from moorage.core.state.devices import follow
 from moorage.core.state.facts import ClockMoved, ClusterRemoved, ClusterSet, Counted, Fact
-from moorage.core.state.grace import Grace
 from moorage.core.state.invariants import check
 from moorage.core.state.state import apply
 from moorage.core.turns.effects import Recall

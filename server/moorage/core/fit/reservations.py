@@ -15,8 +15,8 @@ from moorage.core.fit import room
 from moorage.core.fit.feasibility import Feasibility
 from moorage.core.fit.room import Amounts
 from moorage.core.state import refusals
+from moorage.core.state.deadlines import Grace
 from moorage.core.state.facts import Refusal, Reserved, Unreserved
-from moorage.core.state.grace import Grace
 from moorage.core.state.reserved import NodeReservation, Place, touches
 from moorage.core.turns.effects import Information
 from moorage.core.turns.events import ReserveAsked, UnreserveAsked

@@ -10,9 +10,8 @@ from moorage.core.lifecycle.preemption import Preemption
 from moorage.core.lifecycle.requests import Requests
 from moorage.core.lifecycle.warm_reuse import WarmReuse
 from moorage.core.queue import alternatives
-from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.queue.open_requests import OpenRequests, Pending
 from moorage.core.queue.order import CONSULTED_MAX
-from moorage.core.queue.pending import Pending
 from moorage.core.state.state import State
 from moorage.core.state.waiters import WaiterLine
 from moorage.model import Nodes, PolicyRef

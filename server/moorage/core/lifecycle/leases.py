@@ -17,6 +17,7 @@ from moorage.core.fit.room import begins, drained_by, leaves_by
 from moorage.core.queue.alternatives import choice
 from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.state import refusals
+from moorage.core.state.deadlines import Grace
 from moorage.core.state.facts import (
     Ended,
     Ending,
@@ -30,7 +31,6 @@ from moorage.core.state.facts import (
     Started,
     WaitExtended,
 )
-from moorage.core.state.grace import Grace
 from moorage.core.state.state import RELEASED
 from moorage.core.turns.effects import Address, KeepWarm, LeaseNews, Start, Stop
 from moorage.core.turns.events import (

@@ -15,8 +15,7 @@ from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
 from moorage.core.queue import alternatives
 from moorage.core.queue.idempotency import mismatch
-from moorage.core.queue.open_requests import OpenRequests
-from moorage.core.queue.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
+from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX, OpenRequests, Pending
 from moorage.core.queue.quotas import Quotas
 from moorage.core.queue.withheld import Withheld, shortened
 from moorage.core.reports import explain

@@ -5,13 +5,12 @@ columns are kept as classes come and go, so a wake looks at arrays and at the fe
 neither sorts nor visits all that wait. `order` is the only caller.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core.queue.tables import Table
 from moorage.core.state.accounts import Account, accounts_of
 from moorage.core.state.growth import PLACES_MAX, GrownPlace
 from moorage.core.state.state import State
@@ -21,6 +20,7 @@ from moorage.policy import Fleet
 
 Rows = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+T = TypeVar("T", bound=Hashable)
 _Key = Callable[[Rows], npt.NDArray[Any]]
 Rank = tuple[int, float, float, float, int]
 """Its precedence, negated; the share of the tenant; that of its project; since when; which came
@@ -49,6 +49,45 @@ def _alternatives(shape: Shape) -> list[Shape]:
     """Return the shapes of the demands that a demand is the loosest of."""
     _, candidates, demands = shape
     return [(each, candidates, ()) for each in demands]
+
+
+class Table(Generic[T]):
+    """Numbered things, each with a row in some columns; a number is given again when it is free."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
+        self.numbers: dict[T, int] = {}
+        self.users: dict[T, int] = {}
+        self._unused: list[int] = []
+        self.rows = 0
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return a column, as long as there are rows."""
+        return self.columns[name][: self.rows]
+
+    def add(self, item: T, **values: Any) -> int:
+        """Return the number of a thing that has one user more; `values` where it is new."""
+        number = self.numbers.get(item)
+        self.users[item] = self.users.get(item, 0) + 1
+        if number is not None:
+            return number
+        number = self._unused.pop() if self._unused else self.rows
+        self.rows = max(self.rows, number + 1)
+        for name, column in self.columns.items():
+            if number >= len(column):
+                self.columns[name] = np.concatenate([column, np.zeros_like(column)])
+            self.columns[name][number] = values[name]
+        self.numbers[item] = number
+        return number
+
+    def drop(self, thing: T) -> bool:
+        """Note that a thing has one user less; return whether that was the last one."""
+        self.users[thing] -= 1
+        if self.users[thing]:
+            return False
+        del self.users[thing]
+        self._unused.append(self.numbers.pop(thing))
+        return True
 
 
 class Ranking:

@@ -1,12 +1,15 @@
-"""What is due next. A part of `State`; only `apply` adds to it."""
+"""What is due next, and when it is due after a stall.
+
+`Deadlines` is a part of `State`; only `apply` adds to it.
+"""
 
 import heapq
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from moorage.model import RequestId
+import msgspec
 
-__all__ = ["Deadlines"]
+from moorage.model import RequestId
 
 SPARE: Final = 1_000
 """Outdated deadlines that are kept, beyond two for every lease and waiter, before a sweep."""
@@ -55,3 +58,24 @@ class Deadlines:
         heapq.heappush(self._due, (at, request))
         if len(self._due) > SPARE + 2 * live:
             self._due = sorted({(at, name) for at, name in self._due if at == self._of(name)})
+
+
+class Grace(msgspec.Struct, frozen=True, gc=False):
+    """Computes new deadlines after a stall.
+
+    Args:
+        now: The end of the stall, in seconds since the epoch.
+        seconds: Its length.
+        grace_seconds: Time left, at least, for what ran out meanwhile. Anything else has the length
+            of the stall, at most this: its holder may have tried to renew it in vain.
+
+    """
+
+    now: float
+    seconds: float
+    grace_seconds: float
+
+    def until(self, due: float) -> float:
+        """Return the new deadline for an old one, in seconds since the epoch."""
+        least = self.grace_seconds if due <= self.now else min(self.seconds, self.grace_seconds)
+        return max(due, self.now + least)

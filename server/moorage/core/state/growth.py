@@ -4,10 +4,10 @@
 be before.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-from moorage.model import ClusterId
+from moorage.model import ClusterId, Lease
 
 PLACES_MAX: Final = 64
 """Places that are remembered one by one; of more, all count as grown."""
@@ -44,3 +44,11 @@ class Growth:
         places = None if self._everywhere else list(self._places)
         self._places, self._everywhere = {}, False
         return places
+
+
+def left_by(lease: Lease) -> Iterator[GrownPlace]:
+    """Yield where others may be placed when a lease leaves."""
+    apart = lease.terms.anti_affinity is not None
+    for share in lease.placement:
+        # Its rack or zone is open to its group, too: all nodes of the cluster are looked at.
+        yield share.cluster_id, "" if apart else share.node_id

@@ -46,10 +46,9 @@ from moorage.core.state.facts import (
     WaitExtended,
     Warmed,
 )
-from moorage.core.state.growth import Growth
+from moorage.core.state.growth import Growth, left_by
 from moorage.core.state.identities import Identities, Place
-from moorage.core.state.lease_groups import LeaseGroups, left_by
-from moorage.core.state.lost_devices import LostDevices, shown
+from moorage.core.state.lease_indexes import LeaseGroups, LostDevices, shown
 from moorage.core.state.reserved import ReservedNodes
 from moorage.core.state.waiters import Waiter
 from moorage.model import Ask, Cluster, ClusterId, Lease, Notice, Outcome, RequestId, Share, Tenant

@@ -15,9 +15,8 @@ from moorage.backends.base import WorkloadReport
 from moorage.core.reports.explain import lease_row
 from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Started
 from moorage.core.turns.effects import Address, LeaseNews, Response
-from moorage.daemon.requests.answers import MessageId
 from moorage.model import RequestId, SessionId
-from moorage.protocol.replies import progress
+from moorage.protocol.replies import MessageId, progress
 
 PAUSE_SECONDS: Final = 1.0
 """Between two looks at the positions in the queue."""

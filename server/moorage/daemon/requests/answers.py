@@ -10,8 +10,7 @@ from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError
-
-MessageId = str | int | None
+from moorage.protocol.replies import MessageId
 
 
 def encode(

@@ -15,13 +15,14 @@ from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.publishing.aliases import Noting
-from moorage.daemon.requests.answers import MessageId, encode, lease_object, refusal_of
+from moorage.daemon.requests.answers import encode, lease_object, refusal_of
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.replies import MessageId
 from moorage.records.rights import Caller
 
 _NONE: Final = RequestId("")

@@ -1,17 +1,14 @@
-"""The devices that leases hold and their nodes have no more. A part of `State`.
+"""Leases by what they have in common: those that keep apart, and those that lost devices.
 
-Such a device is free for no other lease while its own lasts, wherever it turns up: in another
-machine, as a whole after it was divided, or divided after it was whole.
+Both are parts of `State`; only `apply` changes them.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from moorage.core.state.reserved import Place
-from moorage.model import DEVICE, DeviceId, Lease, RequestId
+from moorage.model import DEVICE, DeviceId, Lease, RequestId, Tenant
 from moorage.policy import Fleet
-
-__all__ = ["LostDevices"]
 
 _Finder = Callable[[str], Place | None]
 """Returns the node that has a device, by the key of its UUID in `Node.identity`."""
@@ -19,7 +16,11 @@ _Finder = Callable[[str], Place | None]
 
 @dataclass(slots=True)
 class LostDevices:
-    """Which devices are lost, by the lease that holds them."""
+    """The devices that leases hold and their nodes have no more, by the lease.
+
+    Such a device is free for no other lease while its own lasts, wherever it turns up: in another
+    machine, as a whole after it was divided, or divided after it was whole.
+    """
 
     of: dict[RequestId, tuple[DeviceId, ...]] = field(
         default_factory=dict[RequestId, tuple[DeviceId, ...]]
@@ -58,3 +59,26 @@ def _overlap(one: DeviceId, other: DeviceId) -> bool:
 
 def _lowered(device: DeviceId) -> DeviceId:
     return DeviceId(device.uuid.lower(), device.parent.lower())
+
+
+@dataclass(slots=True)
+class LeaseGroups:
+    """The leases that hold something and keep apart, by tenant and group; also warm ones."""
+
+    of: dict[tuple[Tenant, str], dict[RequestId, None]] = field(
+        default_factory=dict[tuple[Tenant, str], dict[RequestId, None]]
+    )
+
+    def add(self, lease: Lease) -> None:
+        """Note a lease down that holds something now."""
+        if lease.terms.anti_affinity is not None:
+            key = lease.tenant, lease.terms.anti_affinity.group
+            self.of.setdefault(key, {})[lease.id] = None
+
+    def remove(self, lease: Lease) -> None:
+        """Forget a lease."""
+        if lease.terms.anti_affinity is not None:
+            key = lease.tenant, lease.terms.anti_affinity.group
+            del self.of[key][lease.id]
+            if not self.of[key]:
+                del self.of[key]
