@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from moorage.core.fit.verdicts import NodeKinds, change_in_words, node_verdicts
 from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
 from moorage.core.state.state import State
-from moorage.core.state.verdicts import NodeKinds, change_in_words, node_verdicts
 from moorage.model import Ask, ClusterId, Demand, Nodes, Placement
 from moorage.policy import NEVER, Fleet, Misfit, gang_groups
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from moorage.core.state.verdicts import NodeKinds
+from moorage.core.fit.verdicts import NodeKinds
 from moorage.model import Cluster, ClusterId, Code, Demand, Gpu, Node, NodeId
 from moorage.policy import Fleet
 
