@@ -19,12 +19,12 @@ from moorage.core.turns.effects import (
 from moorage.core.turns.events import CONSULTED, Event
 from moorage.core.turns.turn import Turn
 from moorage.daemon.access.audit_trail import AuditTrail
+from moorage.daemon.history import recall
+from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
-from moorage.daemon.requests import recall
-from moorage.daemon.requests.consultations import Consultations
-from moorage.daemon.requests.decisions import Decisions
+from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.workloads.control import WorkloadControl
 

@@ -43,8 +43,8 @@ from moorage.core.turns.events import (
     Tick,
 )
 from moorage.core.turns.turn import Turn
+from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.vetting import vet
-from moorage.daemon.requests.finder import code_of
 from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
 from moorage.sandbox.host.contract import HostServices, Mode

@@ -27,7 +27,7 @@ from moorage.core.turns.events import (
     WorkloadStopped,
 )
 from moorage.core.turns.turn import Turn
-from moorage.daemon.requests.finder import code_of
+from moorage.daemon.policies.finder import code_of
 from moorage.lab.rehearsal import SESSION, Document, Rehearsal
 from moorage.ledger.codec import FactRow, unseal
 from moorage.model import (

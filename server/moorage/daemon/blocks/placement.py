@@ -16,10 +16,10 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord
 from moorage.core.turns.effects import Information
+from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.blocks.run import BlockRun, Candidate
 from moorage.daemon.blocks.specification import BlockSpec, PolicySpec, read_block
-from moorage.daemon.requests.answers import encode, refusal_of, refuse
-from moorage.daemon.requests.finder import Finder
+from moorage.daemon.policies.finder import Finder
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol import replies

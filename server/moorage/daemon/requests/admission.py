@@ -14,9 +14,9 @@ from moorage.catalog.ports import Catalog
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Address
 from moorage.core.turns.events import Asked
+from moorage.daemon.answers import refusal_of, refuse
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.aliases import Publishing
-from moorage.daemon.requests.answers import refusal_of, refuse
 from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.reading import is_described, outranked
 from moorage.daemon.requests.replies import Replies, ReplyContext

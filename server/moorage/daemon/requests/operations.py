@@ -29,12 +29,12 @@ from moorage.core.turns.events import (
     UnreserveAsked,
 )
 from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.answers import refusal_of
+from moorage.daemon.history.decisions import Decisions
+from moorage.daemon.history.recalled_fleets import RecalledFleets
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.publishing.management import Management
-from moorage.daemon.requests.answers import refusal_of
-from moorage.daemon.requests.decisions import Decisions
-from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.workloads.access import WorkloadAccess

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.daemon.access.lease_tokens import LeaseTokens
+from moorage.daemon.answers import encode, lease_object, refusal_of
 from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.publishing.aliases import Noting
-from moorage.daemon.requests.answers import encode, lease_object, refusal_of
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl

@@ -1,6 +1,6 @@
 """What can be searched: clusters, blocks and policies, each as one kind behind one interface.
 
-`daemon.requests.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
+`daemon.policies.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
 are is said in docs/reference/allocation-server.md, "Kinds of documents"; of the others this server
 keeps no documents.
 """

@@ -12,9 +12,9 @@ from moorage.core.state.facts import Granted, Refusal
 from moorage.core.turns.effects import Consult, Forget
 from moorage.core.turns.events import ConsultFailed, Event, Proposed
 from moorage.core.turns.turn import Turn
+from moorage.daemon.policies.finder import code_of
+from moorage.daemon.policies.remote_policies import RemotePolicies
 from moorage.daemon.publishing.shadows import Shadows
-from moorage.daemon.requests.finder import code_of
-from moorage.daemon.requests.remote_policies import RemotePolicies
 from moorage.model import Code
 from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
 

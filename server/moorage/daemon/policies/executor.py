@@ -12,7 +12,7 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
-from moorage.daemon.requests.finder import code_of
+from moorage.daemon.policies.finder import code_of
 from moorage.model import Cluster, Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError

@@ -14,9 +14,9 @@ from typing import Any, Final
 from moorage.core.state.facts import Fact, Granted, Queued
 from moorage.core.state.state import State, apply
 from moorage.core.turns.effects import Information, Response
+from moorage.daemon.history.decisions import Decisions, resources
 from moorage.daemon.news.fleet_map import FleetMap
 from moorage.daemon.news.map_news import packed_text
-from moorage.daemon.requests.decisions import Decisions, resources
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore

@@ -15,8 +15,8 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.search import refusal_of
 from moorage.catalog.values import Document, PolicyRecord, SearchAction
 from moorage.core.state.facts import Refusal
-from moorage.daemon.requests.schema_guard import SchemaGuard
-from moorage.daemon.requests.searchables import Searched, searched
+from moorage.daemon.policies.schema_guard import SchemaGuard
+from moorage.daemon.policies.searchables import Searched, searched
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, QueryError, Search, parse_filter, parse_search

@@ -26,8 +26,8 @@ from moorage.catalog.values import PolicyRecord
 from moorage.config.settings import Config
 from moorage.core.turns.effects import Consult
 from moorage.core.turns.events import ConsultFailed, Proposed
+from moorage.daemon.answers import refusal_of
 from moorage.daemon.publishing.version_statistics import FAULTS
-from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.tasks import Tasks
 from moorage.model import Ask, ClusterId, Code, NodeId, RequestId
 from moorage.policy import Fleet

@@ -1,6 +1,6 @@
 """The schemas of a policy as the sandbox's host asks them; see `sandbox.host.contract.Guard`.
 
-`daemon.requests.finder.code_of` makes one for every policy that has schemas. Catalog and sandbox do
+`daemon.policies.finder.code_of` makes one for every policy that has schemas. Catalog and sandbox do
 not know each other, so their two kinds of "no" meet here.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.core.state.facts import Refusal
-from moorage.daemon.requests.answers import refusal_of
+from moorage.daemon.answers import refusal_of
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import PolicyFault
 
