@@ -25,7 +25,8 @@ ENV PATH=/opt/moorage/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     MOORAGE_DATA_DIR=/var/lib/moorage \
     MOORAGE_HOST=0.0.0.0
-# Beyond loopback the daemon refuses to start until MOORAGE_TOKENS=tenant:token,... is set.
+# Beyond loopback the daemon refuses to start without MOORAGE_TOKENS=tenant:token,... and either
+# MOORAGE_TLS_CERT and MOORAGE_TLS_KEY or MOORAGE_INSECURE_PLAINTEXT.
 USER moorage
 VOLUME /var/lib/moorage
 EXPOSE 8765 8080

@@ -17,9 +17,9 @@ from benchmarks import churn_report
 from benchmarks.churn_report import ChurnRun
 from benchmarks.packing import FULL, Consulting, openb, request
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, LeaseNews
-from moorage.core.events import Asked, Event, Tick
-from moorage.core.facts import Ended, Fact, Granted
+from moorage.core.state.facts import Ended, Fact, Granted
+from moorage.core.turns.effects import Address, LeaseNews
+from moorage.core.turns.events import Asked, Event, Tick
 from moorage.lab import plots, trace
 from moorage.lab.churn import MEAN_STAY_SECONDS, STAYS, Arrival, Churn, Stays, arrivals, size_of
 from moorage.lab.errors import CommandError

@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.packing import Consulting
 from benchmarks.waiting_jobs import SIZES, WAIT_SECONDS, Job, fleet_of, needs, policy_of
-from moorage.core import forecast
-from moorage.core.durations import Durations
-from moorage.core.effects import Address, LeaseNews
-from moorage.core.events import Asked, Event, ReleaseAsked
+from moorage.core.reports import forecast
+from moorage.core.state.durations import Durations
+from moorage.core.turns.effects import Address, LeaseNews
+from moorage.core.turns.events import Asked, Event, ReleaseAsked
 from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 
 BOUNDS: Final = tuple(hours * 3600.0 for hours in (1, 4, 24, 7 * 24, 30 * 24, 90 * 24, 365 * 24))

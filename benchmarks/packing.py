@@ -17,9 +17,9 @@ import msgspec
 
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, Consult, LeaseNews, Respond
-from moorage.core.events import Asked, ClusterSeen, Event, Proposed
-from moorage.core.facts import Fact, Refusal
+from moorage.core.state.facts import Fact, Refusal
+from moorage.core.turns.effects import Address, Consult, LeaseNews, Respond
+from moorage.core.turns.events import Asked, ClusterSeen, Event, Proposed
 from moorage.lab.trace import TraceNode, TracePod, cluster_document, permuted_names
 from moorage.model import Ask, Code, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import FleetView, Rule

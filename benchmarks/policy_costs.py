@@ -16,10 +16,10 @@ from typing import Any, Final
 import uvloop
 
 from benchmarks.packing import LEASE_SECONDS, Site, openb
-from moorage.core.effects import Address, Consult, LeaseNews, Respond
-from moorage.core.events import Asked, ConsultFailed, Proposed
-from moorage.core.facts import Refusal
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Address, Consult, LeaseNews, Respond
+from moorage.core.turns.events import Asked, ConsultFailed, Proposed
+from moorage.core.turns.turn import Turn
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.lab.typical import typical_of

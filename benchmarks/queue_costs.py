@@ -16,9 +16,9 @@ from typing import Any, Final
 from benchmarks.explained import explained
 from benchmarks.overload import overload
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, Consult
-from moorage.core.events import Asked, ClusterSeen, Event, Proposed, ReleaseAsked, SessionLost
-from moorage.core.turn import Turn
+from moorage.core.turns.effects import Address, Consult
+from moorage.core.turns.events import Asked, ClusterSeen, Event, Proposed, ReleaseAsked, SessionLost
+from moorage.core.turns.turn import Turn
 from moorage.model import (
     Ask,
     Cluster,

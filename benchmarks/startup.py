@@ -9,9 +9,9 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.core.checkpoint import condense
-from moorage.core.facts import ClusterSet, Ended, Fact, Granted
-from moorage.core.state import State, apply
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import ClusterSet, Ended, Fact, Granted
+from moorage.core.state.state import State, apply
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import (
     Cluster,

@@ -43,9 +43,9 @@ from benchmarks.waiting_jobs import (
     policy_of,
     read_jobs,
 )
-from moorage.core.effects import Address, LeaseNews
-from moorage.core.events import Asked, Event, Tick
-from moorage.core.facts import Ended, Granted
+from moorage.core.state.facts import Ended, Granted
+from moorage.core.turns.effects import Address, LeaseNews
+from moorage.core.turns.events import Asked, Event, Tick
 from moorage.lab import plots
 from moorage.lab.errors import CommandError
 from moorage.model import Ask, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant

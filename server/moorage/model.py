@@ -402,7 +402,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         asked_at: When its request came; its age in the queue counts from here.
         ask: The request, as long as a failure may send it back into the queue.
         inherited: Name of the warm workload that it took over; empty where its own was started.
-        likeness: `core.leases.likeness` of its request, where it may stay warm; else empty.
+        likeness: See `core.lifecycle.leases.likeness`; empty where it may not stay warm.
         retry_at: Until when it pauses while it is queued, in seconds since the epoch; else 0.
         faults: While it is queued, how often in a row its policy did not get to answer.
         notice: That it has to give way, and to whom; None where it need not.

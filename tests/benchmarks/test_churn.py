@@ -9,7 +9,7 @@ import pytest
 from benchmarks import churn_report
 from benchmarks.churn import ChurnJob, HeldMilli, churn, run
 from benchmarks.churn_report import ChurnRun, SizeCount
-from moorage.core.facts import Ended, Granted
+from moorage.core.state.facts import Ended, Granted
 from moorage.lab.churn import Churn
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceNode, TracePod

@@ -105,6 +105,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "tls_cert": ("/t/c.pem", '"/t/c.pem"', Path("/t/c.pem")),
         "tls_key": ("/t/k.pem", '"/t/k.pem"', Path("/t/k.pem")),
         "tls_client_ca": ("/t/a.pem", '"/t/a.pem"', Path("/t/a.pem")),
+        "insecure_plaintext": ("true", "true", True),
         "data_dir": ("/srv/m", '"/srv/m"', Path("/srv/m")),
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
         "oidc_issuer": ("https://i/r/", '"https://i/r/"', "https://i/r/"),
@@ -391,7 +392,8 @@ def test_tokens_may_be_rotated_and_show_up_nowhere(tmp_path: Path) -> None:
 
 def test_an_issuer_is_enough_beyond_loopback_and_needs_an_audience() -> None:
     given = {"MOORAGE_OIDC_ISSUER": "https://i", "MOORAGE_HOST": "10.0.0.1"}
-    config = Config.load({}, HOME | given | {"MOORAGE_OIDC_AUDIENCE": "moorage"})
+    plain = {"MOORAGE_INSECURE_PLAINTEXT": "true"}
+    config = Config.load({}, HOME | given | plain | {"MOORAGE_OIDC_AUDIENCE": "moorage"})
     assert config.backends == ("memory",)
     assert refused(environ=given).setting == "oidc_audience"
     for name in ("oidc_audience", "oidc_client_id"):
@@ -406,15 +408,20 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert error.source == "--host"
     assert "MOORAGE_TOKENS" in error.expected
     assert refused(environ={"MOORAGE_HTTP_HOST": host}).setting == "http_host"
-    with_tokens = Config.load({"host": host}, HOME | {"MOORAGE_TOKENS": "ann:k1234567"})
-    assert (with_tokens.host, with_tokens.http_host) == (host, host)
+    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1234567"}
+    error = refused({"host": host}, environ=tokens)
+    assert (error.setting, "--insecure-plaintext" in error.expected) == ("host", True)
+    allowed = Config.load({"host": host, "insecure_plaintext": True}, tokens)
+    assert (allowed.host, allowed.http_host) == (host, host)
+    tls = {"MOORAGE_TLS_CERT": "/c.pem", "MOORAGE_TLS_KEY": "/k.pem"}
+    assert not Config.load({"host": host}, tokens | tls).insecure_plaintext
 
 
 def test_local_is_off_among_tenants_unless_it_is_asked_for(tmp_path: Path) -> None:
     tokens = HOME | {"MOORAGE_TOKENS": "ann:k1"}
     assert Config.load({}, HOME).backends == ("local", "memory")
     assert Config.load({}, tokens).backends == ("memory",)
-    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1234567"}
+    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1234567", "MOORAGE_INSECURE_PLAINTEXT": "true"}
     assert Config.load({"host": "10.0.0.1"}, tokens).backends == ("memory",)
     assert Config.load({"host": "10.0.0.1"}, tokens | {"MOORAGE_BACKENDS": "local"}).backends == (
         "local",

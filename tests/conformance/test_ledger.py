@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from moorage.core.facts import ClusterRemoved, Ended, Fact, Granted, Renewed
+from moorage.core.state.facts import ClusterRemoved, Ended, Fact, Granted, Renewed
 from moorage.ledger.base import (
     PAGE_BYTES_MAX,
     PAGE_FACTS_MAX,

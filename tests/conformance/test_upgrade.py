@@ -14,7 +14,7 @@ from moorage.catalog.opening import open_catalog
 from moorage.commands.ledger_care import repair, verify
 from moorage.commands.program import app
 from moorage.core.allocator import Allocator
-from moorage.core.state import State
+from moorage.core.state.state import State
 from moorage.ledger.base import LedgerError
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.protocol.faults import ServiceError

@@ -7,10 +7,10 @@ from typing import Any
 from msgspec import json
 
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, Consult, Information, Respond
-from moorage.core.events import Asked, ClusterSeen, Event, Inquired, Proposed
-from moorage.core.facts import Fact
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Fact
+from moorage.core.turns.effects import Address, Consult, Information, Respond
+from moorage.core.turns.events import Asked, ClusterSeen, Event, Inquired, Proposed
+from moorage.core.turns.turn import Turn
 from moorage.model import (
     Ask,
     Cluster,

@@ -5,10 +5,16 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
-from moorage.core.checkpoint import condense
-from moorage.core.deadlines import SPARE
-from moorage.core.effects import Advice, LeaseNews, Recall
-from moorage.core.events import (
+from moorage.core.lifecycle.requests import CONSULTS_MAX
+from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX
+from moorage.core.queue.order import CONSULTED_MAX
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.deadlines import SPARE
+from moorage.core.state.facts import Granted, Refusal
+from moorage.core.state.invariants import check
+from moorage.core.state.state import ENDED_MAX
+from moorage.core.turns.effects import Advice, LeaseNews, Recall
+from moorage.core.turns.events import (
     CancelAsked,
     ClusterGone,
     Proposed,
@@ -17,13 +23,7 @@ from moorage.core.events import (
     SessionLost,
     Tick,
 )
-from moorage.core.facts import Granted, Refusal
-from moorage.core.invariants import check
-from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
-from moorage.core.queue import CONSULTED_MAX
-from moorage.core.requests import CONSULTS_MAX
-from moorage.core.state import ENDED_MAX
-from moorage.core.turn import DECISIONS_MAX
+from moorage.core.turns.turn import DECISIONS_MAX
 from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 
 ONE = Demand(gpus=1)

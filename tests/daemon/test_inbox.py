@@ -2,8 +2,8 @@
 
 import asyncio
 
-from moorage.core.effects import Address
-from moorage.core.events import (
+from moorage.core.turns.effects import Address
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ClusterGone,
@@ -51,6 +51,17 @@ def test_what_cancels_a_request_that_still_waits_stays_behind_it():
     for event in (other, first, early, late):
         inbox.post(event, TENANT)
     assert taken(inbox) == [late, other, first, early]
+
+
+def test_requests_of_a_session_that_is_over_are_dropped():
+    inbox, cancel = Inbox(), CancelAsked(TO, RequestId("a"), TENANT)
+    other = Asked(Address(SessionId("other"), 1), asked("b").ask)
+    for event in (asked("a"), cancel, other, asked("c")):
+        inbox.post(event, TENANT)
+    inbox.leave(TO.session, TENANT)
+    assert (len(inbox), inbox.asked) == (3, 1)
+    assert taken(inbox) == [cancel, other, SessionLost(TO.session)]
+    assert inbox.asked == 0
 
 
 def test_tenants_take_turns_and_keep_their_order():

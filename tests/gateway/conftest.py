@@ -14,7 +14,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.gateway.deliver import Taking

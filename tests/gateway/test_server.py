@@ -9,7 +9,7 @@ import logging
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.gateway.server import Gateway
 from moorage.gateway.settings import GatewaySettings

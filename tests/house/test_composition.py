@@ -11,9 +11,11 @@ DAEMON_LINES_MAX = 250
 
 
 def is_record(node: ast.ClassDef) -> bool:
-    """Tell whether a class declares fields: a dataclass, a message, or a Protocol."""
+    """Tell whether a class declares fields: a dataclass, a struct, a tuple, or a Protocol."""
     named = [ast.unparse(each) for each in (*node.decorator_list, *node.bases)]
-    return any(name.startswith(("dataclass", "msgspec.Struct", "Protocol")) for name in named)
+    return any(
+        name.startswith(("dataclass", "msgspec.Struct", "NamedTuple", "Protocol")) for name in named
+    )
 
 
 def constructors(tree: ast.Module) -> Iterator[tuple[str, int]]:

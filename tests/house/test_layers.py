@@ -12,6 +12,7 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 PLACES = ("server", "policies", "clients")
 
 LAYERS = "Layers import downwards, and siblings do not meet"
+CORE = "Inside the core, imports go down from the life cycle to the state"
 PURE = "Pure packages do no I/O, read no clock, draw no chance and write no log"
 SLOTS = "The slot pool asks the machine for its size and takes a lock, and nothing more"
 WIRE = "The core knows no wire"
@@ -25,8 +26,8 @@ POLICIES = "Shipped policies enter by the policy package"
 OUTSIDE = "Below layer 6 the server knows neither clients nor shipped policies"
 
 MUTANTS = [
-    ("server/moorage/core/facts.py", "import moorage.protocol", WIRE),
-    ("server/moorage/core/facts.py", "import moorage.ledger", LAYERS),
+    ("server/moorage/core/state/facts.py", "import moorage.protocol", WIRE),
+    ("server/moorage/core/state/facts.py", "import moorage.ledger", LAYERS),
     ("server/moorage/model.py", "import moorage.policy", LAYERS),
     ("server/moorage/policy/proposal.py", "import moorage.protocol", LAYERS),
     ("server/moorage/gateway/__init__.py", "import moorage.ledger", LAYERS),
@@ -37,8 +38,15 @@ MUTANTS = [
     ("server/moorage/testing/__init__.py", "import moorage.bench", LAYERS),
     ("server/moorage/bench/__init__.py", "import benchmarks.churn", SHIPPED),
     ("server/moorage/utils.py", "", LAYERS),
-    ("server/moorage/core/facts.py", "import asyncio", PURE),
-    ("server/moorage/core/facts.py", "from time import time", PURE),
+    ("server/moorage/core/lifecycle/__init__.py", "import moorage.core.allocator", CORE),
+    ("server/moorage/core/reports/__init__.py", "import moorage.core.lifecycle.leases", CORE),
+    ("server/moorage/core/queue/__init__.py", "import moorage.core.reports.explain", CORE),
+    ("server/moorage/core/fit/__init__.py", "import moorage.core.queue.order", CORE),
+    ("server/moorage/core/turns/__init__.py", "import moorage.core.fit.feasibility", CORE),
+    ("server/moorage/core/state/__init__.py", "import moorage.core.turns.events", CORE),
+    ("server/moorage/core/utils.py", "", CORE),
+    ("server/moorage/core/state/facts.py", "import asyncio", PURE),
+    ("server/moorage/core/state/facts.py", "from time import time", PURE),
     ("server/moorage/policy/fleet.py", "import random", PURE),
     ("server/moorage/model.py", "import logging", PURE),
     ("server/moorage/slots/pool.py", "import time", SLOTS),
@@ -51,10 +59,10 @@ MUTANTS = [
     ("server/moorage/slices/__init__.py", "import moorage.backends", SLICES),
     ("server/moorage/slices/__init__.py", "import moorage_client", OUTSIDE),
     ("server/moorage/sandbox/cell/worker.py", "import asyncio", CELL),
-    ("server/moorage/sandbox/cell/worker.py", "import moorage.core.facts", CELL),
+    ("server/moorage/sandbox/cell/worker.py", "import moorage.core.state.facts", CELL),
     ("server/moorage/sandbox/cell/worker.py", "import moorage.sandbox.host.sandbox", CELL),
     ("server/moorage/sandbox/wire/frames.py", "import moorage.sandbox.host.work", CELL),
-    ("clients/moorage_client/__init__.py", "import moorage.core.facts", CLIENTS),
+    ("clients/moorage_client/__init__.py", "import moorage.core.state.facts", CLIENTS),
     ("clients/moorage_client/__init__.py", "import moorage_policies", CLIENTS),
     ("clients/moorage_client/__init__.py", "import moorage.pool_server", CLIENTS),
     ("policies/moorage_policies/__init__.py", "import moorage.protocol", POLICIES),

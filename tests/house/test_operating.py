@@ -16,7 +16,8 @@ from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 def test_every_setting_is_read_somewhere(sources) -> None:
     """A setting that nothing reads would be a promise that nothing keeps."""
     text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
-    assert [name for name in settings() if not re.search(rf"config\.{name}\b", text)] == []
+    places = r"config\.{0}\b|chosen\[.{0}.\]"
+    assert [name for name in settings() if not re.search(places.format(name), text)] == []
 
 
 def test_the_daemon_knows_every_name_that_the_clients_read(sources) -> None:

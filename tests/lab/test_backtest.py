@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from moorage.core.allocator import Allocator
-from moorage.core.checkpoint import condense
-from moorage.core.effects import Address, Consult
-from moorage.core.events import Asked, Proposed, Tick
-from moorage.core.facts import Granted
-from moorage.core.state import State, apply
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Granted
+from moorage.core.state.state import State, apply
+from moorage.core.turns.effects import Address, Consult
+from moorage.core.turns.events import Asked, Proposed, Tick
 from moorage.lab import timeline
 from moorage.lab.backtest import BacktestJob, backtest, fragmented_milli
 from moorage.lab.errors import CommandError

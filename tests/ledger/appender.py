@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from moorage.core.facts import Fact, Renewed
+from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.base import COMMIT_SECONDS_MAX
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId

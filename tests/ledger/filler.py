@@ -8,7 +8,7 @@ import resource
 import sys
 from pathlib import Path
 
-from moorage.core.facts import Ended
+from moorage.core.state.facts import Ended
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.core.facts import (
+from moorage.core.state.facts import (
     Carried,
     ClockMoved,
     ClusterRemoved,
@@ -45,7 +45,7 @@ from moorage.core.facts import (
     WaitExtended,
     Warmed,
 )
-from moorage.core.reserved import NodeReservation
+from moorage.core.state.reserved import NodeReservation
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
 from moorage.ledger.codec import FACTS, KINDS, UPGRADES, Codec, FactKind, seal, subject_of, unseal
 from moorage.model import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.facts import Fact, Renewed
+from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.facts import Fact, Granted, Renewed
+from moorage.core.state.facts import Fact, Granted, Renewed
 from moorage.ledger.base import LedgerCorrupt, LedgerError
 from moorage.ledger.fencing import BLOCK
 from moorage.ledger.sqlite import SqliteLedger

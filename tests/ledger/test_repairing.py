@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.commands import ledger_care
-from moorage.core.facts import Fact, Granted, Renewed
+from moorage.core.state.facts import Fact, Granted, Renewed
 from moorage.ledger.base import LedgerCorrupt
 from moorage.ledger.repairing import rebuild, salvage
 from moorage.ledger.sqlite import SqliteLedger

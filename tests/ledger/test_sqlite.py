@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.facts import Fact, Renewed
+from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger import tables
 from moorage.ledger.base import CHECKPOINTS_KEPT, PENDING_FACTS_MAX, LedgerCorrupt, LedgerError
 from moorage.ledger.sqlite import CHECKPOINT_PART_FACTS, SqliteLedger

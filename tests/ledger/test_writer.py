@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.facts import Counted
+from moorage.core.state.facts import Counted
 from moorage.durability import DurableMark, Reserve
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed

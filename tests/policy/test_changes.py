@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.core.verification import verify
+from moorage.core.fit.verification import verify
 from moorage.model import Ask, Cluster, Demand, Gpu, Node, PolicyRef
 from moorage.policy import (
     Fleet,

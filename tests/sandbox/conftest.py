@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest_asyncio
 
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import (
     Ask,
     Cluster,

@@ -5,8 +5,8 @@ import random
 import pytest
 from simulated.world import played
 
-from moorage.core.fleet_map import COLUMNS, FREE, HELD, FleetMap
-from moorage.core.state import State, apply
+from moorage.core.state.state import State, apply
+from moorage.daemon.news.fleet_map import COLUMNS, FREE, HELD, FleetMap
 
 AHEAD = 7
 

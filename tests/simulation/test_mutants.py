@@ -15,7 +15,7 @@ from mutated.mutants import MUTANTS, Mutant
 from simulated.laws import LawBroken
 from simulated.world import EVENTS, World, run
 
-from moorage.core.turn import Turn
+from moorage.core.turns.turn import Turn
 
 SEEDS = 500
 """Played from the one on that is known to kill a mutant, where it survives that one."""

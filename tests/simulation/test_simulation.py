@@ -23,10 +23,10 @@ from simulated.world import (
     run,
 )
 
-from moorage.core.events import Asked
-from moorage.core.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
-from moorage.core.warm_reuse import EVICTED
-from moorage.core.withheld import shortened
+from moorage.core.lifecycle.warm_reuse import EVICTED
+from moorage.core.queue.withheld import shortened
+from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
+from moorage.core.turns.events import Asked
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1500"))
 """Of plain worlds, and a quarter of them of each other kind: over a million events in all."""

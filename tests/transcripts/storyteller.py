@@ -29,7 +29,28 @@ import msgspec
 from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
-from moorage.core.effects import (
+from moorage.core.state.facts import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    Paused,
+    Queued,
+    Refusal,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    Warmed,
+)
+from moorage.core.state.invariants import check
+from moorage.core.turns.effects import (
     Address,
     Advice,
     Consult,
@@ -45,7 +66,7 @@ from moorage.core.effects import (
     Start,
     Stop,
 )
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ClusterGone,
@@ -66,28 +87,7 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.core.facts import (
-    Carried,
-    ClusterRemoved,
-    ClusterSet,
-    Counted,
-    Dequeued,
-    Ended,
-    Ending,
-    Fact,
-    Finished,
-    Granted,
-    Paused,
-    Queued,
-    Refusal,
-    Renewed,
-    Requeued,
-    Resumed,
-    Started,
-    Warmed,
-)
-from moorage.core.invariants import check
-from moorage.core.turn import Turn
+from moorage.core.turns.turn import Turn
 from moorage.model import (
     REQUEUE_PAUSE_SECONDS,
     Ask,

@@ -10,8 +10,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.lab.errors import CommandError
 from moorage.model import (
     Ask,

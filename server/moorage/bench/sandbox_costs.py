@@ -38,7 +38,7 @@ import uvloop
 
 from moorage.bench.measured_sandbox import Figures, MeasuredSandbox, microseconds
 from moorage.bench.sandbox_hogs import hogs
-from moorage.core.events import Proposed
+from moorage.core.turns.events import Proposed
 from moorage.lab.errors import CommandError
 from moorage.sandbox.host.sandbox import Limits
 

@@ -14,7 +14,7 @@ from moorage.catalog.documents.clusters import (
 )
 from moorage.catalog.documents.encoding import decode
 from moorage.catalog.embedded.store import Database
-from moorage.core.identities import is_same_machine
+from moorage.core.state.identities import is_same_machine
 from moorage.model import Cluster, ClusterId, Code, Node
 from moorage.protocol.faults import ServiceError
 

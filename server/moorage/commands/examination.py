@@ -24,7 +24,7 @@ from moorage.backends.local.container_api import ContainerApi
 from moorage.backends.local.container_sockets import find_socket
 from moorage.commands.findings import DoctorFinding
 from moorage.config.settings import Config
-from moorage.core.facts import ClusterRemoved
+from moorage.core.state.facts import ClusterRemoved
 from moorage.extras import install_command
 from moorage.ledger.base import LedgerError
 from moorage.ledger.sqlite import SqliteLedger

@@ -22,6 +22,9 @@ def serve(
     sandbox: Annotated[
         str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
     ] = None,
+    insecure_plaintext: Annotated[
+        bool, typer.Option("--insecure-plaintext", help="Serve beyond loopback without TLS.")
+    ] = False,
     here: Annotated[
         bool,
         typer.Option("--here", help="Register this machine, and publish the policies that ship."),
@@ -38,6 +41,7 @@ def serve(
         "http_port": http_port,
         "data_dir": data,
         "sandbox": sandbox,
+        "insecure_plaintext": insecure_plaintext or None,
     }
     settings = load_config(flags, config)
     if here and settings.tls_cert is not None:

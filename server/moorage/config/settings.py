@@ -98,7 +98,8 @@ class Config(ShareSettings):
         str,
         Setting(
             HOST,
-            "Address of the WebSocket. Any but a loopback address needs `tokens`.",
+            "Address of the WebSocket. Any but a loopback address needs `tokens`, and "
+            "`tls_cert` or `insecure_plaintext`.",
             flag="--host",
         ),
     ] = "127.0.0.1"
@@ -134,6 +135,15 @@ class Config(ShareSettings):
             default="none",
         ),
     ] = None
+    insecure_plaintext: Annotated[
+        bool,
+        Setting(
+            SWITCH,
+            "Serve addresses beyond loopback without TLS, as behind a proxy that has it: tokens "
+            "can be read on the way.",
+            flag="--insecure-plaintext",
+        ),
+    ] = False
     data_dir: Annotated[
         Path,
         Setting(

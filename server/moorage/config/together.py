@@ -60,8 +60,8 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
                 f"expected tokens of {REMOTE_TOKEN_CHARS_MIN} characters or more, since other "
                 f"machines reach {host}; 32 random ones are a good choice",
             )
-    _check_tls(chosen, refuse)
     _check_issuer(chosen, refuse)
+    _check_tls(chosen, sources, refuse)
     http_port = chosen["http_port"]
     for setting in EXTERNAL_SERVICES.values():
         url = urllib.parse.urlsplit(chosen[setting])
@@ -83,12 +83,23 @@ def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> Non
         refuse("http_port", f"expected another port than the WebSocket's, {chosen['port']}")
 
 
-def _check_tls(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:
+def _check_tls(
+    chosen: Mapping[str, Any], sources: Mapping[str, str], refuse: Callable[[str, str], NoReturn]
+) -> None:
     if (chosen["tls_cert"] is None) != (chosen["tls_key"] is None):
         missing = "tls_key" if chosen["tls_key"] is None else "tls_cert"
         refuse(missing, "expected both `tls_cert` and `tls_key`, or neither")
     if chosen["tls_client_ca"] is not None and chosen["tls_cert"] is None:
         refuse("tls_client_ca", "expected `tls_cert` and `tls_key`, too: without, there is no TLS")
+    for setting in ("host", "http_host"):
+        host = chosen[setting]
+        if not (is_loopback(host) or chosen["tls_cert"] or chosen["insecure_plaintext"]):
+            refuse(
+                setting if setting in sources else "host",
+                f"tokens and leases could be read on the way to {host!r}: set `tls_cert` and "
+                f"`tls_key`, listen on 127.0.0.1 behind a proxy with TLS, or accept it with "
+                f"--insecure-plaintext ({PREFIX}INSECURE_PLAINTEXT=true)",
+            )
 
 
 def _check_issuer(chosen: Mapping[str, Any], refuse: Callable[[str, str], NoReturn]) -> None:

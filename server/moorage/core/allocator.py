@@ -9,13 +9,25 @@ from collections import ChainMap
 from collections.abc import Iterable, MutableMapping
 from typing import Any, assert_never
 
-from moorage.core import explain
-from moorage.core.backfill import Backfill
-from moorage.core.cordons import Cordons
-from moorage.core.devices import follow
-from moorage.core.dry_runs import DryRuns
-from moorage.core.effects import Recall
-from moorage.core.events import (
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.reservations import AdvanceReservations
+from moorage.core.lifecycle.backfill import Backfill
+from moorage.core.lifecycle.cordons import Cordons
+from moorage.core.lifecycle.dry_runs import DryRuns
+from moorage.core.lifecycle.leases import LeaseLifecycle
+from moorage.core.lifecycle.preemption import Preemption
+from moorage.core.lifecycle.requests import Requests
+from moorage.core.lifecycle.warm_reuse import WarmReuse
+from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.queue.quotas import Quotas
+from moorage.core.reports import explain
+from moorage.core.state.deadlines import Grace
+from moorage.core.state.devices import follow
+from moorage.core.state.facts import ClockMoved, ClusterRemoved, ClusterSet, Counted, Fact
+from moorage.core.state.invariants import check
+from moorage.core.state.state import apply
+from moorage.core.turns.effects import Recall
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ClockSet,
@@ -44,19 +56,7 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.core.facts import ClockMoved, ClusterRemoved, ClusterSet, Counted, Fact
-from moorage.core.feasibility import Feasibility
-from moorage.core.grace import Grace
-from moorage.core.invariants import check
-from moorage.core.leases import LeaseLifecycle
-from moorage.core.open_requests import OpenRequests
-from moorage.core.preemption import Preemption
-from moorage.core.quotas import Quotas
-from moorage.core.requests import Requests
-from moorage.core.reservations import AdvanceReservations
-from moorage.core.state import apply
-from moorage.core.turn import Turn, TurnWriter
-from moorage.core.warm_reuse import WarmReuse
+from moorage.core.turns.turn import Turn, TurnWriter
 from moorage.model import (
     OVERTAKEN_MAX,
     REQUEUE_PAUSE_SECONDS,

@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric
 from moorage.backends.base import BackendError
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
-from moorage.core.state import State
+from moorage.core.state.state import State
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability.counters import gauges, gauges_of
-from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.tasks import Tasks
 from moorage.extras import install_command
 from moorage.model import Code

@@ -11,11 +11,11 @@ from typing import Final, Protocol
 
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
-from moorage.core.checkpoint import condense
-from moorage.core.effects import EARLY, Effect, Respond
-from moorage.core.events import Asked, ClockSet, Event, Stalled, Tick
-from moorage.core.facts import Fact, Refusal
-from moorage.core.turn import Turn
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Fact, Refusal
+from moorage.core.turns.effects import EARLY, Effect, Respond
+from moorage.core.turns.events import Asked, ClockSet, Event, Stalled, Tick
+from moorage.core.turns.turn import Turn
 from moorage.daemon.clock import BEAT_SECONDS, STALL_SECONDS_MIN, Clock
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.tasks import Tasks

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from moorage.core.effects import (
+from moorage.core.state.facts import Fact, Queued
+from moorage.core.turns.effects import (
     Consult,
     Effect,
     Forget,
@@ -15,17 +16,16 @@ from moorage.core.effects import (
     Start,
     Stop,
 )
-from moorage.core.events import CONSULTED, Event
-from moorage.core.facts import Fact, Queued
-from moorage.core.turn import Turn
+from moorage.core.turns.events import CONSULTED, Event
+from moorage.core.turns.turn import Turn
 from moorage.daemon.access.audit_trail import AuditTrail
+from moorage.daemon.history import recall
+from moorage.daemon.history.decisions import Decisions
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
-from moorage.daemon.requests import recall
-from moorage.daemon.requests.consultations import Consultations
-from moorage.daemon.requests.decisions import Decisions
+from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.requests.replies import Replies
-from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.control import WorkloadControl
 
 

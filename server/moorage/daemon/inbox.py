@@ -13,7 +13,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ConsultFailed,
@@ -21,6 +21,7 @@ from moorage.core.events import (
     Proposed,
     ReleaseAsked,
     RenewAsked,
+    SessionLost,
     Tick,
     WorkloadEnded,
     WorkloadFailed,
@@ -28,7 +29,7 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.model import RequestId, Tenant
+from moorage.model import RequestId, SessionId, Tenant
 
 AHEAD_MAX: Final = 8
 """Events taken ahead of others in a row, while others wait: renewals alone must not stop grants."""
@@ -92,6 +93,21 @@ class Inbox:
             (self._own if tenant is None else self._of.setdefault(tenant, deque())).append(event)
             self._others += 1
         self._posted.set()
+
+    def leave(self, session: SessionId, tenant: Tenant) -> None:
+        """Drop the placement requests of a session that is over: no one reads their answers.
+
+        What else it sent still counts, and is stepped before its `SessionLost`.
+        """
+        remaining: deque[Event] = deque()
+        for event in self._of.get(tenant, ()):
+            if isinstance(event, Asked) and event.to.session == session:
+                self._asked.discard(event.ask.id)
+                self._others -= 1
+            else:
+                remaining.append(event)
+        self._of[tenant] = remaining
+        self.post(SessionLost(session), tenant)
 
     def take(self) -> Event:
         """Return the next event; there must be one."""

@@ -15,11 +15,11 @@ from moorage.catalog.changes import (
 )
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
-from moorage.core.events import ClusterGone, ClusterSeen
-from moorage.core.state import State
+from moorage.core.state.state import State
+from moorage.core.turns.events import ClusterGone, ClusterSeen
 from moorage.daemon.inbox import Inbox
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.publishing.vetting import examine
-from moorage.daemon.requests.watchers import Watchers
 from moorage.model import ClusterId
 from moorage.sandbox.host.sandbox import Sandbox
 

@@ -18,9 +18,9 @@ from moorage.backends.ray.backend import RayBackend
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
-from moorage.core import forecast
 from moorage.core.allocator import Allocator
-from moorage.core.events import HalfLifeConfigured, QuotaAsked, Restarted
+from moorage.core.reports import forecast
+from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
@@ -37,11 +37,22 @@ from moorage.daemon.clusters import FollowedClusters
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.effects import EffectCarrier, Observers
+from moorage.daemon.history.decisions import Decisions
+from moorage.daemon.history.recalled_fleets import RecalledFleets
 from moorage.daemon.inbox import Inbox
+from moorage.daemon.news.map_news import MapNews
+from moorage.daemon.news.request_progress import RequestProgress
+from moorage.daemon.news.shape_news import ShapeNews
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
 from moorage.daemon.observability.health import Health, follow_disk
+from moorage.daemon.policies.consultations import Consultations
+from moorage.daemon.policies.context_keeper import ContextKeeper
+from moorage.daemon.policies.executor import PolicyExecutor
+from moorage.daemon.policies.finder import Finder
+from moorage.daemon.policies.remote_policies import remote_policies
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.playground import Playground
@@ -49,22 +60,11 @@ from moorage.daemon.registry import RegistryChanges
 from moorage.daemon.requests import services
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.asks import Asks
-from moorage.daemon.requests.consultations import Consultations
-from moorage.daemon.requests.context_keeper import ContextKeeper
-from moorage.daemon.requests.decisions import Decisions
-from moorage.daemon.requests.executor import PolicyExecutor
-from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
-from moorage.daemon.requests.map_news import MapNews
 from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
 from moorage.daemon.requests.origins import names
-from moorage.daemon.requests.recalled_fleets import RecalledFleets
-from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
-from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.requests.router import Router
-from moorage.daemon.requests.shape_news import ShapeNews
-from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.model import SessionId
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
 from moorage.records.rights import Caller

@@ -14,7 +14,7 @@ from typing import Final
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver
 from moorage.gateway.handshake import Doorman

@@ -16,7 +16,7 @@ from typing import Final
 
 from websockets.exceptions import ConnectionClosed
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver, Request
 from moorage.gateway.loop_shares import LoopShares

@@ -15,9 +15,9 @@ from typing import Any, Final, assert_never
 from msgspec.structs import replace
 
 from moorage.catalog.values import PolicyRecord
-from moorage.core.effects import Advice, Information, LeaseNews, Response
-from moorage.core.facts import Refusal
-from moorage.daemon.requests.answers import refusal_of
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
+from moorage.daemon.answers import refusal_of
 from moorage.lab import plots, timeline, trace
 from moorage.lab.churn import Churn, Stays, by_size, size_of
 from moorage.lab.errors import CommandError

@@ -14,10 +14,10 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.documents.clusters import read_cluster_document
-from moorage.core.effects import LeaseNews
-from moorage.core.events import ClusterSeen
-from moorage.core.facts import Granted, Refusal
-from moorage.core.state import apply
+from moorage.core.state.facts import Granted, Refusal
+from moorage.core.state.state import apply
+from moorage.core.turns.effects import LeaseNews
+from moorage.core.turns.events import ClusterSeen
 from moorage.lab import policy_test
 from moorage.lab.backtest import BacktestJob, backtest
 from moorage.lab.errors import CommandError

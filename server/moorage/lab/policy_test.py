@@ -20,9 +20,9 @@ import msgspec
 from moorage.catalog.documents.examples import read_examples
 from moorage.catalog.documents.schemas import NO_ANSWER
 from moorage.catalog.values import PolicyRecord
-from moorage.core.effects import Advice, Information, LeaseNews, Response
-from moorage.core.facts import Refusal
-from moorage.daemon.requests.finder import code_of
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
+from moorage.daemon.policies.finder import code_of
 from moorage.lab import examples
 from moorage.lab.errors import CommandError
 from moorage.lab.progress import Progress

@@ -20,7 +20,8 @@ from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.opening import open_catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.core.allocator import Allocator
-from moorage.core.effects import (
+from moorage.core.state.facts import Granted, Refusal
+from moorage.core.turns.effects import (
     Address,
     Consult,
     Forget,
@@ -32,7 +33,7 @@ from moorage.core.effects import (
     Start,
     Stop,
 )
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Asked,
     ClusterSeen,
     ConsultFailed,
@@ -41,10 +42,9 @@ from moorage.core.events import (
     ReleaseAsked,
     Tick,
 )
-from moorage.core.facts import Granted, Refusal
-from moorage.core.turn import Turn
+from moorage.core.turns.turn import Turn
+from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.vetting import vet
-from moorage.daemon.requests.finder import code_of
 from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
 from moorage.sandbox.host.contract import HostServices, Mode

@@ -22,8 +22,7 @@ from typing import Any, Final, assert_never
 from msgspec import structs
 
 from moorage.catalog.documents.clusters import read_cluster_document
-from moorage.core.events import ClusterGone, ClusterSeen, Event
-from moorage.core.facts import (
+from moorage.core.state.facts import (
     Carried,
     ClockMoved,
     ClusterRemoved,
@@ -55,6 +54,7 @@ from moorage.core.facts import (
     WaitExtended,
     Warmed,
 )
+from moorage.core.turns.events import ClusterGone, ClusterSeen, Event
 from moorage.lab import trace
 from moorage.lab.churn import Churn, arrivals
 from moorage.lab.errors import CommandError

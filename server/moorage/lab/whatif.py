@@ -15,8 +15,10 @@ from msgspec.structs import replace
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.documents.policies import record_from
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, Advice, Information, LeaseNews, Respond, Stop
-from moorage.core.events import (
+from moorage.core.reports.explain import refusal_object
+from moorage.core.state.facts import Carried, Fact, Granted, Preempted, Queued, Refusal
+from moorage.core.turns.effects import Address, Advice, Information, LeaseNews, Respond, Stop
+from moorage.core.turns.events import (
     ClusterSeen,
     CordonAsked,
     Event,
@@ -24,10 +26,8 @@ from moorage.core.events import (
     QuotaAsked,
     WorkloadStopped,
 )
-from moorage.core.explain import refusal_object
-from moorage.core.facts import Carried, Fact, Granted, Preempted, Queued, Refusal
-from moorage.core.turn import Turn
-from moorage.daemon.requests.finder import code_of
+from moorage.core.turns.turn import Turn
+from moorage.daemon.policies.finder import code_of
 from moorage.lab.rehearsal import SESSION, Document, Rehearsal
 from moorage.ledger.codec import FactRow, unseal
 from moorage.model import (

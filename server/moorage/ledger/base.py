@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from moorage.core.facts import Fact
+from moorage.core.state.facts import Fact
 
 PENDING_FACTS_MAX: Final = 50_000
 """Facts handed over and not yet durable. Beyond it `append` waits for room, in order of call."""

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
-from moorage.core.facts import (
+from moorage.core.state.facts import (
     Carried,
     ClockMoved,
     ClusterRemoved,

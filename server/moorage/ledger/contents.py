@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
-from moorage.core.facts import (
+from moorage.core.state.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,

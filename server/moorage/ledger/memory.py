@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moorage.core.facts import Fact
+from moorage.core.state.facts import Fact
 from moorage.ledger.base import (
     CHECKPOINTS_KEPT,
     PAGE_BYTES_MAX,

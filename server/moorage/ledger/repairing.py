@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.core.facts import Counted
+from moorage.core.state.facts import Counted
 from moorage.durability import DurableMark, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerError

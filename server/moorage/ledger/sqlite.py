@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moorage.core.facts import Fact, Granted
+from moorage.core.state.facts import Fact, Granted
 from moorage.durability import DurableMark, Found, Reserve, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import (

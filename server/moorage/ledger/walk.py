@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, assert_never
 
-from moorage.core.facts import (
+from moorage.core.state.facts import (
     Carried,
     ClockMoved,
     ClusterRemoved,

@@ -1,7 +1,7 @@
 """How a service says no: one exception for the packages that answer HTTP and those that serve it.
 
 `catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
-turn it into a failure reply. It carries what `core.facts.Refusal` carries, spelled out, because
+turn it into a failure reply. It carries what `Refusal` of the core carries, spelled out, because
 this floor lies below the core.
 """
 

@@ -13,7 +13,7 @@ from moorage.catalog.ports import Catalog
 from moorage.daemon.blocks import placement, tasks
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
-from moorage.daemon.requests.finder import Finder
+from moorage.daemon.policies.finder import Finder
 from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet

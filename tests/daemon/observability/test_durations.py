@@ -2,10 +2,10 @@
 
 from prometheus_client.metrics_core import Metric
 
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed
-from moorage.core.facts import Refusal
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed
+from moorage.core.turns.turn import Turn
 from moorage.daemon.observability import durations, gauges
 from moorage.daemon.observability.durations import DurationMetrics
 from moorage.model import (

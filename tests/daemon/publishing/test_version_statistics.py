@@ -2,8 +2,8 @@
 
 import pytest
 
-from moorage.core.effects import Advice
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Advice
 from moorage.daemon.publishing.version_statistics import (
     LATELY_SECONDS,
     TENANTS_MAX,

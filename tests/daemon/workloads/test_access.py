@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from moorage.backends.base import Log
 from moorage.backends.local.backend import LocalBackend
-from moorage.core.effects import Information
-from moorage.core.events import Event, WorkloadEnded
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Information
+from moorage.core.turns.events import Event, WorkloadEnded
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from moorage.backends.base import Order, WorkloadReport
 from moorage.backends.memory import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Event,
     WorkloadEnded,
     WorkloadFailed,

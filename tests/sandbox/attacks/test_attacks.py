@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import PolicyRef, Tenant
 from moorage.sandbox.host.sandbox import Limits, PolicyCode
 

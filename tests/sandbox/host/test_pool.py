@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyFault

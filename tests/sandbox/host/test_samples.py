@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from moorage.core.effects import Consult
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Consult
 from moorage.model import Ask, Cluster, ClusterId, Code, Node, NodeId, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, PolicyFault, Sample

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moorage.core.events import Proposed
+from moorage.core.turns.events import Proposed
 from moorage.model import Code, Demand, LeaseTerms
 from moorage.sandbox.host.sandbox import Limits, WorkerSettings
 from moorage.sandbox.host.workers import WORKER_SILENT_SECONDS_MAX

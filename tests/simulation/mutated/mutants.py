@@ -854,7 +854,7 @@ MUTANTS = [
     ),
     Mutant(
         "lets a warm lease count for no quota",
-        "core.state._warm",
+        "core.state.state._warm",
         After(
             "state.warm[request] = None",
             "state.accounts.add(state.leases[request], -1, expires_at)",

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from math import inf
 from typing import Any
 
-from moorage.core.reserved import NodeReservation
+from moorage.core.state.reserved import NodeReservation
 from moorage.model import Node, Share
 
 Pair = tuple[str, str]

@@ -12,7 +12,10 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from moorage.core.facts import (
+from moorage.core.lifecycle.leases import likeness
+from moorage.core.lifecycle.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
+from moorage.core.lifecycle.warm_reuse import EVICTED, ROOM_SECONDS_MAX
+from moorage.core.state.facts import (
     ClockMoved,
     ClusterRemoved,
     ClusterSet,
@@ -43,11 +46,8 @@ from moorage.core.facts import (
     WaitExtended,
     Warmed,
 )
-from moorage.core.leases import likeness
-from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
-from moorage.core.reserved import NodeReservation
-from moorage.core.state import RELEASED
-from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
+from moorage.core.state.reserved import NodeReservation
+from moorage.core.state.state import RELEASED
 from moorage.model import Ask, Cluster, Demand, DeviceId, Lease, Node, Outcome, Quota, Share
 from simulated import agreed
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from moorage.core.effects import Consult
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Consult
 from moorage.model import Ask, Code, Demand
 from moorage.policy import Fleet, FleetView, best_rows, decline, propose
 

@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parents[2] / "transcripts"))
 
 from storyteller import GRACE_SECONDS, Story, event_line  # It lies next door.
 
-from moorage.core.events import Restarted  # As above.
+from moorage.core.turns.events import Restarted  # As above.
 
 
 def story_of(world: World, title: str) -> str:

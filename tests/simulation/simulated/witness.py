@@ -9,10 +9,27 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from moorage.core import alternatives
 from moorage.core.allocator import Allocator
-from moorage.core.checkpoint import condense
-from moorage.core.effects import (
+from moorage.core.lifecycle.requests import CONSULTS_MAX, FAULTS_MAX
+from moorage.core.lifecycle.warm_reuse import EVICTED
+from moorage.core.queue import alternatives
+from moorage.core.queue.order import CONSULTED_MAX, WaitingQueue
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import (
+    Ended,
+    Fact,
+    Granted,
+    Paused,
+    Preempted,
+    Refusal,
+    Renewed,
+    Requeued,
+)
+from moorage.core.state.invariants import check
+from moorage.core.state.refusals import PASSING
+from moorage.core.state.state import State, apply
+from moorage.core.state.waiters import WaiterLine
+from moorage.core.turns.effects import (
     Address,
     Advice,
     Consult,
@@ -25,7 +42,7 @@ from moorage.core.effects import (
     Start,
     Stop,
 )
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Asked,
     ClockSet,
     ConsultFailed,
@@ -41,15 +58,7 @@ from moorage.core.events import (
     WorkloadFailed,
     WorkloadStopped,
 )
-from moorage.core.facts import Ended, Fact, Granted, Paused, Preempted, Refusal, Renewed, Requeued
-from moorage.core.invariants import check
-from moorage.core.queue import CONSULTED_MAX, WaitingQueue
-from moorage.core.refusals import PASSING
-from moorage.core.requests import CONSULTS_MAX, FAULTS_MAX
-from moorage.core.state import State, apply
-from moorage.core.turn import Turn
-from moorage.core.waiters import WaiterLine
-from moorage.core.warm_reuse import EVICTED
+from moorage.core.turns.turn import Turn
 from moorage.model import Ask, Code, Demand, Lease, Nodes
 from simulated import agreed
 from simulated.laws import Model, holds, law, needs

@@ -16,8 +16,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
-from moorage.core.checkpoint import condense
-from moorage.core.effects import (
+from moorage.core.queue.order import OVERTAKEN_MAX
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Fact, Refusal
+from moorage.core.state.refusals import PASSING
+from moorage.core.turns.effects import (
     EARLY,
     Address,
     Consult,
@@ -31,7 +34,7 @@ from moorage.core.effects import (
     Start,
     Stop,
 )
-from moorage.core.events import (
+from moorage.core.turns.events import (
     Asked,
     CancelAsked,
     ClockSet,
@@ -59,10 +62,7 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.core.facts import Fact, Refusal
-from moorage.core.queue import OVERTAKEN_MAX
-from moorage.core.refusals import PASSING
-from moorage.core.turn import Turn
+from moorage.core.turns.turn import Turn
 from moorage.model import (
     Amounts,
     Ask,

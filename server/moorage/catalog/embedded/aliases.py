@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
-from moorage.core.refusals import nearest
+from moorage.core.state.refusals import nearest
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 

@@ -1,6 +1,6 @@
 """The `context` of policies on the disk: packed bytes per version and tenant, never read here.
 
-`daemon.requests.context_keeper` writes what changed from time to time; a policy's work is no
+`daemon.policies.context_keeper` writes what changed from time to time; a policy's work is no
 transaction, so the last second may be lost with the process.
 """
 

@@ -26,7 +26,7 @@ from moorage.catalog.limits import (
     STORE_BYTES_MAX,
 )
 from moorage.catalog.values import BlockKind, Document, PolicyRecord
-from moorage.core.refusals import NAME_CHARS_MAX, nearest
+from moorage.core.state.refusals import NAME_CHARS_MAX, nearest
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline

@@ -6,9 +6,7 @@ from typing import Any, assert_never
 
 import msgspec
 
-from moorage.core.effects import Address, Respond
-from moorage.core.events import Event
-from moorage.core.facts import (
+from moorage.core.state.facts import (
     Cordoned,
     Ended,
     Fact,
@@ -21,7 +19,9 @@ from moorage.core.facts import (
     Uncordoned,
     Unreserved,
 )
-from moorage.core.turn import Turn
+from moorage.core.turns.effects import Address, Respond
+from moorage.core.turns.events import Event
+from moorage.core.turns.turn import Turn
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.model import Code, Lease, Placement, Quota, RequestId, Tenant
 from moorage.records.audit import AuditEntry

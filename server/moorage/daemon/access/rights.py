@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.catalog.embedded.aliases import Alias
-from moorage.core.facts import Refusal
-from moorage.core.state import State
+from moorage.core.state.facts import Refusal
+from moorage.core.state.state import State
 from moorage.gateway.deliver import Request
 from moorage.model import ClusterId, Code
 from moorage.protocol import messages as wire

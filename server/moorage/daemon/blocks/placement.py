@@ -15,11 +15,11 @@ from typing import Any, Final, Literal
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord
-from moorage.core.effects import Information
+from moorage.core.turns.effects import Information
+from moorage.daemon.answers import encode, refusal_of
 from moorage.daemon.blocks.run import BlockRun, Candidate
 from moorage.daemon.blocks.specification import BlockSpec, PolicySpec, read_block
-from moorage.daemon.requests.answers import encode, refusal_of
-from moorage.daemon.requests.finder import Finder
+from moorage.daemon.policies.finder import Finder
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol import replies

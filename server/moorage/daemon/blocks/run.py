@@ -14,7 +14,7 @@ import msgspec
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.blocks import answers, defaults
 from moorage.daemon.blocks.specification import BlockSpec, PolicySpec
-from moorage.daemon.requests.finder import code_of, place_of
+from moorage.daemon.policies.finder import code_of, place_of
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError

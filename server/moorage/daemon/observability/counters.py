@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from moorage.core.effects import Effect, Respond
-from moorage.core.events import Asked, Event
-from moorage.core.facts import Dequeued, Ended, Granted, Refusal, Renewed, Requeued, Warmed
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Dequeued, Ended, Granted, Refusal, Renewed, Requeued, Warmed
+from moorage.core.turns.effects import Effect, Respond
+from moorage.core.turns.events import Asked, Event
+from moorage.core.turns.turn import Turn
 
 _COUNTED: Final[tuple[type[Any], ...]] = (Granted, Renewed, Requeued, Warmed, Ended, Dequeued)
 

@@ -12,10 +12,10 @@ from typing import Final
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed, Event, Proposed
-from moorage.core.facts import Fact, Granted, Started
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Fact, Granted, Started
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed, Event, Proposed
+from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId
 
 __all__ = ["DurationMetrics"]

@@ -27,12 +27,12 @@ from moorage.catalog.embedded.aliases import (
 )
 from moorage.catalog.ports import Catalog
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Response
+from moorage.core.turns.effects import Response
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability.counters import gauges_of
 from moorage.daemon.publishing.shadows import Shadows
 from moorage.daemon.publishing.version_statistics import VersionStatistics
 from moorage.daemon.publishing.versions import Versions
-from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.tasks import Tasks
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError

@@ -16,10 +16,10 @@ from moorage.catalog.documents.examples import NO_OUTPUT, Example, unlike
 from moorage.catalog.filters import compile_filter
 from moorage.catalog.values import PolicyRecord
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, Consult, Respond
-from moorage.core.events import Asked, ClusterSeen, Proposed
-from moorage.core.facts import Refusal
-from moorage.core.turn import Turn
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Address, Consult, Respond
+from moorage.core.turns.events import Asked, ClusterSeen, Proposed
+from moorage.core.turns.turn import Turn
 from moorage.model import Ask, Code, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import contract

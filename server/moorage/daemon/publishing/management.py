@@ -5,8 +5,8 @@ from typing import Any, Final
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
+from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.managed import kept_managed, read_changes
-from moorage.daemon.requests.finder import code_of
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox

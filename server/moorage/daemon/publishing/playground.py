@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.ports import Catalog
-from moorage.core.state import State
+from moorage.core.state.state import State
 from moorage.daemon.offline import offline
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError

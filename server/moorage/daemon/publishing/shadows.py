@@ -25,16 +25,16 @@ from prometheus_client.metrics_core import Metric
 from moorage.catalog.embedded.aliases import Alias
 from moorage.catalog.ports import Catalog
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Consult, Respond
-from moorage.core.events import ConsultFailed, Proposed
-from moorage.core.facts import Dequeued, Refusal
-from moorage.core.state import State
-from moorage.core.turn import Turn
-from moorage.core.verification import Unsound, verify
+from moorage.core.fit.verification import Unsound, verify
+from moorage.core.state.facts import Dequeued, Refusal
+from moorage.core.state.state import State
+from moorage.core.turns.effects import Consult, Respond
+from moorage.core.turns.events import ConsultFailed, Proposed
+from moorage.core.turns.turn import Turn
+from moorage.daemon.answers import refusal_of
 from moorage.daemon.observability.counters import gauges_of
+from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.version_statistics import FAULTS, MANY, percentiles
-from moorage.daemon.requests.answers import refusal_of
-from moorage.daemon.requests.finder import code_of
 from moorage.daemon.tasks import Tasks
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal

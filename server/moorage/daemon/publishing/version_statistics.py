@@ -9,8 +9,8 @@ from collections.abc import Callable
 from statistics import median, quantiles
 from typing import Any, Final
 
-from moorage.core.effects import Advice, Information, LeaseNews, Response
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.model import Code, Tenant
 
 LATENCIES_MAX: Final = 1024

@@ -9,7 +9,7 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.aliases import Alias, Former, name_of
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
-from moorage.daemon.requests.finder import code_of
+from moorage.daemon.policies.finder import code_of
 from moorage.model import Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox

@@ -18,9 +18,9 @@ from moorage.catalog.documents.sources import is_url
 from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.daemon.policies.finder import code_of
 from moorage.daemon.publishing.examples import ExampleRehearsal
-from moorage.daemon.requests.finder import code_of
 from moorage.model import Code
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError

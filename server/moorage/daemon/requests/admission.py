@@ -11,12 +11,12 @@ from msgspec import structs
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
-from moorage.core.effects import Address
-from moorage.core.events import Asked
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Address
+from moorage.core.turns.events import Asked
+from moorage.daemon.answers import encode, refusal_of
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.aliases import Publishing
-from moorage.daemon.requests.answers import encode, refusal_of
 from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.reading import is_described, outranked
 from moorage.daemon.requests.replies import Replies, ReplyContext

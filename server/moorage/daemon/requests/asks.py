@@ -14,11 +14,11 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
-from moorage.core.facts import Refusal
-from moorage.core.refusals import nearest
+from moorage.core.state.facts import Refusal
+from moorage.core.state.refusals import nearest
 from moorage.daemon.access.lease_tokens import LeaseTokens, digest
-from moorage.daemon.requests.answers import refusal_of
-from moorage.daemon.requests.finder import Finder
+from moorage.daemon.answers import refusal_of
+from moorage.daemon.policies.finder import Finder
 from moorage.daemon.requests.reading import NEAREST, size_of, too_long, unknown_policy
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.reach import within_reach

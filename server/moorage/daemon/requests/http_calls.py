@@ -3,8 +3,8 @@
 import asyncio
 from typing import Final
 
-from moorage.core.effects import Address
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Address
 from moorage.model import Code, SessionId
 from moorage.records.rights import Caller
 

@@ -11,9 +11,12 @@ from typing import Any, Literal, assert_never
 import structlog
 from msgspec.structs import replace
 
-from moorage.core.accounts import EVERYONE
-from moorage.core.effects import Address, Information, Response
-from moorage.core.events import (
+from moorage.core.state.accounts import EVERYONE
+from moorage.core.state.facts import Refusal
+from moorage.core.state.refusals import no_such_cluster
+from moorage.core.state.state import State
+from moorage.core.turns.effects import Address, Information, Response
+from moorage.core.turns.events import (
     CancelAsked,
     CordonAsked,
     DryRun,
@@ -23,20 +26,16 @@ from moorage.core.events import (
     ReleaseAsked,
     RenewAsked,
     ReserveAsked,
-    SessionLost,
     UnreserveAsked,
 )
-from moorage.core.facts import Refusal
-from moorage.core.refusals import no_such_cluster
-from moorage.core.state import State
 from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.answers import refusal_of
+from moorage.daemon.history.decisions import Decisions
+from moorage.daemon.history.recalled_fleets import RecalledFleets
 from moorage.daemon.inbox import Inbox
+from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.publishing.management import Management
-from moorage.daemon.requests.answers import refusal_of
-from moorage.daemon.requests.decisions import Decisions
-from moorage.daemon.requests.recalled_fleets import RecalledFleets
 from moorage.daemon.requests.replies import Replies, ReplyContext
-from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.requests.whatif import WhatIfs
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.model import ClusterId, Code, NodeId, RequestId, SessionId, Tenant
@@ -126,7 +125,7 @@ class Operations:
         """Note that a session of a tenant is over."""
         self._watchers.lost(session)
         self._lookups.access.lost(session)
-        self._inbox.post(SessionLost(session), tenant)  # Behind what it sent.
+        self._inbox.leave(session, tenant)
 
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, caller: Caller, message: wire.Operation

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import Code
 from moorage.protocol.messages import AllocationRequest
 

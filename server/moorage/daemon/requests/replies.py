@@ -11,17 +11,18 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from moorage.core.effects import Address, LeaseNews, Response
+from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.daemon.access.lease_tokens import LeaseTokens
+from moorage.daemon.answers import encode, lease_answer, refusal_of
+from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.publishing.aliases import Noting
-from moorage.daemon.requests.answers import MessageId, encode, lease_answer, refusal_of
 from moorage.daemon.requests.http_calls import HttpCalls
-from moorage.daemon.requests.request_progress import RequestProgress
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.replies import MessageId
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.rights import Caller
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from moorage.core.effects import Address
+from moorage.core.turns.effects import Address
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.rights import refusal
+from moorage.daemon.answers import encode
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.requests.admission import Admission
-from moorage.daemon.requests.answers import encode
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks

@@ -18,13 +18,13 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document as JsonDocument
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.daemon.access.tokens import LOCAL
+from moorage.daemon.answers import encode
+from moorage.daemon.policies.finder import Finder
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.vetting import vet, vet_change
-from moorage.daemon.requests.answers import encode
-from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
 from moorage.daemon.requests.router import Router
 from moorage.gateway.deliver import Request

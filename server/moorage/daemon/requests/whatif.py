@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
-from moorage.core import refusals
-from moorage.core.checkpoint import condense
-from moorage.core.effects import Information, Response
-from moorage.core.facts import Carried, Fact, Queued, Refusal
-from moorage.core.state import State
+from moorage.core.state import refusals
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Carried, Fact, Queued, Refusal
+from moorage.core.state.state import State
+from moorage.core.turns.effects import Information, Response
 from moorage.daemon.offline import offline
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.requests.asks import Asks

@@ -14,8 +14,8 @@ from moorage.backends.base import (
     UnknownWorkloadError,
     UnsupportedSpecError,
 )
-from moorage.core.effects import Information
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Information
 from moorage.daemon import descriptors
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.workloads.control import WorkloadControl

@@ -30,7 +30,8 @@ from moorage.backends.base import (
 )
 from moorage.backends.spec_documents import document_from_spec, spec_from_document
 from moorage.backends.specs import BaseResourceSpec, SpecError
-from moorage.core.events import (
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.events import (
     Event,
     WorkloadEnded,
     WorkloadFailed,
@@ -38,7 +39,6 @@ from moorage.core.events import (
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.core.facts import Refusal
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.order_chains import OrderChains
 from moorage.model import Code, Lease, Provision, RequestId

@@ -11,7 +11,7 @@ from moorage.backends.ray import inventory
 from moorage.backends.ray.backend import RayBackend
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
-from moorage.core.state import State
+from moorage.core.state.state import State
 from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
 

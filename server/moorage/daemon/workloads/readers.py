@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import Code, Lease, SessionId, Tenant
 
 __all__ = ["LOOK_SECONDS", "LogView", "Readers"]

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import Code
 from moorage.sandbox.host import answers, priority
 from moorage.sandbox.host.cell_sync import CellSync, World

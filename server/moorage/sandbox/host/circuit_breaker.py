@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.work import Work

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from moorage.core.effects import Consult
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox.wire.frames import ENTRY

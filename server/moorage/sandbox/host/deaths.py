@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.groups import Group, GroupKey

@@ -6,7 +6,7 @@ done once more where the daemon is, which shows of which. What passes is verifie
 
 from typing import Any
 
-from moorage.core.verification import Stale, Unsound, verify
+from moorage.core.fit.verification import Stale, Unsound, verify
 from moorage.model import Cluster
 from moorage.policy import Fleet, ProposalError, parse_proposal
 from moorage.sandbox.host.work import Work

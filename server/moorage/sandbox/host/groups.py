@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import PolicyCode
 from moorage.sandbox.host.work import Work, moved_on

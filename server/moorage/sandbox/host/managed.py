@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from moorage.core.effects import Consult
+from moorage.core.turns.effects import Consult
 from moorage.model import PolicyRef
 
 Changes = Mapping[str, Mapping[str, Any]]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox.host import work as outcomes

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import Code
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import (

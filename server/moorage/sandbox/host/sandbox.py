@@ -17,9 +17,9 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed, Proposed
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.fair_semaphore import FairSemaphore

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from moorage.core.effects import Consult
-from moorage.core.events import ConsultFailed, Proposed
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Consult
+from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, PolicyRef, Share
 from moorage.sandbox.host.contexts import Chain
 from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample

@@ -1,0 +1,1 @@
+"""What fits where, now, later and ever; and the reservations that it must leave room for."""

@@ -1,0 +1,64 @@
+"""Leases that keep apart: nodes that a request may not get, since others of its group are there.
+
+`withheld` asks for them along with the nodes that are reserved for others, `Requests` for why.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from moorage.core.state.facts import Refusal
+from moorage.core.state.state import State
+from moorage.model import Ask, Code, Lease, Nodes
+
+LEASES_TOLD_MAX: Final = 20
+"""Leases of its group that a refusal names."""
+
+
+def shut(state: State, ask: Ask) -> Nodes:
+    """Return the nodes on which a lease of a request would be too near to others of its group.
+
+    It is too near where it shares what either of the two does not want to share. A node in no rack
+    or zone shares it with no other.
+    """
+    wanted = ask.terms.anti_affinity if ask.terms is not None else None
+    if wanted is None:
+        return ()
+    fleet, found = state.fleet, set[tuple[str, str]]()
+    for lease in _others(state, ask):
+        assert lease.terms.anti_affinity is not None
+        for share in lease.placement:
+            row = fleet.row(share.cluster_id, share.node_id)
+            found.add((share.cluster_id, share.node_id))
+            for topology in {wanted.topology, lease.terms.anti_affinity.topology} - {"node"}:
+                groups = fleet.rack if topology == "rack" else fleet.zone
+                if row is not None and groups[row] >= 0:
+                    near = np.flatnonzero(groups == groups[row]).tolist()
+                    found.update(fleet.node_ids[each] for each in near)
+    return tuple(sorted(found))
+
+
+def explained(refusal: Refusal, state: State, ask: Ask) -> Refusal:
+    """Add to a refusal which leases of its group are in the way of a request."""
+    nodes = len(shut(state, ask))
+    if not nodes or refusal.code is not Code.NO_CAPACITY:
+        return refusal
+    assert ask.terms is not None
+    assert ask.terms.anti_affinity is not None
+    group = ask.terms.anti_affinity.group
+    leases = [lease.id for lease in _others(state, ask)]
+    are = "is" if nodes == 1 else "are"
+    reason = f"{refusal.reason[:-1]}; {nodes} {are} too near to leases of your group “{group}”."
+    told = {"group": group, "nodes": nodes, "leases": leases[:LEASES_TOLD_MAX]}
+    return replace(refusal, reason=reason, details={**refusal.details, "anti_affinity": told})
+
+
+def _others(state: State, ask: Ask) -> Iterator[Lease]:
+    """Yield the leases of a request's group; one that is kept warm is no one's."""
+    assert ask.terms is not None
+    assert ask.terms.anti_affinity is not None
+    for name in state.groups.of.get((ask.tenant, ask.terms.anti_affinity.group), ()):
+        if state.leases[name].state != "warm":
+            yield state.leases[name]

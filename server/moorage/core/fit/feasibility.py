@@ -1,0 +1,342 @@
+"""Could it fit at all? The answer before any policy is asked, and the reason when it is no.
+
+`Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
+fit nowhere, so that thousands of identical asks cost one look at the fleet. All of it is a cache:
+the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core.fit.verdicts import NodeKinds, change_in_words, node_verdicts
+from moorage.core.state import refusals
+from moorage.core.state.facts import Refusal
+from moorage.core.state.state import State
+from moorage.model import Ask, ClusterId, Demand, Nodes, Placement
+from moorage.policy import NEVER, Fleet, Misfit, gang_groups
+
+CLASSES_MAX: Final = 4_096
+"""Classes of demand remembered; beyond it the cache starts afresh."""
+
+MODELS_TOLD_MAX: Final = 20
+"""Models that a refusal lists."""
+TALLIES_BYTES_MAX: Final = 16 << 20
+"""Reasons of nodes remembered, for refusals; beyond it that cache starts afresh."""
+
+Candidates = tuple[ClusterId, ...] | None
+
+_ELSEWHERE: Final = max(Misfit) + 1
+
+_TEXT: Final = {
+    Misfit.LABELS: "have other labels than `where` asks for",
+    Misfit.GPU_MODEL: "have too few GPUs of the accepted models",
+    Misfit.GPU_MEMORY: "have too few GPUs with that much memory",
+    Misfit.GPU_COUNT: "have too few GPUs that fit",
+    Misfit.TOPOLOGY: "have too few GPUs in one link group or NUMA domain",
+    Misfit.CPU: "have too little CPU even when empty",
+    Misfit.MEMORY: "have too little memory even when empty",
+    Misfit.UNAVAILABLE: "cannot be used now (cordoned, not ready or out of reach)",
+    Misfit.GPUS_BUSY: "have too few free GPUs",
+    Misfit.TOPOLOGY_BUSY: "have no link group or NUMA domain with enough free GPUs",
+    Misfit.CPU_BUSY: "have too little free CPU",
+    Misfit.MEMORY_BUSY: "have too little free memory",
+}
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What is known of one class: a node that fitted, or that nothing did after `gains`."""
+
+    layout: int
+    row: int | None
+    gains: int
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Why each node cannot take one class of demand, and how many nodes there are of each reason.
+
+    Attributes:
+        layout: `Fleet.layout` that the rows are of.
+        version: `Fleet.version` that it is as of.
+        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
+        counts: Nodes of each reason, int64 `[reasons]`.
+        never: What to change where it can never fit; it holds for this layout.
+        refusal: What it comes to, until a reason changes, with `refused` nodes reserved.
+
+    """
+
+    layout: int
+    version: int
+    reasons: npt.NDArray[np.int8]
+    counts: npt.NDArray[np.int64]
+    never: dict[str, Any] | None = None
+    refusal: Refusal | None = None
+    refused: int = 0
+
+
+class Feasibility:
+    """Feasibility of demands in the state as it is now.
+
+    Args:
+        state: Read, never changed.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
+        self._tallies: dict[tuple[Demand, Candidates], _Tally] = {}
+        self._kinds: NodeKinds | None = None
+        self._beside: tuple[int, Placement, Fleet] | None = None
+
+    def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
+        """Return whether `demand` fits now on candidate nodes that are not reserved."""
+        fleet, gains = self._state.fleet, self._state.gains
+        key = (demand, candidates)
+        known = self._verdicts.get(key)
+        if known is not None and known.layout == fleet.layout:
+            if known.row is None and known.gains == gains:
+                return False  # Nothing was freed since the last "no".
+            witness = None if reserved or demand.nodes != 1 else known.row
+            if witness is not None and fleet.takes(witness, demand):
+                return True
+        allowed = fleet.feasible(demand) & self.allowed(candidates, reserved)
+        fits = self.enough_nodes(allowed, demand)
+        if fits or not reserved:  # A "no" because of a reservation holds for no one else.
+            if len(self._verdicts) >= CLASSES_MAX:
+                self._verdicts.clear()
+            # The node with the most free CPU stays a witness for longest.
+            row = int(np.where(allowed, fleet.cpu_free, -2).argmax()) if fits else None
+            self._verdicts[key] = _Verdict(fleet.layout, row, gains)
+        return fits
+
+    def beside(self, kept: Placement) -> Fleet:
+        """Return the fleet as it is where so much more is held, to look at only."""
+        fleet = self._state.fleet
+        if not kept:
+            return fleet
+        known = self._beside
+        if known is None or known[:2] != (fleet.version, kept):
+            less = fleet.imagined()
+            for share in kept:
+                less.take(share)
+            self._beside = known = (fleet.version, kept, less)
+        return known[2]
+
+    def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
+        """Return the nodes where its workload has failed, as long as there is room elsewhere."""
+        if not ask.avoid or ask.demand is None:
+            return ask.avoid
+        elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
+        return ask.avoid if elsewhere else ()
+
+    def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
+        """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
+        tally = self._tally(demand, candidates)
+        if tally.refusal is not None and tally.refused == len(reserved):
+            return tally.refusal
+        tally.refused, tally.refusal = len(reserved), self._refusal(demand, tally, reserved)
+        return tally.refusal
+
+    def _refusal(self, demand: Demand, tally: _Tally, reserved: Nodes) -> Refusal:
+        nodes, counts = _counts(tally)
+        details: dict[str, Any] = {"nodes": nodes, "misfits": counts}
+        able = tally.reasons == Misfit.FITS
+        capable = able | ((tally.reasons > NEVER) & (tally.reasons != _ELSEWHERE))
+        never = not self.enough_nodes(capable, demand)
+        together = self.most_together(capable if never else able, demand)
+        if gang_groups(self._state.fleet, demand) is not None:
+            details["nodes_together"] = together
+        why = _sentence(counts, nodes, demand, together)
+        if counts.get(Misfit.GPU_MODEL.name.lower()) == nodes and (
+            models := self._models(demand, tally.reasons != _ELSEWHERE)
+        ):
+            why = f"{why[:-1]}. {_no_node_has(demand, models)}"
+            details["models"] = models
+        if reserved:
+            details["reserved_for_waiting"] = len(reserved)
+        if never:
+            details["binding"] = _binding(counts, never=True)
+            if tally.never is None:
+                tally.never = self._changes(demand, tally.reasons != _ELSEWHERE)
+            if fits_if := tally.never["fits_if"]:
+                why = f"{why} {change_in_words(fits_if[0])}"
+            return refusals.never_fits(why, details | tally.never)
+        if reserved and sum(counts.values()) < nodes:
+            why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
+        details["binding"] = _binding(counts, never=False)
+        return refusals.no_capacity(why, details)
+
+    def _models(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> list[str]:
+        """Return the models that there are, where none of those that are accepted is there."""
+        fleet = self._state.fleet
+        codes = np.unique(fleet.gpu_model[rows])
+        models = list(filter(None, (fleet.models[code] for code in codes[codes >= 0].tolist())))
+        return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
+
+    def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> dict[str, Any]:
+        """Return what could ever fit where `demand` cannot."""
+        if self._kinds is None:
+            self._kinds = NodeKinds(self._state.fleet)
+        return self._kinds.changes(demand, rows, self.enough_nodes)
+
+    def nodes(
+        self, demand: Demand, candidates: Candidates, after: int, limit: int
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """Return one page of what each candidate node says to `demand` now, the nearest first."""
+        reasons = self._tally(demand, candidates).reasons
+        rows = np.flatnonzero(reasons != _ELSEWHERE)
+        return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
+
+    def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
+        """Return the nodes counted by reason, for the "yes" of an explained request."""
+        nodes, counts = _counts(self._tally(demand, candidates))
+        fitting = nodes - sum(counts.values())
+        return {"nodes": nodes, "nodes_fitting": fitting, "misfits": counts}
+
+    def _tally(self, demand: Demand, candidates: Candidates) -> _Tally:
+        """Return what keeps each node from taking `demand`: looked at again where it changed."""
+        fleet, key = self._state.fleet, (demand, candidates)
+        tally = self._tallies.get(key)
+        changed = None
+        if tally is not None and tally.layout == fleet.layout:
+            changed = fleet.changed_since(tally.version)
+        if tally is None or changed is None:
+            reasons = np.where(self.allowed(candidates, ()), fleet.misfits(demand), _ELSEWHERE)
+            counts = np.bincount(reasons, minlength=_ELSEWHERE + 1)
+            if (len(self._tallies) + 1) * len(fleet) > TALLIES_BYTES_MAX:
+                self._tallies.clear()
+            tally = _Tally(fleet.layout, fleet.version, reasons.astype(np.int8), counts)
+            self._tallies[key] = tally
+            return tally
+        rows = np.array(changed, np.int64)
+        rows = rows[tally.reasons[rows] != _ELSEWHERE]
+        now = fleet.misfits(demand, rows) if len(rows) else tally.reasons[rows]
+        tally.version = fleet.version
+        if np.array_equal(now, tally.reasons[rows]):
+            return tally
+        tally.counts -= np.bincount(tally.reasons[rows], minlength=_ELSEWHERE + 1)
+        tally.counts += np.bincount(now, minlength=_ELSEWHERE + 1)
+        tally.reasons[rows], tally.refusal = now, None
+        return tally
+
+    def reservation(
+        self,
+        demand: Demand,
+        candidates: Candidates,
+        fleet: Fleet | None = None,
+        withheld: Nodes = (),
+    ) -> Nodes:
+        """Return the nodes to keep for a waiter at the head of the queue.
+
+        Args:
+            demand: What it needs.
+            candidates: Where it may go.
+            fleet: As it will be when what ends for the waiter has ended; None: as it is now.
+            withheld: Nodes that it may not get.
+
+        Those that could take it when empty; of these such as fit now, then such as have the most
+        free: later asks may use all others, so a large waiter is not starved by small ones for
+        ever. For a gang that wants one rack or zone, all from one.
+        """
+        fleet = fleet or self._state.fleet
+        misfits = fleet.misfits(demand)
+        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self.allowed(
+            candidates, withheld
+        )
+        rows = np.flatnonzero(capable)
+        if len(rows) < demand.nodes:
+            return ()
+        usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
+        busy = misfits[rows] != Misfit.FITS
+        best = rows[np.lexsort((-fleet.cpu_free[rows], -usable, busy))].tolist()
+        return tuple(fleet.node_ids[row] for row in self.together(best, demand))
+
+    def together(self, rows: list[int], demand: Demand) -> list[int]:
+        """Return the first of some rows that make a gang: of one rack or zone if asked."""
+        together = gang_groups(self._state.fleet, demand)
+        if together is not None:
+            return _first_group(rows, together[rows].tolist(), demand.nodes)
+        return rows[: demand.nodes]
+
+    def allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
+        """Return which nodes are candidates and not reserved: bool `[nodes]`."""
+        fleet = self._state.fleet
+        if candidates is None:
+            allowed = np.ones(len(fleet), np.bool_)
+        else:
+            wanted = set(candidates)
+            numbers = [n for n, name in enumerate(fleet.cluster_ids) if name in wanted]
+            allowed = np.isin(fleet.cluster, numbers)
+        for cluster_id, node_id in reserved:
+            row = fleet.row(cluster_id, node_id)
+            if row is not None:
+                allowed[row] = False
+        return allowed
+
+    def enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
+        """Return whether nodes that fit one by one, bool `[nodes]`, are enough for a gang."""
+        return self.most_together(nodes, demand) >= demand.nodes
+
+    def most_together(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> int:
+        """Return how many of some nodes, bool `[nodes]`, one gang may have: of one rack or zone."""
+        together = gang_groups(self._state.fleet, demand)
+        if together is None:
+            return int(np.count_nonzero(nodes))
+        here = together[nodes]
+        return int(np.bincount(here[here >= 0], minlength=1).max())
+
+
+def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
+    """Return the number of candidate nodes, and how many of them fail for each reason."""
+    counts = tally.counts.tolist()
+    by_name = {misfit.name.lower(): counts[misfit] for misfit in Misfit if misfit}
+    nodes = sum(counts[:_ELSEWHERE])
+    return nodes, {name: count for name, count in by_name.items() if count}
+
+
+def _first_group(rows: list[int], of: list[int], nodes: int) -> list[int]:
+    """Return the rows of the first group that is complete, going down the ranking; [] if none."""
+    groups: dict[int, list[int]] = {}
+    for row, number in zip(rows, of, strict=True):
+        group = groups.setdefault(number, [])
+        group.append(row)
+        if number >= 0 and len(group) == nodes:
+            return group
+    return []
+
+
+def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int) -> str:
+    if not nodes:
+        return "no candidate cluster has a node."
+    parts = [_part(count, _TEXT[Misfit[name.upper()]]) for name, count in counts.items()]
+    gang = f", and {demand.nodes} nodes are needed at once" if demand.nodes > 1 else ""
+    if demand.nodes > 1 and demand.topology in {"rack", "zone"}:
+        place = demand.topology
+        gang = f"; the largest {place} that could hold it has {together} of {demand.nodes} nodes"
+    many = refusals.counted(nodes, "node")
+    return f"of {many}, {', '.join(parts) or 'all fit one by one'}{gang}."
+
+
+def _part(count: int, text: str) -> str:
+    """Return what `count` nodes lack, with the verb in its number."""
+    return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
+
+
+def _no_node_has(demand: Demand, models: list[str]) -> str:
+    """Say which models there are: “a100” may mean one that is written otherwise."""
+    wanted = " or ".join(demand.models[:MODELS_TOLD_MAX])
+    spelled = {model.casefold(): model for model in models}
+    near = [spelled[model.casefold()] for model in demand.models if model.casefold() in spelled]
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return f"No candidate has {wanted}; there are {', '.join(models)}{meant}."
+
+
+def _binding(counts: dict[str, int], *, never: bool) -> str:
+    """Return the constraint that the most capable nodes failed at: easing it would help first."""
+    names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
+    return names[-1] if names else "nodes"

@@ -1,0 +1,281 @@
+"""What of a node a lease may have until a later moment, beside what is reserved for others.
+
+At each moment at which a reservation begins, the leases that have not ended by then and what is
+reserved must fit on the node together. `reservations` chooses by that what to reserve; requests,
+renewals and what gives way are held to it.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from moorage.core.state.facts import Cordoned
+from moorage.core.state.reserved import NodeReservation, Place
+from moorage.core.state.state import State
+from moorage.model import Lease, Nodes, Placement, RequestId, Share, Tenant
+from moorage.policy import Fleet
+
+__all__ = [
+    "Amounts",
+    "amounts",
+    "before",
+    "begins",
+    "drained_by",
+    "keeps_to_itself",
+    "leaves_by",
+    "left_alone",
+    "reserved",
+    "room",
+    "set_free",
+    "shares",
+    "total",
+]
+
+Amounts = Counter[tuple[str, str]]
+"""CPU in milli, memory in MiB, and milli of each device, by kind and device."""
+_HOLDS: Final = frozenset({"granted", "starting", "active"})
+
+
+def amounts(share: Share) -> Amounts:
+    """Return what a share holds of its node."""
+    found = Amounts({("cpu", ""): share.cpu_milli, ("memory", ""): share.memory_mib})
+    for gpu in share.gpus:
+        found["gpu", gpu] = share.gpu_milli
+    return found
+
+
+def shares(place: Place, of: Amounts) -> Iterator[Share]:
+    """Yield shares that hold so much of a node together: devices have one share of each size."""
+    cluster_id, node_id = place
+    devices: dict[int, list[str]] = defaultdict(list)
+    for (kind, gpu), milli in of.items():
+        if kind == "gpu":
+            devices[milli].append(gpu)
+    beside = {"cpu_milli": of["cpu", ""], "memory_mib": of["memory", ""]}
+    yield Share(cluster_id, node_id, **beside)  # type: ignore[arg-type]  # Plain strings in a fleet.
+    for milli, gpus in devices.items():
+        yield Share(cluster_id, node_id, tuple(gpus), milli)  # type: ignore[arg-type]  # As above.
+
+
+def room(
+    state: State, place: Place, at: float, tenant: Tenant | None, without: RequestId | None = None
+) -> Amounts | None:
+    """Return what of a node a lease of a tenant may have at a later moment.
+
+    Args:
+        state: As it is now.
+        place: The node.
+        at: The moment, in seconds since the epoch. What ends by then, gives way or ends is free.
+        tenant: Whose reservations are no matter; None: all are.
+        without: A lease that is taken to hold nothing.
+
+    Returns:
+        Less than nothing of what is short; None where the whole node is reserved, or is gone.
+
+    """
+    row = state.fleet.row(*place)
+    if row is None:
+        return None
+    free = total(state, row)
+    staying = [
+        (lease, share)
+        for lease, share in _held(state, place)
+        if lease.id != without and not lease.over and lease.expires_at > at
+    ]
+    for _, share in staying:
+        free.subtract(amounts(share))
+    theirs = [x for x in state.reserved.of_others(place, tenant) if x.starts_at <= at < x.ends_at]
+    if not all(each.parts for each in theirs):
+        return None
+    free.subtract(_unused(theirs, place, staying))
+    return free
+
+
+def left_alone(
+    state: State,
+    tenant: Tenant,
+    now: float,
+    until: float,
+    *,
+    whatever_ends: bool = False,
+    only_own: Nodes = (),
+) -> Placement:
+    """Return what a lease of a tenant that lasts until then may not take of what is free.
+
+    Args:
+        state: As it is now.
+        tenant: Whose lease it is.
+        now: Seconds since the epoch.
+        until: When the lease ends.
+        whatever_ends: For a fleet on which leases are taken to have ended: what is reserved, less
+            what its tenants hold of it.
+        only_own: Nodes of which it gets what its tenant reserved there, and no more.
+
+    Returns:
+        Shares of nodes that are reserved in part; those that are reserved whole are shut.
+
+    """
+    found: list[Share] = []
+    for place in state.reserved.on:
+        theirs = before(state, place, tenant, until)
+        row = state.fleet.row(*place) if theirs or place in only_own else None
+        if row is None:
+            continue
+        free, kept = _free(state, row), Amounts()
+        for at in {max(now, each.starts_at) for each in theirs}:
+            if whatever_ends:
+                kept |= _unheld(state, place, theirs, at)
+            elif (left := room(state, place, at, tenant)) is not None:
+                kept |= free - left
+        if not whatever_ends:
+            kept &= free
+        if place in only_own:
+            kept |= free - own(state, place, tenant)
+        found += shares(place, kept) if kept else ()
+    return tuple(found)
+
+
+def before(state: State, place: Place, tenant: Tenant, until: float) -> list[NodeReservation]:
+    """Return the reservations of a node that begin before a lease of another tenant ends."""
+    return [x for x in state.reserved.of_others(place, tenant) if x.starts_at < until]
+
+
+def own(state: State, place: Place, tenant: Tenant) -> Amounts:
+    """Return what of a node a tenant reserved for a time that has begun, and has free."""
+    mine = [
+        each
+        for each in state.reserved.on.get(place, {}).values()
+        if each.tenant == tenant and each.begun
+    ]
+    row = state.fleet.row(*place) if mine else None
+    if row is None:
+        return Amounts()
+    return _unused(mine, place, _held(state, place)) & _free(state, row)
+
+
+def begins(state: State, lease: Lease, after: float) -> float:
+    """Return when the first reservation begins that a lease must make room for; infinity.
+
+    Args:
+        state: As it is now.
+        lease: What holds something, or is about to.
+        after: Seconds since the epoch: it is there so long.
+
+    """
+    at = math.inf
+    for share in lease.placement if state.reserved else ():
+        place = (share.cluster_id, share.node_id)
+        theirs = state.reserved.of_others(place, lease.tenant)
+        moments = {each.starts_at for each in theirs if each.starts_at >= after}
+        if lease.granted_at <= state.clock_moved_at and any(x.starts_at < after for x in theirs):
+            moments.add(after)  # The clock may have moved past the start of a reservation.
+        for moment in sorted(moments):
+            if moment < at and not _fits(share, room(state, place, moment, lease.tenant, lease.id)):
+                at = moment
+    return at
+
+
+def leaves_by(state: State, lease: Lease) -> float:
+    """Return when a lease ends at the latest: what it holds is drained, or reserved then."""
+    reserved = begins(state, lease, lease.expires_at)
+    return min([reserved, *(each.until for each in _drains(state, lease))])
+
+
+def drained_by(state: State, lease: Lease) -> str:
+    """Return who drained what a lease holds, and why, if that is what it ends for; or nothing."""
+    ends = (each.why for each in _drains(state, lease) if each.until <= lease.expires_at)
+    return next(ends, "")
+
+
+def _drains(state: State, lease: Lease) -> list[Cordoned]:
+    """Return what operators said of the nodes of a lease that ends leases there."""
+    if not state.cordons:
+        return []
+    places = {(share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")}
+    found = [state.cordons[place] for place in sorted(places & state.cordons.keys())]
+    return [each for each in found if each.until]
+
+
+def keeps_to_itself(state: State, lease: Lease) -> bool:
+    """Return whether a lease has devices that its tenant reserved: it gives way to no other."""
+    return bool(state.reserved) and any(
+        each.tenant == lease.tenant and _is_of(share, each.part(place))
+        for share in lease.placement
+        for place in [(share.cluster_id, share.node_id)]
+        for each in state.reserved.on.get(place, {}).values()
+    )
+
+
+def _held(state: State, place: Place) -> list[tuple[Lease, Share]]:
+    """Return the leases that hold something of a node, with what they hold."""
+    return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
+
+
+def _is_of(share: Share, part: Share | None) -> bool:
+    return part is not None and not set(part.gpus).isdisjoint(share.gpus)
+
+
+def _fits(share: Share, left: Amounts | None) -> bool:
+    """Return whether a share fits there, as far as there still is what it holds."""
+    needs = amounts(share).items()
+    return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
+
+
+def _unused(
+    reservations: Iterable[NodeReservation], place: Place, leases: list[tuple[Lease, Share]]
+) -> Amounts:
+    """Return what is reserved of a node, in parts, and no lease of its tenant has."""
+    found, by_tenant = Amounts(), defaultdict[Tenant, list[Share]](list)
+    for each in reservations:
+        if (part := each.part(place)) is not None:
+            by_tenant[each.tenant].append(part)
+    for tenant, parts in by_tenant.items():
+        left = sum(map(amounts, parts), Amounts())
+        for lease, share in leases:
+            if lease.tenant == tenant and any(_is_of(share, part) for part in parts):
+                left.subtract(amounts(share))
+        found += +left
+    return found
+
+
+def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -> Amounts:
+    """Return what of a node some reservations have at a moment that have parts of it."""
+    found = Amounts()
+    for each in reservations:
+        if each.starts_at <= at < each.ends_at and (part := each.part(place)) is not None:
+            found += amounts(part)
+    return found
+
+
+def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float) -> Amounts:
+    """Return what of a node these reservations have at a moment, and their tenants do not hold."""
+    here = _held(state, place)
+    holding = [(x, share) for x, share in here if x.notice is None and x.state in _HOLDS]
+    return _unused((x for x in theirs if x.starts_at <= at < x.ends_at), place, holding)
+
+
+def total(state: State, row: int) -> Amounts:
+    """Return what a node has when it is empty."""
+    fleet = state.fleet
+    found = Amounts(
+        {("cpu", ""): int(fleet.cpu_total[row]), ("memory", ""): int(fleet.memory_total[row])}
+    )
+    for gpu, milli in zip(fleet.gpu_ids[row], fleet.gpu_total[row].tolist(), strict=False):
+        found["gpu", gpu] = milli
+    return found
+
+
+def set_free(fleet: Fleet, row: int, left: Amounts) -> None:
+    """Have so much of a node be free on a fleet that is only imagined."""
+    devices = [left["gpu", gpu] for gpu in fleet.gpu_ids[row]]
+    devices += [0] * (fleet.gpu_free.shape[1] - len(devices))
+    fleet.set_capacity(row, left["cpu", ""], left["memory", ""], devices)
+
+
+def _free(state: State, row: int) -> Amounts:
+    cpu, memory, devices = state.fleet.capacity(row)
+    found = Amounts({("cpu", ""): cpu, ("memory", ""): memory})
+    for gpu, milli in zip(state.fleet.gpu_ids[row], devices, strict=False):
+        found["gpu", gpu] = milli
+    return found

@@ -1,0 +1,1 @@
+"""Requests and leases from their arrival to their end. The allocator is the only caller."""

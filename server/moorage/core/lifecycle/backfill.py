@@ -1,0 +1,139 @@
+"""Whose turn it is when capacity was freed, and what the head of the queue keeps from the others.
+
+The allocator is the only caller: at the end of each turn in which capacity may have been freed.
+"""
+
+from collections import Counter
+from itertools import islice
+
+from moorage.core.lifecycle.preemption import Preemption
+from moorage.core.lifecycle.requests import Requests
+from moorage.core.lifecycle.warm_reuse import WarmReuse
+from moorage.core.queue import alternatives
+from moorage.core.queue.open_requests import OpenRequests, Pending
+from moorage.core.queue.order import CONSULTED_MAX
+from moorage.core.state.state import State
+from moorage.core.state.waiters import WaiterLine
+from moorage.model import Nodes, PolicyRef
+
+
+class Backfill:
+    """Serves the queue.
+
+    Args:
+        state: Read, never changed.
+        requests: Those that are open.
+        warm: Has warm leases give way.
+        asks: Consults for them, grants, and says no.
+        preemption: Has leases give way.
+
+    """
+
+    def __init__(
+        self,
+        state: State,
+        requests: OpenRequests,
+        warm: WarmReuse,
+        asks: Requests,
+        preemption: Preemption,
+    ) -> None:
+        self._state = state
+        self._requests = requests
+        self._warm = warm
+        self._asks = asks
+        self._preemption = preemption
+        self._reserved_at = (-1, 0)
+
+    def wake(self) -> None:
+        """Consult for the waiters that may now be served, in order, backfilling behind the head."""
+        while self._any_took_over():
+            pass  # The lines are others now.
+
+    def _any_took_over(self) -> bool:
+        """Wake the lines in order; stop and return True where one took over a warm lease."""
+        queue = self._requests.queue
+        queue.grew(self._state.growth.take())
+        if not queue:
+            return False
+        if self._lead():
+            return True
+        queue.rethink()
+        lines = queue.servable(self._capped)
+        for line in lines:
+            if self._wake_line(line, queue.reserved_for(line)):
+                lines.close()
+                return True
+        return False
+
+    def _lead(self) -> bool:
+        """Wake the head of the queue, and keep nodes for it as long as it waits."""
+        queue = self._requests.queue
+        head = queue.first()
+        if head is None:
+            queue.reserve(None, ())
+            return False
+        gains = self._state.gains
+        ask = self._state.waiting[next(iter(head.waiters))].ask
+        is_new = head is not queue.head  # What was kept from it until now is open to it.
+        if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
+            return True
+        own = self._asks.withheld.nodes(ask, for_good=True)
+        moved = not set(own).isdisjoint(queue.reservation)  # Its lease would last too long there.
+        if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
+            refused = head.refused_at == queue.changes
+            capacity = self._warm.capacity(ask, ()) if refused else None
+            if refused and capacity is None:
+                capacity = self._preemption.capacity(ask)
+            queue.reserve(head, self._asks.kept(ask, (), capacity))
+            self._reserved_at = self._state.gains, self._preemption.spared
+        return self._state.gains != gains  # Who gave way and ran nothing has left at once.
+
+    def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
+        oldest = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))
+        idle = [
+            Pending(waiter.ask, waiter.at)
+            for waiter in oldest
+            if self._requests.undecided.get(waiter.ask.id) is None
+        ]
+        groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By what reservations keep from them.
+        for each in idle:
+            own = tuple(map(self._asks.withheld.nodes, alternatives.each(each.ask)))
+            groups.setdefault(own, []).append(each)
+        for group in groups.values():
+            if any(self._asks.take_over(each, reserved) for each in group):
+                return True
+        fitting: list[Pending] = []
+        for group in groups.values():
+            fits = self._asks.settles(group[0], reserved)  # All in a line need the same.
+            for each in group:
+                if not fits:
+                    self._warm.capacity(each.ask, reserved)
+                elif not each.ask.alternatives or self._asks.settles(each, reserved):
+                    fitting.append(each)
+        if idle and not fitting:
+            self._pass_over(idle[0], reserved, withheld=any(map(any, groups)))
+        asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
+        ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
+        for each in fitting[: max(0, CONSULTED_MAX - ahead)]:
+            self._asks.consult(each, self._asks.withheld.reserved(each.ask, reserved))
+        return False
+
+    def _pass_over(self, first: Pending, reserved: Nodes, *, withheld: bool) -> None:
+        """Note that there is no room for a line, or none within its quota."""
+        queue, gains = self._requests.queue, self._state.gains
+        if first.over is not None:
+            queue.declined(first.ask, first.over, gains, reserved)
+        else:
+            queue.does_not_fit(first.ask, gains, reserved, withheld=withheld)
+
+    def _capped(self) -> dict[PolicyRef, int]:
+        """Return the policies that are asked as much as they may be, up to which priority."""
+        capped: dict[PolicyRef, int] = {}
+        for policy, asked in self._requests.undecided.waiters.items():
+            ahead = 0
+            for priority in sorted(asked, reverse=True):
+                ahead += asked[priority]
+                if ahead >= CONSULTED_MAX:
+                    capped[policy] = priority
+                    break
+        return capped

@@ -1,0 +1,94 @@
+"""Clusters and nodes that operators take out of service, and what becomes of the leases there.
+
+A cordon lets nothing new come, and ends what is kept warm. A drain lets what is there leave, too: a
+workload whose request said `on_failure: requeue` is stopped, and starts elsewhere under its lease;
+every other lease lasts until it is released, or until the drain's time is up, and cannot be renewed
+beyond that. The allocator is the only caller.
+"""
+
+from moorage.core.fit.room import leaves_by
+from moorage.core.lifecycle.leases import LeaseLifecycle
+from moorage.core.lifecycle.warm_reuse import WarmReuse
+from moorage.core.state import refusals
+from moorage.core.state.facts import Cordoned, Refusal, Renewed, Uncordoned
+from moorage.core.turns.effects import Information
+from moorage.core.turns.events import CordonAsked
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import Lease
+
+
+class Cordons:
+    """What is out of service.
+
+    Args:
+        writer: What the turn is written on.
+        leases: Ends and moves them.
+        warm: Is told that the inventory changed.
+
+    """
+
+    def __init__(self, writer: TurnWriter, leases: LeaseLifecycle, warm: WarmReuse) -> None:
+        self._turn = writer
+        self._leases = leases
+        self._warm = warm
+
+    def asked(self, event: CordonAsked) -> None:
+        """Do what an operator says, and answer which leases are still there."""
+        refusal = self.refusal(event)
+        if refusal is not None:
+            self._turn.respond(event.to, refusal)
+            return
+        place, now = (event.cluster, event.node), self._turn.now
+        before = self._turn.state.cordons.get(place)
+        if event.mode == "uncordon":
+            if before is not None:
+                self._turn.record(Uncordoned(*place, now, event.tenant))
+        else:
+            until = 0.0 if event.seconds is None else now + event.seconds
+            cordon = Cordoned(*place, now, event.tenant, event.reason, event.mode == "drain", until)
+            self._turn.record(cordon)
+        self._warm.inventory_changed()
+        if event.mode != "uncordon":
+            self._clear(event)
+        self._turn.wakes = True
+        left = [each.id for each in self.there(event)]
+        told = {"cluster_id": event.cluster, "node_id": event.node or None, "leases": left}
+        after = self._turn.state.cordons.get(place)
+        self._turn.respond(
+            event.to, Information(told | {"unavailable": after.why if after else None})
+        )
+
+    def refusal(self, event: CordonAsked) -> Refusal | None:
+        """Return why there is no such place, or None."""
+        cluster = self._turn.state.clusters.get(event.cluster)
+        if cluster is None:
+            return refusals.no_such_cluster(event.cluster, self._turn.state.clusters)
+        known = (event.cluster, event.node) in self._turn.state.cordons
+        if event.node and not known and all(node.id != event.node for node in cluster.nodes):
+            return refusals.no_such_node(event.cluster, event.node)
+        return None
+
+    def _clear(self, event: CordonAsked) -> None:
+        why = self._turn.state.cordons[event.cluster, event.node].why
+        for lease in self.there(event):
+            if lease.state == "warm" or lease.id in self._turn.state.resetting:
+                self._leases.end(lease, why)
+            elif event.mode == "cordon":
+                continue
+            elif lease.state in {"starting", "active"} and lease.may_start_again:
+                self._leases.move(lease, f"its node was {why}")
+            elif (
+                not lease.over and (until := leaves_by(self._turn.state, lease)) < lease.expires_at
+            ):
+                self._turn.record(Renewed(lease.id, until))
+
+    def there(self, event: CordonAsked) -> list[Lease]:
+        """Return the leases that hold something of a place."""
+        return [
+            lease
+            for lease in self._turn.state.leases.values()
+            if any(
+                share.cluster_id == event.cluster and event.node in {"", share.node_id}
+                for share in lease.placement
+            )
+        ]

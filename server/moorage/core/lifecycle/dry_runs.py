@@ -1,0 +1,94 @@
+"""What operations would do if they were done now: nothing changes. The allocator calls it."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from moorage.core.lifecycle.cordons import Cordons
+from moorage.core.lifecycle.leases import LeaseLifecycle
+from moorage.core.lifecycle.warm_reuse import WarmReuse
+from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.reports.explain import waiter_row
+from moorage.core.state import refusals
+from moorage.core.state.facts import Cordoned, Refusal
+from moorage.core.state.state import RELEASED, State
+from moorage.core.turns.effects import Information, LeaseNews, Response
+from moorage.core.turns.events import CancelAsked, CordonAsked, DryRun, FlushAsked, ReleaseAsked
+from moorage.model import LeaseState
+
+
+class DryRuns:
+    """Answers dry runs.
+
+    Args:
+        state: What is true.
+        requests: Those that are open.
+        leases: Knows whose they are.
+        warm: Knows what is kept.
+        cordons: Knows what is in a place.
+
+    """
+
+    def __init__(
+        self,
+        state: State,
+        requests: OpenRequests,
+        leases: LeaseLifecycle,
+        warm: WarmReuse,
+        cordons: Cordons,
+    ) -> None:
+        self._state = state
+        self._requests = requests
+        self._leases = leases
+        self._warm = warm
+        self._cordons = cordons
+
+    def answer(self, asked: DryRun, now: float) -> Response:
+        """Return what would come of an operation."""
+        match asked.event:
+            case ReleaseAsked() as event:
+                return self._release(event)
+            case CancelAsked() as event:
+                return self._cancel(event)
+            case FlushAsked(_, tenant, cluster):
+                flushed = [lease.id for lease in self._warm.kept_for(tenant, cluster)]
+                return Information({"dry_run": True, "flushed": flushed})
+            case CordonAsked() as event:
+                return self._cordon(event, now, sees_all=asked.sees_all)
+
+    def _release(self, event: ReleaseAsked) -> Response:
+        found = self._leases.owned(event.lease, event.token_digest, event.tenant)
+        if isinstance(found, Refusal):
+            return found
+        if found.over:
+            return LeaseNews(found, owner=False)
+        state: LeaseState = "warm" if found.state == "active" and found.likeness else "ended"
+        return LeaseNews(replace(found, state=state, reason=RELEASED), owner=False)
+
+    def _cancel(self, event: CancelAsked) -> Response:
+        request = self._requests.first_with(event.tenant, event.request) or event.request
+        waiter, ask = self._state.waiting.get(request), self._requests.known(request)
+        if ask is None or ask.tenant != event.tenant:
+            return refusals.not_waiting(event.request)
+        row = {"request": request} if waiter is None else waiter_row(waiter)
+        return Information({"dry_run": True, "state": "cancelled", **row})
+
+    def _cordon(self, event: CordonAsked, now: float, *, sees_all: bool) -> Response:
+        refusal = self._cordons.refusal(event)
+        if refusal is not None:
+            return refusal
+        until = 0.0 if event.seconds is None else now + event.seconds
+        place, drains = (event.cluster, event.node), event.mode == "drain"
+        cordon = Cordoned(*place, now, event.tenant, event.reason, drains, until)
+        there = self._cordons.there(event)
+        others = [] if sees_all else [each for each in there if each.tenant != event.tenant]
+        told: dict[str, Any] = {
+            "cluster_id": event.cluster,
+            "node_id": event.node or None,
+            "leases": [each.id for each in there if sees_all or each.tenant == event.tenant],
+            "unavailable": None if event.mode == "uncordon" else cordon.why,
+        }
+        if not sees_all:
+            tenants = {each.tenant for each in others}
+            told["others"] = {"leases": len(others), "tenants": len(tenants)}
+        return Information({"dry_run": True, **told})

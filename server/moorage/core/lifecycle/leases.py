@@ -1,0 +1,388 @@
+"""What happens to a lease from its grant on: renewal, release, expiry, and its backend's word.
+
+A lease whose workload failed may go back into the queue, if its request said so. It keeps its id,
+token and age there and holds nothing; the next grant is another start of the same lease.
+
+The allocator is the only caller.
+"""
+
+import json
+from hashlib import sha256
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from moorage.core.fit.room import begins, drained_by, leaves_by
+from moorage.core.queue.alternatives import choice
+from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.state import refusals
+from moorage.core.state.deadlines import Grace
+from moorage.core.state.facts import (
+    Ended,
+    Ending,
+    Finished,
+    Granted,
+    Paused,
+    Refusal,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    WaitExtended,
+)
+from moorage.core.state.state import RELEASED
+from moorage.core.turns.effects import Address, KeepWarm, LeaseNews, Start, Stop
+from moorage.core.turns.events import (
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import (
+    REQUEUE_PAUSE_SECONDS_MAX,
+    Ask,
+    Demand,
+    DeviceId,
+    Lease,
+    Outcome,
+    Placement,
+    RequestId,
+    Tenant,
+)
+
+_DEMANDED: Final = tuple(
+    each.name for each in msgspec.structs.fields(Demand) if each.name != "where"
+)
+
+
+def _demanded(demand: Demand) -> list[Any]:
+    """Return the fields of a demand; without `where`, as digests of earlier releases have them."""
+    fields = [getattr(demand, name) for name in _DEMANDED]
+    return [*fields, demand.where] if demand.where else fields
+
+
+def likeness(ask: Ask) -> str:
+    """Return a digest of all that decides what runs for a request, and where its policy wants it.
+
+    The candidates are left out: whether a place is among them is looked at when it is taken over.
+    """
+    assert ask.provision is not None
+    parts = (
+        ask.tenant,
+        (ask.policy.uri, ask.policy.digest),
+        None if ask.demand is None else _demanded(ask.demand),
+        (ask.inputs, ask.parameters, ask.settings),
+        (ask.provision.backend, ask.provision.spec),
+    )
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class LeaseLifecycle:
+    """The part for leases, but for what the warm ones are kept for: see `warm_reuse`.
+
+    Args:
+        writer: What the turn is written on.
+        requests: Those that are open; leases that wait for another place are among them.
+        pause_seconds: How long a lease waits before its second start; twice as long before each
+            one after that. 0: not at all.
+
+    """
+
+    def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:
+        self._turn = writer
+        self._requests = requests
+        self._pause_seconds = pause_seconds
+
+    def grant(
+        self, ask: Ask, placement: Placement, asked_at: float, warm: Lease | None = None
+    ) -> Lease:
+        """Grant a placement to an ask, or to the lease that waits for another one.
+
+        A lease that waited ends when it would have ended: its holder renews it meanwhile.
+
+        Args:
+            ask: The request.
+            placement: What it gets.
+            asked_at: When it came, in seconds since the epoch.
+            warm: The lease whose workload it takes over; None where one is started.
+
+        """
+        inherited = "" if warm is None else warm.workload
+        like = "" if not _kept(ask) else likeness(ask) if warm is None else warm.likeness
+        assert ask.terms is not None
+        now, fencing = self._turn.now, self._turn.state.fencing + 1
+        waiting = self._turn.state.lease(ask.id)
+        if waiting is None:
+            lease = Lease(
+                id=ask.id,
+                tenant=ask.tenant,
+                token_digest=ask.token_digest,
+                policy=ask.policy,
+                placement=placement,
+                fencing=fencing,
+                granted_at=now,
+                expires_at=now + ask.terms.ttl_seconds,
+                terms=ask.terms,
+                provision=ask.provision,
+                state="starting" if ask.provision else "granted",
+                asked_at=asked_at,
+                inherited=inherited,
+                likeness=like,
+                choice=choice(ask),
+                devices=self._devices(placement),
+            )
+            if ask.terms.ttl_seconds_min and self._turn.state.reserved:
+                until = min(lease.expires_at, begins(self._turn.state, lease, now))
+                lease = replace(lease, expires_at=until)
+        else:
+            lease = replace(
+                waiting,
+                placement=placement,
+                devices=self._devices(placement),
+                lost=(),
+                fencing=fencing,
+                granted_at=now,
+                state="starting",
+                reason="",
+                faults=0,
+                attempt=waiting.attempt + 1,
+                choice=choice(ask),
+                inherited=inherited,
+            )
+        retained = ask if lease.may_start_again else None
+        if lease.ask is not retained:
+            lease = replace(lease, ask=retained)
+        queue = self._requests.queue
+        overtaken = queue.overtaken_by(ask, placement, asked_at)
+        self._turn.record(Granted(lease, overtaken))
+        if overtaken is not None:
+            queue.overtook(overtaken)
+        return lease
+
+    def _devices(self, placement: Placement) -> tuple[tuple[DeviceId, ...], ...]:
+        """Return which devices a placement names; nothing where the inventory does not say."""
+        fleet = self._turn.state.fleet
+        found: list[tuple[DeviceId, ...]] = []
+        for share in placement:
+            row = fleet.row(share.cluster_id, share.node_id)
+            if row is not None and (known := fleet.devices[row]):
+                gpus = fleet.gpu_ids[row]
+                found.append(tuple(known[gpus.index(gpu)] for gpu in share.gpus))
+            else:
+                found.append(())
+        return tuple(found) if any(found) else ()
+
+    def release(
+        self, to: Address, request: RequestId, token_digest: str, tenant: Tenant | None = None
+    ) -> None:
+        """End a lease for its owner. A second release answers the same."""
+        lease = self.owned(request, token_digest, tenant)
+        if isinstance(lease, Refusal):
+            self._turn.respond(to, lease)
+            return
+        if lease.state == "active" and lease.likeness:
+            self._turn.record(Ending(request, self._turn.now, RELEASED))
+            self._turn.emit(KeepWarm(self._turn.state.leases[request]))
+        elif not lease.over:
+            self.end(lease, RELEASED)
+        lease = self._turn.state.lease(request) or lease
+        self._turn.respond(to, LeaseNews(lease))
+        self._turn.wakes = True  # A request that needs the place does not wait until it is warm.
+
+    def renew(
+        self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
+    ) -> None:
+        """Let a lease last `ttl_seconds` (its own by default) from now."""
+        lease = self.owned(request, token_digest)
+        if isinstance(lease, Refusal):
+            self._turn.respond(to, lease)
+            return
+        if lease.over:
+            self._turn.respond(to, refusals.lease_over(lease))
+            return
+        ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
+        until = min(self._turn.now + ttl, leaves_by(self._turn.state, lease))
+        if until <= self._turn.now:  # It is due, as after a restart that took long.
+            self.due(lease)
+            over = self._turn.state.lease(request) or lease
+            self._turn.respond(to, refusals.lease_over(over))
+            return
+        sooner = until < lease.expires_at and bool(self._turn.state.reserved)
+        self._turn.wakes = self._turn.wakes or sooner  # It may be in the way of none any more.
+        self._turn.record(Renewed(request, until))
+        waiter = self._turn.state.waiting.get(request)
+        if waiter is not None and not waiter.pauses and self._turn.state.reserved:
+            self._requests.queue.retry(waiter.ask)
+            self._turn.wakes = True
+        shortened = max(0.0, until - self._turn.now) if until < self._turn.now + ttl else None
+        renewed = self._turn.state.lease(request) or lease
+        self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened))
+
+    def move(self, lease: Lease, reason: str) -> None:
+        """Have the workload of a lease that may start again stopped here, and started elsewhere."""
+        self._finished(lease, "failed", WorkloadFailed(lease.id, lease.fencing, reason))
+        self._turn.emit(Stop(lease))
+
+    def end(self, lease: Lease, reason: str) -> None:
+        """End a lease: at once, or when its backend says that nothing of it is left."""
+        if lease.state == "queued":
+            self._requests.withdraw(self._turn.state.waiting[lease.id].ask)
+        if lease.provision is None or lease.state == "queued":
+            self._turn.record(Ended(lease.id, self._turn.now, reason))
+            self._turn.wakes = True
+        else:
+            self._turn.record(Ending(lease.id, self._turn.now, reason))
+            self._turn.emit(Stop(lease))
+            # It is in the way of no reservation any more, so others may have what is free there.
+            self._turn.wakes = self._turn.wakes or bool(self._turn.state.reserved)
+
+    def started(self, news: WorkloadStarted) -> None:
+        """Note that the workload of a lease runs."""
+        lease = self.engaged(news.lease, news.fencing)
+        if lease is not None and lease.state == "starting":
+            self._turn.record(Started(lease.id, self._turn.now, news.endpoint))
+
+    def failed(self, news: WorkloadFailed) -> None:
+        """Note that the workload of a lease did not start, and that nothing of it is left."""
+        lease = self.engaged(news.lease, news.fencing)
+        if lease is None:
+            return
+        if lease.state in {"starting", "active"}:
+            lease = self._finished(lease, "failed", news)
+        self._let_go(lease, _failure(lease) or f"backend failed: {news.reason}")
+
+    def over(self, news: WorkloadEnded) -> None:
+        """Note that the workload of a lease ended by itself, and have the rest of it put away."""
+        lease = self.engaged(news.lease, news.fencing)
+        if lease is not None and lease.state == "warm":
+            self.end(lease, news.reason)
+        if lease is None or lease.state not in {"starting", "active"}:
+            return
+        lease = self._finished(lease, news.phase, news)
+        if news.phase == "succeeded":
+            self.end(lease, news.reason)
+        elif lease.may_start_again:
+            self._turn.emit(Stop(lease))
+        else:
+            self.end(lease, _failure(lease) or news.reason)
+
+    def stopped(self, news: WorkloadStopped) -> None:
+        """Note that nothing is left of the workload of a lease: only now is it free."""
+        lease = self.engaged(news.lease, news.fencing)
+        if lease is not None and news.unfit and lease.reason == RELEASED:
+            self._turn.record(
+                Ended(lease.id, self._turn.now, f"{RELEASED}; not kept warm: {news.unfit}")
+            )
+            self._turn.wakes = True
+        elif lease is not None:
+            self._let_go(lease, "backend stopped")
+
+    def _let_go(self, lease: Lease, reason: str) -> None:
+        """End a lease, or queue it: nothing of its workload is left."""
+        if lease.state == "failing" and lease.may_start_again:
+            self._turn.record(Requeued(lease.id, self._turn.now, _failure(lease)))
+            self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
+        else:
+            self._turn.record(Ended(lease.id, self._turn.now, lease.reason or reason))
+        self._turn.wakes = True
+
+    def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
+        """Have a lease in the queue tried again, after a while: what failed may need the time.
+
+        Args:
+            request: The lease. It stands in no line.
+            seconds: How long, up to a bound.
+            faults: How often in a row its policy did not get to answer.
+
+        """
+        seconds = min(seconds, REQUEUE_PAUSE_SECONDS_MAX)
+        if seconds > 0:
+            self._turn.record(Paused(request, self._turn.now, self._turn.now + seconds, faults))
+        else:
+            self._requests.queue.add(self._turn.state.waiting[request].ask)
+
+    def due(self, lease: Lease) -> None:
+        """End a lease whose time is up, or the pause of one that has time left."""
+        if lease.retry_at and lease.expires_at > self._turn.now:
+            self._turn.record(Resumed(lease.id, self._turn.now))
+            self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
+            self._turn.wakes = True
+        else:
+            drained = drained_by(self._turn.state, lease)
+            self.end(lease, f"its node was {drained}" if drained else "expired")
+
+    def _finished(
+        self,
+        lease: Lease,
+        phase: Literal["succeeded", "failed"],
+        news: WorkloadFailed | WorkloadEnded,
+    ) -> Lease:
+        """Note how a workload came to an end by itself; return its lease."""
+        outcome = Outcome(
+            attempt=lease.attempt,
+            phase=phase,
+            detail=news.reason,
+            at=self._turn.now,
+            nodes=tuple((share.cluster_id, share.node_id) for share in lease.placement),
+            exit_code=news.exit_code,
+            log_tail=news.log_tail,
+        )
+        self._turn.record(Finished(lease.id, outcome))
+        return self._turn.state.leases[lease.id]
+
+    def engaged(self, request: RequestId, fencing: int) -> Lease | None:
+        """Return the lease that a backend reports about; None where that grant is over."""
+        lease = self._turn.state.leases.get(request)
+        if lease is None or lease.provision is None or lease.fencing != fencing:
+            return None
+        return lease
+
+    def give_grace(self, grace: Grace) -> None:
+        """Postpone the deadlines of leases and waiters."""
+        state = self._turn.state
+        for waiter in list(state.waiting.values()):
+            until = grace.until(waiter.deadline)
+            if waiter.deadline < until:
+                asks, name = waiter.lease is None, waiter.ask.id
+                self._turn.record(WaitExtended(name, until) if asks else Renewed(name, until))
+        for lease in list(state.leases.values()):
+            until = grace.until(lease.expires_at)
+            if lease.state == "ending" or lease.expires_at >= until:
+                continue
+            until = min(until, leaves_by(state, lease))
+            if lease.expires_at < until:
+                self._turn.record(Renewed(lease.id, until))
+
+    def restarted(self) -> None:
+        """Send backends their orders again."""
+        for lease in list(self._turn.state.leases.values()):
+            if lease.state == "warm":
+                self._turn.emit(KeepWarm(lease))  # It may have died with the machine.
+            elif lease.provision is not None:
+                over = lease.state in {"failing", "ending"}
+                self._turn.emit(Stop(lease) if over else Start(lease))
+
+    def owned(
+        self, request: RequestId, token_digest: str, tenant: Tenant | None = None
+    ) -> Lease | Refusal:
+        """Return the lease, or why it is not the caller's: by its token, or by its tenant."""
+        lease = self._turn.state.lease(request)
+        if lease is None:
+            return refusals.unknown_lease(request)
+        if lease.token_digest != token_digest and lease.tenant != tenant:
+            return refusals.wrong_token(request)
+        return lease
+
+
+def _failure(lease: Lease) -> str:
+    """Return what to say of a start that failed, where it was one of several; else nothing."""
+    provision, outcome = lease.provision, lease.outcome
+    if provision is None or outcome is None or provision.on_failure == "end":
+        return ""
+    return f"attempt {outcome.attempt} of {provision.attempts_max} failed: {outcome.detail}"
+
+
+def _kept(ask: Ask) -> bool:
+    return ask.provision is not None and ask.provision.keep_warm_seconds > 0

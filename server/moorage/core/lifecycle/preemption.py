@@ -1,0 +1,288 @@
+"""Leases that give way to a request: preempted by a higher priority, or reclaimed from a borrower.
+
+Only the head of the queue has others give way: nodes are kept for it, so that what they leave is
+its own. The fewest leases that make it fit are told by whom and why, and leave when their notice is
+over, if it still waits then. The allocator is the only caller.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, islice
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.room import keeps_to_itself
+from moorage.core.lifecycle.leases import LeaseLifecycle
+from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.queue.withheld import parts, withheld
+from moorage.core.state.accounts import demanded, placed
+from moorage.core.state.facts import Preempted, Spared
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import Ask, Demand, Lease, Nodes, Quota
+from moorage.policy import Fleet, gang_groups
+
+NODES_MAX: Final = 256
+"""Nodes that are looked at for one request: those where the fewest leases may give way."""
+CHOICES_MAX: Final = 512
+"""Choices of leases that are tried on one node; beyond it the youngest go, as many as needed."""
+
+
+class _Option(NamedTuple):
+    """What has to leave a node for a request to fit there; less comes first."""
+
+    victims: int
+    lost_seconds: float
+    row: int
+    leases: tuple[Lease, ...]
+
+
+class Preemption:
+    """The part for those who give way.
+
+    Args:
+        writer: What the turn is written on.
+        feasibility: Knows what fits.
+        leases: Ends and moves them.
+        requests: Those that are open.
+
+    Attributes:
+        spared: How many that were told to leave need not: the head may need others.
+
+    """
+
+    def __init__(
+        self,
+        writer: TurnWriter,
+        feasibility: Feasibility,
+        leases: LeaseLifecycle,
+        requests: OpenRequests,
+    ) -> None:
+        self._turn = writer
+        self._state = writer.state
+        self._feasibility = feasibility
+        self._leases = leases
+        self._requests = requests
+        self.spared = 0
+
+    def capacity(self, ask: Ask) -> Nodes | None:
+        """Have leases give way so that the head of the queue fits: as few as will do.
+
+        Returns:
+            The nodes on which there will be room once they have left; None where they would not
+            help, or none has to, and then none is told to leave.
+
+        """
+        given, until = self._who_may(ask)
+        coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
+        waits = any(each.notice for each in coming)
+        if ask.demand is None or not (given or waits):
+            return None
+        now = self._turn.now
+        state, known = self._state, self._feasibility
+        shut = withheld(state, known, ask, now, for_good=True)
+        fleet = known.beside(parts(state, known, ask, now, whatever_ends=True))
+        attempt = _Attempt(fleet, known, known.allowed(ask.candidates, shut), ask.demand, now)
+        chosen = attempt.choose(coming, given)
+        if chosen is None:
+            return None
+        for lease in chosen:
+            self._tell(ask, lease, until[lease.id])
+        return attempt.nodes if chosen or waits else None
+
+    def due(self, lease: Lease) -> None:
+        """Have a lease leave whose notice is over, if it is still for a request that waits."""
+        assert lease.notice is not None
+        waiter = self._state.waiting.get(lease.notice.by)
+        if waiter is None or waiter.pauses or self._requests.undecided.get(lease.notice.by):
+            self._turn.record(Spared(lease.id, self._turn.now))
+            self.spared += 1
+            self._turn.wakes = True
+        elif lease.may_start_again and lease.state in {"starting", "active"}:
+            self._leases.move(lease, lease.notice.reason)
+        else:
+            self._leases.end(lease, lease.notice.reason)
+
+    def _tell(self, ask: Ask, lease: Lease, until: float) -> None:
+        why = f"of priority {ask.priority}"
+        if not _lower(lease, ask):
+            why = "which wants back what its quota says"
+        reason = f"preempted by request {ask.id} of tenant {ask.tenant}, {why}"
+        self._turn.record(Preempted(lease.id, self._turn.now, ask.id, until, reason))
+        if until <= self._turn.now:
+            self.due(self._state.leases[lease.id])
+
+    def _comes(self, lease: Lease, ask: Ask) -> bool:
+        """Return whether what a lease holds is free soon, for this request if for any."""
+        if lease.notice is not None:
+            other = self._state.waiting.get(lease.notice.by)
+            return lease.notice.by == ask.id or other is None or other.ask.priority < ask.priority
+        return lease.state in {"ending", "failing", "warm"}
+
+    # Who may give way ------------------------------------------------------------------------
+
+    def _who_may(self, ask: Ask) -> tuple[list[Lease], dict[str, float]]:
+        """Return the leases that may give way, and until when each may stay."""
+        deadline, now = self._state.waiting[ask.id].deadline, self._turn.now
+        until: dict[str, float] = {}
+        found: list[Lease] = []
+        for name in self._state.preemptible:
+            lease = self._state.leases[name]
+            if _lower(lease, ask) and _stays(lease):
+                young = lease.granted_at + lease.terms.runtime_seconds_min
+                until[name] = max(now + lease.terms.notice_seconds, young)
+                found.append(lease)
+        quota = self._state.accounts.quota((ask.tenant, None))
+        for lease in self._borrowed(ask, quota) if quota is not None else ():
+            if lease.id not in until:
+                until[lease.id] = now + quota.notice_seconds  # type: ignore[union-attr]  # The line above.
+                found.append(lease)
+        # One whose notice is over after the request has given up would leave in vain.
+        in_time = (lease for lease in found if until[lease.id] <= deadline)
+        return [lease for lease in in_time if not keeps_to_itself(self._state, lease)], until
+
+    def _borrowed(self, ask: Ask, quota: Quota) -> Iterator[Lease]:
+        """Yield the leases that others hold of what is this tenant's own, the youngest first."""
+        accounts, needs = self._state.accounts, demanded(ask)
+        own = accounts.own_room((ask.tenant, None))
+        if quota.nominal.gpu_milli is None or any(
+            need > room for need, room in zip(needs, own, strict=True)
+        ):
+            return
+        left: dict[str, list[int]] = {}
+        youngest = sorted(self._state.leases.values(), key=lambda lease: -lease.fencing)
+        for lease in youngest:
+            if not _stays(lease) or lease.tenant == ask.tenant:
+                continue
+            over = left.setdefault(lease.tenant, list(accounts.borrowed((lease.tenant, None))))
+            amounts = placed(lease.placement)
+            if 0 < amounts[0] <= over[0]:  # What it leaves has all been borrowed.
+                over[0] -= amounts[0]
+                yield lease
+
+
+def _lower(lease: Lease, ask: Ask) -> bool:
+    return lease.terms.preemptible and lease.terms.priority < ask.priority
+
+
+def _stays(lease: Lease) -> bool:
+    """Return whether a lease goes on, as far as is known."""
+    return lease.state in {"granted", "starting", "active"} and lease.notice is None
+
+
+class _Attempt:
+    """A fleet on which leases are ended to see what fits then.
+
+    Attributes:
+        nodes: Where the request goes once all have left.
+
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        feasibility: Feasibility,
+        allowed: npt.NDArray[np.bool_],
+        demand: Demand,
+        now: float,
+    ) -> None:
+        self._feasibility = feasibility
+        self._demand = demand
+        self._now = now
+        self._fleet = fleet.imagined()
+        self._allowed = allowed
+        self.nodes: Nodes = ()
+
+    def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
+        """Return the leases that must leave beside those that do; None where they cannot help."""
+        for lease in coming:
+            for share in lease.placement:
+                self._fleet.give(share)
+        fits = self._fleet.feasible(self._demand) & self._allowed
+        rows = np.flatnonzero(fits).tolist()
+        options = [_Option(0, 0.0, row, ()) for row in rows]
+        if not self._feasibility.enough_nodes(fits, self._demand):
+            options += self._options(given, set(rows))
+        picked = self._pick(options)
+        if picked is None:
+            return None
+        self.nodes = tuple(self._fleet.node_ids[option.row] for option in picked)
+        chosen = {lease.id: lease for option in picked for lease in option.leases}
+        return self._needed(list(chosen.values()), [option.row for option in picked])
+
+    def _options(self, given: Iterable[Lease], fitting: set[int]) -> Iterator[_Option]:
+        by_row: dict[int, list[Lease]] = defaultdict(list)
+        for lease in given:
+            for share in lease.placement:
+                row = self._fleet.row(share.cluster_id, share.node_id)
+                if row is not None and self._allowed[row] and row not in fitting:
+                    by_row[row].append(lease)
+        rows = sorted(by_row, key=lambda row: (len(by_row[row]), row))
+        most = max(NODES_MAX, self._demand.nodes)
+        for row in rows[:most]:
+            here = sorted(by_row[row], key=lambda lease: (-lease.granted_at, lease.fencing))
+            found = self._fewest(row, here)
+            if found is not None:
+                yield _Option(len(found), self._lost(found), row, found)
+
+    def _fewest(self, row: int, leases: Sequence[Lease]) -> tuple[Lease, ...] | None:
+        """Return the fewest leases without which the demand fits on a node, the youngest such."""
+        if not self._fits_without(row, leases):
+            return None
+        for many in range(1, len(leases)):
+            tried = list(islice(combinations(leases, many), CHOICES_MAX + 1))
+            if len(tried) > CHOICES_MAX:
+                break
+            enough = [each for each in tried if self._fits_without(row, each)]
+            if enough:
+                return min(enough, key=self._lost)
+        chosen = list(leases)
+        for lease in leases[::-1]:  # The oldest stay where they can.
+            rest = [each for each in chosen if each is not lease]
+            if self._fits_without(row, rest):
+                chosen = rest
+        return tuple(chosen)
+
+    def _needed(self, chosen: list[Lease], rows: list[int]) -> list[Lease]:
+        """Return those of the chosen that must leave: one of a gang may make room on two nodes."""
+        for lease in sorted(chosen, key=lambda each: each.granted_at):
+            rest = [each for each in chosen if each is not lease]
+            if all(self._fits_without(row, rest) for row in rows):
+                chosen = rest
+        return chosen
+
+    def _fits_without(self, row: int, leases: Iterable[Lease]) -> bool:
+        here = self._fleet.node_ids[row]
+        shares = [
+            share
+            for lease in leases
+            for share in lease.placement
+            if (share.cluster_id, share.node_id) == here
+        ]
+        for share in shares:
+            self._fleet.give(share)
+        fits = bool(self._fleet.feasible(self._demand, slice(row, row + 1))[0])
+        for share in shares:
+            self._fleet.take(share)
+        return fits
+
+    def _pick(self, options: list[_Option]) -> list[_Option] | None:
+        """Return the nodes of a gang: where the fewest leave, of one rack or zone if asked."""
+        many, groups = self._demand.nodes, defaultdict[int, list[_Option]](list)
+        together = gang_groups(self._fleet, self._demand)
+        for option in sorted(options, key=lambda each: each[:3]):
+            place = 0 if together is None else int(together[option.row])
+            if place >= 0 and len(groups[place]) < many:
+                groups[place].append(option)
+        whole = [group for group in groups.values() if len(group) == many]
+        cost = lambda group: (  # noqa: E731  # It is used on the next line, and nowhere else.
+            sum(each.victims for each in group),
+            sum(each.lost_seconds for each in group),
+        )
+        return min(whole, key=cost, default=None)
+
+    def _lost(self, leases: Iterable[Lease]) -> float:
+        """Return how long leases have run together: the work that may be lost."""
+        return sum(self._now - lease.granted_at for lease in leases)

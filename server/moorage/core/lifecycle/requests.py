@@ -1,0 +1,506 @@
+"""What happens to an ask, from its arrival to its lease, its answer, or its place in the queue.
+
+Policies propose; what they propose is verified against the state as it is now, and granted, asked
+for again, queued or refused. The allocator is the only caller.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.verification import Stale, Unsound, verify
+from moorage.core.lifecycle.leases import LeaseLifecycle
+from moorage.core.lifecycle.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
+from moorage.core.queue import alternatives
+from moorage.core.queue.idempotency import mismatch
+from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX, OpenRequests, Pending
+from moorage.core.queue.quotas import Quotas
+from moorage.core.queue.withheld import Withheld, shortened
+from moorage.core.reports import explain
+from moorage.core.state import refusals
+from moorage.core.state.facts import Dequeued, Queued, Refusal
+from moorage.core.state.reserved import touches
+from moorage.core.turns.effects import (
+    Address,
+    Advice,
+    Consult,
+    Forget,
+    Information,
+    LeaseNews,
+    Look,
+    Response,
+    Start,
+)
+from moorage.core.turns.events import ConsultFailed, Proposed
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
+from moorage.policy import ProposalError, ProposedShare, parse_proposal
+
+WAITING_MAX: Final = 100_000
+"""Asks in the queue; the next one is answered `busy`."""
+CANDIDATES_KEPT_MAX: Final = 1_000
+"""Candidate clusters that are kept with a decision; of more, `why` tells no nodes afterwards."""
+CONSULTS_MAX: Final = 8
+"""Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
+may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
+FAULTS_MAX: Final = 6
+"""Times in a row that a policy may fail to answer about a lease in the queue, for reasons that say
+nothing about the lease, before that ends. With the pauses between them it is a minute."""
+FAULT_PAUSE_SECONDS: Final = 1.0
+"""Before such a policy is asked again; twice as long each time, and longer than any rest in all."""
+_WITH_REASONS: Final = (LeaseNews, Advice)
+
+
+class Requests:
+    """The part for asks.
+
+    Args:
+        writer: What the turn is written on.
+        feasibility: Knows what fits.
+        requests: Those that are open.
+        leases: Grants and ends leases.
+        warm: Knows what is kept for the next request like its own.
+        quotas: Knows who may hold so much.
+
+    Attributes:
+        withheld: Knows what is not for whom.
+
+    """
+
+    def __init__(  # Each is a part of the core that a request meets.
+        self,
+        writer: TurnWriter,
+        feasibility: Feasibility,
+        requests: OpenRequests,
+        leases: LeaseLifecycle,
+        warm: WarmReuse,
+        quotas: Quotas,
+    ) -> None:
+        self._turn = writer
+        self._state = writer.state
+        self._feasibility = feasibility
+        self._requests = requests
+        self._pending = requests.undecided
+        self._queue = requests.queue
+        self._leases = leases
+        self._warm = warm
+        self._quotas = quotas
+        self.withheld = Withheld(writer, feasibility, requests.queue)
+        self._number = 0
+        self._turned_down = 0
+
+    def asked(self, to: Address, ask: Ask) -> None:
+        """Take a request: answer it, or have its policy asked."""
+        if not ask.dry_run and self._asked_before(to, ask):
+            return
+        if (refusal := self._turned_away(ask)) is not None:
+            self._turn.respond(to, refusal)
+            return
+        self._requests.listen(ask.id, to)
+        kept = self._queue.reserved_before(ask)
+        pending = Pending(ask, self._turn.now)
+        told: list[tuple[Ask, Refusal]] = []
+        for pending.ask in alternatives.each(ask):
+            if self.take_over(pending, kept):  # Its quota counts what is warm already.
+                self._turn.wakes = True
+                return
+            over = self._quotas.refusal(pending.ask)
+            pending.over = over or pending.over
+            reserved = self.withheld.reserved(pending.ask)
+            if over is None and self._fits(pending.ask, reserved):
+                self.consult(pending, reserved)
+                return
+            told.append((pending.ask, over or self.withheld.refusal(pending.ask, reserved)))
+        # It waits for the last of its alternatives that it may ever have.
+        pending.ask, refusal = alternatives.waits_for(told)
+        reserved = self.withheld.reserved(pending.ask)
+        if refusal.code is Code.NEVER_FITS:
+            self._answer(pending, refusal)
+        elif refusal.code is Code.QUOTA_EXCEEDED:
+            self._beyond_quota(pending, refusal, reserved)
+        else:
+            self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+
+    def _fits(self, ask: Ask, reserved: Nodes) -> bool:
+        """Return whether there is room for a request less some nodes, as far as is known."""
+        return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
+
+    def settles(self, pending: Pending, kept: Nodes, asks: Iterable[Ask] | None = None) -> bool:
+        """Settle on the first that may be had now of some alternatives, or of all; False: none.
+
+        Nodes that are `kept` for who goes before it may not be had.
+        """
+        for ask in alternatives.each(pending.ask) if asks is None else asks:
+            over = self._quotas.refusal(ask) if ask.alternatives else None
+            pending.over = over or pending.over
+            if over is None and self._fits(ask, self.withheld.reserved(ask, kept)):
+                pending.ask = ask
+                return True
+        return False
+
+    def _tries_next(self, pending: Pending, why: Refusal, reserved: Nodes) -> bool:
+        """Ask the policy about another alternative that fits; return whether there is one."""
+        if not pending.ask.alternatives:
+            return False
+        # While the policy thought, there may have come room for one that it was not asked about.
+        asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
+        kept = self.withheld.less_own(pending.ask, reserved)
+        if not self.settles(pending, kept, asks):
+            return False
+        pending.insisted = False
+        self.consult(pending, self.withheld.reserved(pending.ask, kept))
+        return True
+
+    def _beyond_quota(self, pending: Pending, over: Refusal, reserved: Nodes) -> None:
+        """Refuse what its quota will never allow; the rest may wait."""
+        if not over.details["never"]:
+            self._wait_or_refuse(pending, over, reserved, self._state.gains)
+        elif not self._tries_next(pending, over, reserved):
+            self._refuse(pending, over, reserved)
+
+    def _turned_away(self, ask: Ask) -> Refusal | None:
+        """Return why a request is not looked at, or None."""
+        if self._requests.known(ask.id) or self._state.lease(ask.id):
+            return refusals.id_taken(ask.id)
+        if not self._pending.has_capacity(ask):
+            return refusals.too_many_undecided(PENDING_MAX, ASKS_BYTES_MAX)
+        return None if self._state.clusters else refusals.no_cluster()
+
+    def _asked_before(self, to: Address, ask: Ask) -> bool:
+        """Answer a repeated request with what became of the first one."""
+        key = ask.terms.idempotency_key if ask.terms else ""
+        first = self._requests.first_with(ask.tenant, key) if key else None
+        if first is None:
+            return False
+        lease = self._state.lease(first)
+        refusal = mismatch(ask, first, self._requests.known(first), lease)
+        if refusal is not None:
+            self._turn.respond(to, refusal)
+        elif lease is not None:
+            self._turn.respond(to, LeaseNews(lease))
+        else:
+            self._requests.listen(first, to)
+        return True
+
+    def consult(self, pending: Pending, reserved: Nodes) -> None:
+        """Ask the policy of a request, less the nodes that are kept for another one."""
+        self._number += 1
+        pending.consultation = self._number
+        pending.consultations += 1
+        pending.version, pending.layout = self._state.fleet.version, self._state.fleet.layout
+        pending.gains, pending.turned_down = self._state.gains, self._turned_down
+        pending.waits = pending.ask.id in self._state.waiting
+        pending.reserved = reserved
+        pending.avoided = (
+            () if pending.insisted else self._feasibility.avoided(pending.ask, reserved)
+        )
+        self._pending.add(pending)
+        pending.only_own = self.withheld.only_own(pending.ask)
+        pending.left_alone = self.withheld.parts(pending.ask)
+        shut = (*reserved, *pending.avoided)
+        self._turn.emit(Consult(pending.ask, self._number, shut, pending.left_alone))
+
+    def _insist(self, pending: Pending, reserved: Nodes) -> bool:
+        """Ask a policy once more, about all nodes, that wants none of those it was offered."""
+        if not pending.avoided:
+            return False
+        pending.insisted = True
+        self.consult(pending, reserved)
+        return True
+
+    def heard(self, news: Proposed | ConsultFailed) -> None:
+        """Take a policy's answer; one to an earlier consultation is stale."""
+        pending = self._pending.get(news.request)
+        if pending is None or pending.consultation != news.consultation:
+            return
+        reserved = self.withheld.reserved(pending.ask)
+        if isinstance(news, Proposed):
+            self._proposed(pending, news.value, reserved)
+        elif not self._comes_back(pending, news.refusal):
+            self._refuse(pending, news.refusal, reserved)
+
+    def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
+        """Have a queued lease pause whose policy did not get to answer; return whether it does.
+
+        Its workload has nothing to do with that, and it has been granted once.
+        """
+        ask = pending.ask
+        waiter = self._state.waiting.get(ask.id)
+        lease = waiter.lease if waiter is not None else None
+        if lease is None or refusal.code not in refusals.PASSING or lease.faults >= FAULTS_MAX:
+            return False
+        self._turn.explain(ask.id, {"last": explain.refusal_object(refusal)})
+        self._pending.settle(ask)
+        self._queue.remove(ask)
+        self._leases.pause(ask.id, FAULT_PAUSE_SECONDS * 2.0**lease.faults, lease.faults + 1)
+        self._turn.wakes = True  # What was kept for it is for the others now.
+        return True
+
+    def _proposed(self, pending: Pending, value: Any, reserved: Nodes) -> None:
+        ask = pending.ask
+        try:
+            wishes = parse_proposal(value, ask.demand)
+        except ProposalError as error:
+            self._refuse(pending, refusals.malformed(error), reserved)
+            return
+        if not wishes:
+            self._declined(pending, value, reserved)
+            return
+        self._judged(pending, wishes, value, reserved)
+        if ask.terms is not None and ask.id not in self._state.leases:
+            self._turned_down += 1
+
+    def _judged(
+        self, pending: Pending, wishes: tuple[ProposedShare, ...], value: Any, reserved: Nodes
+    ) -> None:
+        """Grant what a policy proposed, or ask it again, or say why not."""
+        ask = pending.ask
+        shut = (*reserved, *pending.avoided)
+        left_alone = self.withheld.parts(ask)
+        fleet = self._feasibility.beside(left_alone)
+        verdict = verify(ask, wishes, fleet, self._state.clusters, shut)
+        seen = (self._state.fleet.version, left_alone)
+        if isinstance(verdict, tuple) and touches(verdict, pending.avoided):
+            self._insist(pending, reserved)
+        elif isinstance(verdict, tuple) and not touches(verdict, reserved):
+            self._accept(pending, verdict, value)
+        elif isinstance(verdict, tuple):
+            refusal = refusals.kept_for_head()
+            if reserved == pending.reserved:
+                # The policy knew; asked again, it would say the same.
+                self._wait_or_refuse(pending, refusal, reserved, pending.gains)
+            else:
+                self._propose_again(pending, refusal, reserved)
+        elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
+            self._refuse(pending, verdict.refusal, reserved)
+        elif isinstance(verdict, Stale) and seen == (pending.version, pending.left_alone):
+            # Nothing changed since the policy was asked: it proposed what it could see is taken.
+            self._refuse(pending, refusals.taken_and_seen(verdict.refusal), reserved)
+        else:
+            self._propose_again(pending, verdict.refusal, reserved)
+
+    def _propose_again(self, pending: Pending, conflict: Refusal, reserved: Nodes) -> None:
+        """Ask the policy again: others were faster. The fleet it sees now is another one."""
+        ask = pending.ask
+        if not self._fits(ask, reserved):
+            refusal = self.withheld.refusal(ask, reserved)
+            self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+        elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
+            self.consult(pending, reserved)
+        else:
+            refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
+            self._wait_or_refuse(pending, refusal, reserved, -1)  # It fits, so nothing stands.
+
+    def _declined(self, pending: Pending, value: Any, reserved: Nodes) -> None:
+        """The policy returned a value that names no cluster: it is passed on and grants nothing."""
+        ask = pending.ask
+        if self._insist(pending, reserved):
+            return
+        if ask.terms is None:
+            explain = ask.explain and ask.demand is not None
+            self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
+            return
+        if self._missed_something(pending, reserved):
+            self.consult(pending, reserved)
+            return
+        if not self._fits(ask, pending.reserved):
+            refusal = self.withheld.refusal(ask, pending.reserved)
+        else:
+            refusal = refusals.declined(value)
+        self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
+
+    def _missed_something(self, pending: Pending, reserved: Nodes) -> bool:
+        """Return whether there may be room for a new ask that its policy did not see.
+
+        Capacity came back while it thought; or its cell held something free of another proposal
+        that came to nothing; or something is no longer kept for another request. Who waits already
+        is woken by all of these.
+        """
+        ask = pending.ask
+        waits = ask.id in self._state.waiting and self._is_patient(ask)
+        if waits or pending.consultations >= CONSULTS_MAX:
+            return False
+        seen = pending.gains, pending.turned_down, pending.reserved, pending.only_own
+        if seen == (self._state.gains, self._turned_down, reserved, self.withheld.only_own(ask)):
+            return False
+        return self._fits(ask, reserved)
+
+    def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
+        ask = pending.ask
+        if ask.terms is None or ask.dry_run:
+            self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
+            return
+        over = self._quotas.refusal(ask, placement)
+        if over is not None:
+            self._beyond_quota(pending, over, pending.reserved)
+            return
+        self._grant(pending, placement, value)
+        self._turn.wakes = True
+
+    def take_over(self, pending: Pending, kept: Nodes) -> bool:
+        """Grant an ask the warm lease that is like it, if there is one; its policy is not asked."""
+        ask = pending.ask
+        warm = self._warm.like(ask, kept)
+        if warm is not None and self._quotas.refusal(ask, warm.placement, warm) is not None:
+            return False
+        if warm is not None:
+            self._warm.take_over(warm, ask.id)
+            self._grant(pending, warm.placement, None, warm)
+        return warm is not None
+
+    def _grant(
+        self, pending: Pending, placement: Placement, value: Any = None, warm: Lease | None = None
+    ) -> None:
+        ask = pending.ask
+        if ask.id in self._state.waiting:
+            self._queue.remove(ask)
+        lease = self._leases.grant(ask, placement, pending.since, warm)
+        if warm is not None:
+            self._turn.emit(Look(lease))
+        reasons = self._reasons(pending) if ask.explain else None
+        self._answer(pending, LeaseNews(lease, value, reasons, ttl_max_seconds=shortened(lease)))
+        if lease.provision is not None:
+            self._turn.emit(Start(lease))
+
+    def _reasons(self, pending: Pending) -> dict[str, Any]:
+        """Return why the answer is what it is, for `explain` and `why`."""
+        ask = pending.ask
+        reasons: dict[str, Any] = {
+            "policy_rule_uri": ask.policy.uri,
+            "consultations": pending.consultations,
+            "waited_seconds": round(self._turn.now - pending.since, 6),
+        }
+        if ask.demand is not None and ask.explain:
+            reasons |= self._feasibility.reasons(ask.demand, ask.candidates)
+        return reasons
+
+    def _wait_or_refuse(
+        self, pending: Pending, refusal: Refusal, reserved: Nodes, gains: int
+    ) -> None:
+        """Say no, or not yet where the ask may wait: the "no" stands as of `gains`.
+
+        What is kept warm gives way first: an ask that would not wait does so until it has ended.
+        """
+        if self._tries_next(pending, refusal, reserved):
+            return
+        ask, terms = pending.ask, pending.ask.terms
+        waiter = self._state.waiting.get(ask.id)
+        kept = self.withheld.less_own(ask, reserved)
+        capacity = self._warm.room_after(refusal, ask, kept)
+        comes_back = waiter is not None and waiter.lease is not None
+        patient = terms is not None and (
+            terms.wait_seconds > 0 or comes_back or capacity is not None
+        )
+        if terms is None or ask.dry_run or not patient:
+            self._refuse(pending, refusal, reserved)
+            return
+        many, size = len(self._state.waiting), self._state.waiting_bytes + ask.size
+        if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
+            self._answer(pending, refusals.too_many_waiting(WAITING_MAX, ASKS_BYTES_MAX))
+            return
+        if waiter is None:
+            patience = terms.wait_seconds or ROOM_SECONDS_MAX
+            self._turn.record(Queued(ask, self._turn.now, self._turn.now + patience))
+            self._queue.add(ask)
+        self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
+        self._pending.settle(ask)
+        withheld = (*kept, *pending.only_own)
+        if ask.alternatives and pending.over is not None:
+            self._queue.declined(
+                ask, pending.over, gains, withheld
+            )  # Until its quota has room, too.
+        elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
+            if not self.withheld.nodes(
+                ask
+            ):  # Else it says nothing of others like it: the queue looks for itself.
+                self._queue.does_not_fit(ask, gains, kept)
+        elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
+            self._queue.declined(ask, refusal, gains, withheld)
+        self._turn.wakes = True  # What is kept for this line may have moved, or grown.
+
+    def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
+        """Return the nodes to keep for a line's first, also while its policy is being consulted.
+
+        None for one that would not wait: what it evicts comes soon, and others fit beside it.
+        """
+        if ask.demand is None or reserved or not self._is_patient(ask):
+            return ()
+        own = self.withheld.nodes(ask, for_good=True)
+        return capacity or self._feasibility.reservation(ask.demand, ask.candidates, None, own)
+
+    def _is_patient(self, ask: Ask) -> bool:
+        comes_back = self._state.waiting[ask.id].lease is not None
+        return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
+
+    def waited_enough(self, request: RequestId) -> None:
+        """Refuse a request whose time in the queue is up: this is how things stand."""
+        waiter = self._state.waiting[request]
+        ask, last = waiter.ask, self.in_the_way(waiter.ask)
+        details = {} if last is None else {"last": explain.refusal_object(last)}
+        waited, patient = self._turn.now - waiter.at, self._is_patient(ask)
+        self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
+
+    def in_the_way(self, ask: Ask) -> Refusal | None:
+        """Return why a waiter waits, as things stand; None where only its policy knows."""
+        if last := self._queue.last_declined(ask) or self._quotas.refusal(ask):
+            return last
+        reserved = self.withheld.reserved(ask)
+        return None if self._fits(ask, reserved) else self.withheld.refusal(ask, reserved)
+
+    def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
+        """End an ask with a "no" that waiting would not change."""
+        waiter = self._state.waiting.get(pending.ask.id)
+        if waiter is not None and waiter.lease is not None:
+            beyond = refusal.code is Code.QUOTA_EXCEEDED  # So it is on all nodes.
+            if beyond or not self._insist(pending, reserved):
+                self._pending.settle(pending.ask)
+                self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
+            return
+        waited = waiter is not None
+        if waited:
+            self._queue.remove(pending.ask)
+            self._turn.record(Dequeued(pending.ask.id, self._turn.now, refusal))
+        self._answer(pending, refusal)
+        if waited:
+            self._turn.wakes = True  # What was kept for it is for the others now.
+
+    def _answer(self, pending: Pending, answer: Response) -> None:
+        """Answer everybody who waits for this ask, and remember why for `why`."""
+        ask = pending.ask
+        listeners = self._requests.settle(ask)
+        reasons = answer.reasons if isinstance(answer, _WITH_REASONS) else None
+        record = {"tenant": ask.tenant, **(reasons or self._reasons(pending))}
+        if isinstance(answer, LeaseNews):
+            record["granted"] = answer.lease  # Few want to know why they got what they want.
+        else:
+            record |= explain.outcome(answer)
+        if len(ask.candidates or ()) <= CANDIDATES_KEPT_MAX:
+            record["asked"] = ask.demand, ask.candidates
+        self._turn.explain(ask.id, record)
+        for to in listeners:
+            self._turn.respond(to, answer)
+
+    def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
+        """Give up an undecided ask, named by its id or by its idempotency key."""
+        request = self._requests.first_with(tenant, name) or name
+        waiter, ask = self._state.waiting.get(request), self._requests.known(request)
+        if ask is None or ask.tenant != tenant:
+            self._turn.respond(to, refusals.not_waiting(name))
+            return
+        row = explain.waiter_row(waiter) if waiter else {"request": request}
+        if waiter is not None and waiter.lease is not None:
+            self._leases.end(waiter.lease, "cancelled")
+            ended = replace(waiter, lease=self._state.lease(request))
+            row = explain.waiter_row(ended)
+        else:
+            self._give_up(ask, refusals.cancelled())
+        self._turn.respond(to, Information({"state": "cancelled", **row}))
+
+    def _give_up(self, ask: Ask, refusal: Refusal) -> None:
+        """End an ask that waits, or that its policy is being consulted about."""
+        pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
+        if pending.consultation:
+            self._turn.emit(Forget(ask.id, pending.consultation))
+        self._refuse(pending, refusal, ())

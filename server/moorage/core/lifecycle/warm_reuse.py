@@ -1,0 +1,392 @@
+"""What is kept after its release: who takes it over, and who it gives way to.
+
+A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
+tenant's quota. But no client has its token. The next request like its own takes its workload
+over without a start, and a request that does not fit otherwise, or not within its quota, has it
+ended first. The allocator is the only caller.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+from moorage.core.fit.feasibility import Candidates, Feasibility
+from moorage.core.fit.verification import verify
+from moorage.core.lifecycle.leases import LeaseLifecycle, likeness
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.queue.withheld import parts, withheld
+from moorage.core.state.accounts import Account, placed
+from moorage.core.state.facts import Ended, Refusal, Warmed
+from moorage.core.state.state import RELEASED
+from moorage.core.turns.effects import Address, Information, Stop
+from moorage.core.turns.events import WorkloadKept
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import (
+    RESOURCES,
+    Ask,
+    ClusterId,
+    Code,
+    Demand,
+    Lease,
+    Nodes,
+    Placement,
+    RequestId,
+    Tenant,
+)
+from moorage.policy import Fleet, ProposedShare
+
+WARM_MAX: Final = 256
+"""Workloads kept warm for one tenant; one more ends the one that would end next anyway."""
+ROOM_SECONDS_MAX: Final = 60.0
+"""How long a request that would not wait is kept all the same while warm leases end for it."""
+EVICTED: Final = "evicted: another request needs its place"
+
+
+class WarmReuse:
+    """The part for warm leases.
+
+    Args:
+        writer: What the turn is written on.
+        feasibility: Knows what fits.
+        leases: Ends leases.
+        queue: Knows which requests wait for a quota.
+
+    """
+
+    def __init__(
+        self,
+        writer: TurnWriter,
+        feasibility: Feasibility,
+        leases: LeaseLifecycle,
+        queue: WaitingQueue,
+    ) -> None:
+        self._turn = writer
+        self._feasibility = feasibility
+        self._leases = leases
+        self._queue = queue
+        self._evicted: dict[RequestId, RequestId] = {}
+        self._awaited: dict[RequestId, RequestId] = {}
+        self._hopeless: dict[tuple[Demand, Candidates, Nodes, Placement], int] = {}
+
+    def restore(self) -> None:
+        """Find what was being evicted when the daemon died; for whom, is not known any more."""
+        leases = self._turn.state.leases.values()
+        evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
+        self._evicted = dict.fromkeys(evicted, RequestId(""))
+
+    # Kept, and taken over ------------------------------------------------------------------
+
+    def kept(self, news: WorkloadKept) -> None:
+        """Keep a released lease whose workload is fit for its next user."""
+        lease = self._leases.engaged(news.lease, news.fencing)
+        if lease is None or lease.provision is None:
+            return
+        if (lease.state, lease.reason) != ("ending", RELEASED):
+            return  # It is warm already, or was ended meanwhile.
+        if self._lost(lease) or self._is_in_the_way(lease):
+            self._turn.emit(Stop(lease))
+            return
+        until = self._turn.now + lease.provision.keep_warm_seconds
+        self._turn.record(Warmed(lease.id, self._turn.now, until))
+        own = [each for each in self._oldest() if each.tenant == lease.tenant]
+        for each in own[: max(0, len(own) - WARM_MAX)]:
+            self._leases.end(each, f"only {WARM_MAX} are kept warm")
+        self._turn.wakes = True
+
+    def like(self, ask: Ask, kept: Nodes) -> Lease | None:
+        """Return the warm lease that `ask` may take over, the last one released first; or None.
+
+        The same policy was asked the same question and gave this place as its answer; so it is not
+        asked again. Whether the place still is what the request wants is verified as a proposal is.
+        """
+        if ask.terms is None or ask.dry_run or ask.provision is None or not self._turn.state.warm:
+            return None
+        wanted, shut = likeness(ask), None
+        for lease in reversed(list(self._oldest())):
+            if lease.likeness != wanted:
+                continue
+            shut = (*self._shut(ask, kept), *ask.avoid) if shut is None else shut
+            if self._verified(ask, lease, shut):
+                return lease
+        return None
+
+    def take_over(self, warm: Lease, by: RequestId) -> None:
+        """End a warm lease whose place and workload the lease `by` gets in the same turn."""
+        self._turn.record(Ended(warm.id, self._turn.now, f"lease {by} took its workload over"))
+
+    def _verified(self, ask: Ask, lease: Lease, reserved: Nodes) -> bool:
+        if any((share.cluster_id, share.node_id) in reserved for share in lease.placement):
+            return False
+        fleet = self._feasibility.beside(self._left_alone(ask)).imagined()
+        for share in lease.placement:
+            fleet.give(share)
+        wishes = tuple(
+            ProposedShare(
+                cluster_id=share.cluster_id,
+                node_id=share.node_id,
+                gpus=share.gpus,
+                gpu_milli=share.gpu_milli,
+                cpu_milli=share.cpu_milli,
+                memory_mib=share.memory_mib,
+            )
+            for share in lease.placement
+        )
+        return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement
+
+    # Giving way ----------------------------------------------------------------------------
+
+    def _shut(self, ask: Ask, kept: Nodes) -> Nodes:
+        """Return the nodes that are not for a request, whatever ends there."""
+        state, now = self._turn.state, self._turn.now
+        return (*kept, *withheld(state, self._feasibility, ask, now, kept, for_good=True))
+
+    def _left_alone(self, ask: Ask) -> Placement:
+        """Return what of other nodes is reserved for others, whatever ends there."""
+        state, now = self._turn.state, self._turn.now
+        return parts(state, self._feasibility, ask, now, whatever_ends=True)
+
+    def _is_in_the_way(self, lease: Lease) -> bool:
+        """Return whether others wait for the quota that a lease would go on to take."""
+        borrows = any(self._turn.state.accounts.borrowed((lease.tenant, None)))
+        return self._queue.waits_for_quota(None if borrows else lease.tenant)
+
+    def room_after(self, refusal: Refusal, ask: Ask, kept: Nodes) -> Nodes | None:
+        """As `capacity`, where the refusal of `ask` is one that room would change; else None."""
+        if refusal.code is Code.QUOTA_EXCEEDED:
+            return self._quota(refusal, ask)
+        declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
+        wanting = declined or refusal.code is Code.NO_CAPACITY
+        return self.capacity(ask, kept) if wanting else None
+
+    def capacity(self, ask: Ask, kept: Nodes) -> Nodes | None:
+        """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
+
+        Returns:
+            The nodes on which there will be room once they have ended (none where the request does
+            not say what it needs); None where ending them would not help, and nothing is ended.
+
+        """
+        state = self._turn.state
+        self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
+        coming = [state.leases[name] for name in self._evicted if self._is_for(ask, name)]
+        if ask.terms is None or ask.dry_run or not (coming or state.warm or state.resetting):
+            return None
+        own = self._resetting_for(ask)  # It comes as it is.
+        for lease in own:
+            self._awaited[lease.id] = ask.id
+        reserved = self._shut(ask, kept)
+        if ask.demand is None:
+            return self._room_unknown(ask, reserved, [*coming, *own])
+        left = self._left_alone(ask)
+        key = (ask.demand, ask.candidates, reserved, left)
+        if not (coming or own) and self._hopeless.get(key) == state.gains:
+            return None
+        attempt = _Attempt(self._feasibility.beside(left), self._feasibility, ask, reserved)
+        others = (each for each in self._idle() if self._awaited.get(each.id) != ask.id)
+        chosen = attempt.choose([*coming, *own], others)
+        if chosen is None:
+            if len(self._hopeless) >= WARM_MAX:
+                self._hopeless.clear()
+            self._hopeless[key] = state.gains
+            return None
+        self._evict(ask, chosen)
+        for lease in coming:
+            self._evicted[lease.id] = ask.id
+        return attempt.nodes()
+
+    def _quota(self, over: Refusal, ask: Ask) -> Nodes | None:
+        """Have warm leases ended so that a quota has room for `ask`, the oldest first.
+
+        Returns:
+            No nodes: where there is room then is not known; None where ending all would not help.
+
+        """
+        state, told = self._turn.state, over.details
+        if ask.terms is None or ask.dry_run:
+            return None
+        column, lacking = RESOURCES.index(told["resource"]), told["asked"] - told["room"]
+        lacking += told.get("kept", 0)
+        coming = [
+            each for each in self._evicted if each in state.leases and self._is_for(ask, each)
+        ]
+        chosen = list[Lease]()
+        for lease in (*map(state.leases.__getitem__, coming), *self._idle()):
+            if lacking <= 0:
+                break
+            left = self._left_to((told["tenant"], told["project"]), lease, column)
+            if left > 0 and lease.id not in coming:
+                chosen.append(lease)
+            lacking -= left
+        if lacking > 0:
+            return None
+        self._evict(ask, chosen)
+        return ()
+
+    def _left_to(self, account: Account, lease: Lease, column: int) -> int:
+        """Return how much more of a resource an account may hold once a lease has ended."""
+        tenant, project = account
+        its: Account = (lease.tenant, None if project is None else lease.terms.project)
+        amount = placed(lease.placement)[column]
+        if its == account:
+            return amount
+        if project is not None and its[0] != tenant:
+            return 0  # Projects lend to those of their own tenant.
+        return min(amount, self._turn.state.accounts.borrowed(its)[column])
+
+    def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
+        """Evict for a request without `resources`: one after the other, until its policy agrees.
+
+        Only the policy knows what it needs, and it has found nothing on what is free now.
+        """
+        if coming:
+            return ()
+        allowed = ask.candidates
+        for lease in self._idle():
+            nodes = {(share.cluster_id, share.node_id) for share in lease.placement}
+            if any(allowed is None or node[0] in allowed for node in nodes.difference(reserved)):
+                self._evict(ask, [lease])
+                return ()
+        return None
+
+    def _evict(self, ask: Ask, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._leases.end(lease, EVICTED)
+            self._evicted[lease.id] = ask.id
+
+    def _is_for(self, ask: Ask, name: RequestId) -> bool:
+        """Return whether an evicted lease's place is for `ask`, or for no other any more."""
+        return self._is_left(self._evicted[name], ask.id)
+
+    # What else ends them -------------------------------------------------------------------
+
+    def inventory_changed(self) -> None:
+        """End what is kept on nodes or devices that are no longer there."""
+        for lease in [*self._oldest()]:
+            if self._lost(lease):
+                self._leases.end(lease, "its node or device left the inventory")
+        self._turn.wakes = True
+
+    def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
+        """End all that is kept for a tenant, in one cluster or everywhere; say which."""
+        flushed = self.kept_for(tenant, cluster)
+        for lease in flushed:
+            self._leases.end(lease, "flushed")
+        self._turn.respond(to, Information({"flushed": [lease.id for lease in flushed]}))
+
+    def kept_for(self, tenant: Tenant, cluster: ClusterId | None) -> list[Lease]:
+        """Return all that is kept for a tenant, in one cluster or everywhere."""
+        return [
+            lease
+            for lease in self._kept()
+            if lease.tenant == tenant
+            and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
+        ]
+
+    def _lost(self, lease: Lease) -> bool:
+        fleet = self._turn.state.fleet
+        if lease.lost:
+            return True
+        for share in lease.placement:
+            row = fleet.row(share.cluster_id, share.node_id)
+            if row is None or not set(share.gpus) <= set(fleet.gpu_ids[row]):
+                return True
+        return False
+
+    def _resetting_for(self, ask: Ask) -> list[Lease]:
+        """Return what is being made fit for requests like `ask`, if no other waits for it."""
+        leases, resetting = self._turn.state.leases, self._turn.state.resetting
+        self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
+        if not resetting or ask.provision is None:
+            return []
+        wanted = likeness(ask)
+        for name in resetting:
+            if leases[name].likeness == wanted and self._is_left(self._awaited.get(name), ask.id):
+                return [leases[name]]
+        return []
+
+    def _is_left(self, by: RequestId | None, to: RequestId) -> bool:
+        """Return whether what comes for one request is there for another, which may be the same."""
+        waiter = None if by is None else self._turn.state.waiting.get(by)
+        return by == to or waiter is None or waiter.pauses
+
+    def _kept(self) -> Iterator[Lease]:
+        """Yield the warm leases, then those that are being made fit to be warm."""
+        yield from self._oldest()
+        yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]
+
+    def _idle(self) -> Iterator[Lease]:
+        """Yield what may give way: all that is kept, but for what a waiter gets when it is fit."""
+        no_request = RequestId("")
+        yield from (
+            each for each in self._kept() if self._is_left(self._awaited.get(each.id), no_request)
+        )
+
+    def _oldest(self) -> Iterator[Lease]:
+        """Yield the warm leases; those whose time is up first, first."""
+        leases = self._turn.state.leases
+        warm = [leases[name] for name in self._turn.state.warm]
+        yield from sorted(warm, key=lambda lease: (lease.expires_at, lease.fencing))
+
+
+class _Attempt:
+    """A fleet on which leases are ended to see what fits then."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        feasibility: Feasibility,
+        ask: Ask,
+        reserved: Nodes,
+    ) -> None:
+        assert ask.demand is not None
+        self._feasibility = feasibility
+        self._demand = ask.demand
+        self._candidates = ask.candidates
+        self._reserved = reserved
+        self._fleet = fleet.imagined()
+        self._allowed = feasibility.allowed(ask.candidates, reserved)
+        self._fits = self._fleet.feasible(ask.demand) & self._allowed
+
+    def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
+        """Return as few of `warm_reuse` as must end beside `coming`; None where all are too few."""
+        for lease in coming:
+            self._free(lease, 1)
+        chosen: list[Lease] = []
+        for lease in warm:
+            if self._enough():
+                break
+            if self._free(lease, 1):
+                chosen.append(lease)
+        if not self._enough():
+            return None
+        for lease in chosen[::-1]:  # Those that turned out not to be needed may stay.
+            self._free(lease, -1)
+            if self._enough():
+                chosen.remove(lease)
+            else:
+                self._free(lease, 1)
+        return chosen
+
+    def nodes(self) -> Nodes:
+        """Return the nodes that the demand would get."""
+        return self._feasibility.reservation(
+            self._demand, self._candidates, self._fleet, self._reserved
+        )
+
+    def _enough(self) -> bool:
+        return self._feasibility.enough_nodes(self._fits, self._demand)
+
+    def _free(self, lease: Lease, sign: int) -> bool:
+        """Count what a lease holds as free, or no longer; return whether that can matter."""
+        found = [self._fleet.row(share.cluster_id, share.node_id) for share in lease.placement]
+        rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)
+        if not len(rows):
+            return False
+        for share in lease.placement:
+            if sign > 0:
+                self._fleet.give(share)
+            else:
+                self._fleet.take(share)
+        self._fits[rows] = self._fleet.feasible(self._demand, rows)
+        return True

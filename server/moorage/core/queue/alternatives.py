@@ -1,0 +1,76 @@
+"""Requests that may be met in several ways: "8 GPUs, else 4", "one H100, else two A100".
+
+Such a request has all its demands in `alternatives`, the preferred one first, and in `demand` the
+one that it is decided about now. It waits in a class of its own whose demand is the loosest of all:
+where that does not fit, none does.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from moorage.core.state.facts import Refusal
+from moorage.model import GPU_MILLI, Ask, Demand
+
+
+def each(ask: Ask) -> Iterator[Ask]:
+    """Yield a request with each of its demands, the preferred one first."""
+    if not ask.alternatives:
+        yield ask
+        return
+    for demand in ask.alternatives:
+        yield replace(ask, demand=demand)
+
+
+def following(ask: Ask) -> Iterator[Ask]:
+    """Yield a request with each demand that comes after the one it is decided about."""
+    index = choice(ask)
+    if index is not None:
+        for demand in ask.alternatives[index + 1 :]:
+            yield replace(ask, demand=demand)
+
+
+def choice(ask: Ask) -> int | None:
+    """Return which demand a request is decided about, from 0; None where it has only one."""
+    assert ask.demand is not None or not ask.alternatives
+    return ask.alternatives.index(ask.demand) if ask.alternatives and ask.demand else None
+
+
+def waits_for(told: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
+    """Return the last alternative that may be had later, or else the last, and why none now.
+
+    Args:
+        told: All of them, and why each cannot be met now.
+
+    """
+    later = [(ask, why) for ask, why in told if not _is_final(why)]
+    ask, why = (later or told)[-1]
+    if len(told) > 1:
+        why = replace(why, reason=f"None of {len(told)} alternatives will do: {why.reason}")
+    return ask, why
+
+
+def _is_final(refusal: Refusal) -> bool:
+    return refusal.details.get("verdict") == "never" or bool(refusal.details.get("never"))
+
+
+def loosest(ask: Ask) -> Demand | None:
+    """Return a demand that fits wherever one of the request's own does."""
+    some = ask.alternatives
+    if not some:
+        return ask.demand
+    topologies = {demand.topology for demand in some}
+    models = {model for demand in some for model in demand.models}
+    # Some devices may be had whole alone, so neither of a share and a whole is the looser one.
+    mixed = len({demand.gpu_milli == GPU_MILLI for demand in some}) > 1
+    return Demand(
+        gpus=0 if mixed else min(demand.gpus for demand in some),
+        gpu_milli=min(demand.gpu_milli for demand in some),
+        models=tuple(sorted(models)) if all(demand.models for demand in some) else (),
+        gpu_memory_mib=min(demand.gpu_memory_mib for demand in some),
+        cpu_milli=min(demand.cpu_milli for demand in some),
+        memory_mib=min(demand.memory_mib for demand in some),
+        nodes=min(demand.nodes for demand in some),
+        topology=topologies.pop() if len(topologies) == 1 else "",
+        where=tuple(w for w in some[0].where if all(w in demand.where for demand in some)),
+    )

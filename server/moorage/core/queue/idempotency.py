@@ -1,0 +1,64 @@
+"""A request that comes again with its idempotency key: is it the same one?
+
+The allocator is the only caller.
+"""
+
+from typing import Any
+
+from moorage.core.queue import alternatives
+from moorage.core.state import refusals
+from moorage.core.state.facts import Refusal
+from moorage.model import AntiAffinity, Ask, Demand, Lease, Placement, RequestId
+
+
+def mismatch(
+    ask: Ask, first: RequestId, earlier: Ask | None, lease: Lease | None
+) -> Refusal | None:
+    """Return why a repeated request is not the first one, or None where it is.
+
+    Args:
+        ask: The request as it came now.
+        first: The id of the first one.
+        earlier: The first one, as long as it is known.
+        lease: What it was granted, where only that is known.
+
+    """
+    if earlier is not None:
+        same = _gist(earlier) == _gist(ask)
+    else:
+        same = lease is None or _could_have_got(ask, lease)
+    if same:
+        return None
+    key = ask.terms.idempotency_key if ask.terms else ""
+    return refusals.key_of_another(key, first)
+
+
+def _gist(ask: Ask) -> tuple[Any, ...]:
+    """Return what two requests with one idempotency key must have in common."""
+    return ask.policy.uri, ask.alternatives or ask.demand, ask.provision, _apart(ask)
+
+
+def _apart(of: Ask | Lease) -> AntiAffinity | None:
+    return of.terms.anti_affinity if of.terms is not None else None
+
+
+def _could_have_got(ask: Ask, lease: Lease) -> bool:
+    """Return whether `lease` is what an ask like `ask` was granted."""
+    if lease.policy.uri != ask.policy.uri or _apart(lease) != _apart(ask):
+        return False
+    if ask.provision is not None and ask.provision != lease.provision:
+        return False
+    # A lease that ended while it waited for another place holds nothing to compare.
+    if not lease.placement:
+        return True
+    return any(_is_met(each.demand, lease.placement) for each in alternatives.each(ask))
+
+
+def _is_met(demand: Demand | None, placement: Placement) -> bool:
+    return demand is None or (
+        len(placement) == demand.nodes
+        and all(len(share.gpus) == demand.gpus for share in placement)
+        and all(share.cpu_milli >= demand.cpu_milli for share in placement)
+        and all(share.memory_mib >= demand.memory_mib for share in placement)
+        and all(not share.gpus or share.gpu_milli >= demand.gpu_milli for share in placement)
+    )

@@ -1,0 +1,202 @@
+"""The requests that are open: being decided, or waiting; and who listens for their answers.
+
+The one owner of what is known of a request between its arrival and its answer. The parts of the
+core read and change it; it calls none of them.
+"""
+
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Address, Forget
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import Ask, Nodes, Placement, PolicyRef, RequestId, SessionId, Tenant
+
+PENDING_MAX: Final = 10_000
+"""Asks being consulted about; the next one is answered `busy`."""
+ASKS_BYTES_MAX: Final = 128 << 20
+"""What all asks being consulted about may bring along as JSON, and as much again those that wait;
+the next one is answered `busy`."""
+
+
+class Pending(msgspec.Struct):
+    """An ask that its policy is being consulted about."""
+
+    ask: Ask
+    since: float
+    consultation: int = 0
+    consultations: int = 0
+    version: int = 0
+    """`Fleet.version` when the policy was asked."""
+    layout: int = 0
+    """`Fleet.layout` then: what it names may have existed."""
+    gains: int = 0
+    """`State.gains` when the policy was asked: what it declines, it declines as of then."""
+    waits: bool = False
+    """It stands in the queue meanwhile."""
+    turned_down: int = 0
+    """How many proposals had been turned down then: a policy may have missed what they were for."""
+    reserved: Nodes = ()
+    """Nodes that were kept for a waiter ahead of it."""
+    only_own: Nodes = ()
+    """Nodes kept for such a waiter of which it could have what its tenant reserved."""
+    left_alone: Placement = ()
+    """What of other nodes was reserved."""
+    avoided: Nodes = ()
+    """Nodes that were left out because its workload has failed there."""
+    insisted: bool = False
+    """The policy wants none of the others, so nothing is left out any more."""
+    over: Refusal | None = None
+    """Why one of its alternatives was passed over, where that is its quota."""
+
+
+class Undecided:
+    """All asks that policies are being consulted about, and the idempotency keys they came with.
+
+    Attributes:
+        waiters: How many of them stand in the queue meanwhile, by policy and priority.
+
+    """
+
+    def __init__(self) -> None:
+        self.waiters: dict[PolicyRef, Counter[int]] = {}
+        self._asks: dict[RequestId, Pending] = {}
+        self._bytes = 0
+        self._keys: dict[tuple[Tenant, str], RequestId] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._asks)
+
+    def get(self, request: RequestId) -> Pending | None:
+        """Return one by its id, or None."""
+        return self._asks.get(request)
+
+    def named(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
+        """Return the id of the one that came with this key, or None."""
+        return self._keys.get((tenant, idempotency_key))
+
+    def has_capacity(self, ask: Ask) -> bool:
+        """Return whether one more may be decided."""
+        return len(self._asks) < PENDING_MAX and self._bytes + ask.size <= ASKS_BYTES_MAX
+
+    def add(self, pending: Pending) -> None:
+        """Keep one; again changes nothing."""
+        ask = pending.ask
+        if ask.id not in self._asks:
+            self._bytes += ask.size
+            if pending.waits:
+                self.waiters.setdefault(ask.policy, Counter())[ask.priority] += 1
+        self._asks[ask.id] = pending
+        key = ask.terms.idempotency_key if ask.terms else ""
+        if key and not ask.dry_run:
+            self._keys[ask.tenant, key] = ask.id
+
+    def move_times(self, seconds: float) -> None:
+        """Move the times at which requests arrived by some seconds."""
+        for pending in self._asks.values():
+            pending.since += seconds
+
+    def settle(self, ask: Ask) -> None:
+        """Note that no policy is being consulted about `ask` any more."""
+        pending = self._asks.pop(ask.id, None)
+        if pending is not None:
+            self._bytes -= ask.size
+            if pending.waits:
+                self._drop_waiter(ask)
+        key = ask.terms.idempotency_key if ask.terms else ""
+        if key and self._keys.get((ask.tenant, key)) == ask.id:
+            del self._keys[ask.tenant, key]
+
+    def _drop_waiter(self, ask: Ask) -> None:
+        many = self.waiters[ask.policy]
+        many[ask.priority] -= 1
+        if not many[ask.priority]:
+            del many[ask.priority]
+        if not many:
+            del self.waiters[ask.policy]
+
+
+class OpenRequests:
+    """All requests that have no final answer yet.
+
+    Args:
+        writer: What the turn is written on.
+        overtaken_max: As `OVERTAKEN_MAX` of the queue.
+
+    Attributes:
+        undecided: Those that policies are being consulted about.
+        queue: Those that wait, in their order.
+        listeners: Who is told what becomes of each, in the order in which they asked.
+
+    """
+
+    def __init__(self, writer: TurnWriter, overtaken_max: int) -> None:
+        self._turn = writer
+        self._state = writer.state
+        self.undecided = Undecided()
+        self.queue = WaitingQueue(writer.state, overtaken_max)
+        self.listeners: dict[RequestId, list[Address]] = {}
+        self._of_session: dict[SessionId, dict[RequestId, None]] = {}
+
+    def first_with(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
+        """Return the id of the request that came first with this key, or None."""
+        known = self._state.keys.get((tenant, idempotency_key))
+        return known or self.undecided.named(tenant, idempotency_key)
+
+    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+        """Return the URI of the policy that the first request with this key went to, or ""."""
+        first = self.first_with(tenant, idempotency_key) or RequestId("")
+        known, lease = self.known(first), self._state.lease(first)
+        return known.policy.uri if known else lease.policy.uri if lease else ""
+
+    def known(self, request: RequestId) -> Ask | None:
+        """Return the request with this id, if it is open."""
+        found = self.undecided.get(request) or self._state.waiting.get(request)
+        return found.ask if found else None
+
+    def listen(self, request: RequestId, to: Address) -> None:
+        """Note that `to` waits for the answer of a request."""
+        self.listeners.setdefault(request, []).append(to)
+        self._of_session.setdefault(to.session, {})[request] = None
+
+    def settle(self, ask: Ask) -> list[Address]:
+        """Note that `ask` has its answer; return who waited for it."""
+        self.undecided.settle(ask)
+        listeners = self.listeners.pop(ask.id, [])
+        for session in {to.session for to in listeners}:
+            requests = self._of_session[session]
+            del requests[ask.id]
+            if not requests:
+                del self._of_session[session]
+        return listeners
+
+    def withdraw(self, ask: Ask) -> None:
+        """Take a lease that waits for another place out of the queue."""
+        self._forget(ask.id)
+        self.settle(ask)
+        if not self._state.waiting[ask.id].pauses:
+            self.queue.remove(ask)
+
+    def session_lost(self, session: SessionId) -> None:
+        """Drop its requests that no other session waits for, but for those in the queue."""
+        for request in self._of_session.pop(session, {}):
+            others = [to for to in self.listeners.pop(request) if to.session != session]
+            if others:
+                self.listeners[request] = others
+            elif request not in self._state.waiting:
+                self._forget(request)
+
+    def move_times(self, seconds: float) -> None:
+        """Move the times at which requests arrived by some seconds."""
+        self.undecided.move_times(seconds)
+        self.queue.restore()
+
+    def _forget(self, request: RequestId) -> None:
+        pending = self.undecided.get(request)
+        if pending is not None:
+            self._turn.emit(Forget(request, pending.consultation))
+            self.undecided.settle(pending.ask)

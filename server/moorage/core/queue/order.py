@@ -1,0 +1,506 @@
+"""The order of the queue: priority, then fair share, then age; identical waiters judged once.
+
+An index over `State.waiting`, less those that pause, rebuilt from it at start and kept between
+changes. `Backfill` asks it whose turn it is when capacity grew; nothing is ever polled.
+"""
+
+import heapq
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from itertools import islice
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from moorage.core.queue.alternatives import loosest
+from moorage.core.queue.ranking import Rank, Ranking
+from moorage.core.state.accounts import Account, Amounts, accounts_of, demanded
+from moorage.core.state.facts import Refusal
+from moorage.core.state.growth import GrownPlace
+from moorage.core.state.state import State
+from moorage.core.state.waiters import (
+    UNJUDGED,
+    ClassLines,
+    LineKey,
+    Seniority,
+    Waiter,
+    WaiterClass,
+    WaiterLine,
+    seniority,
+)
+from moorage.model import (
+    OVERTAKEN_MAX,
+    Ask,
+    Code,
+    Nodes,
+    Placement,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+
+CONSULTED_MAX: Final = 8
+"""Waiters of one policy that are consulted about at the same time, and of lower priority none."""
+CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
+"""Classes that are put in order at a time: a wake seldom needs more."""
+
+
+class WaitingQueue:
+    """The waiters, in lines.
+
+    Args:
+        state: Read, never changed, but for what it notes for the queue (`growth`).
+        overtaken_max: As `OVERTAKEN_MAX`.
+
+    Attributes:
+        head: The line that nodes are kept for, or None.
+        reservation: Those nodes. They stay the same until capacity grows, so that they can drain.
+
+    """
+
+    def __init__(self, state: State, overtaken_max: int = OVERTAKEN_MAX) -> None:
+        self._state = state
+        self._overtaken_max = overtaken_max
+        self.restore()
+
+    def restore(self) -> None:
+        """Index the waiters of a state that was changed behind its back."""
+        self._ranking = Ranking(self._state)
+        self._lines: dict[LineKey, WaiterLine] = {}
+        self._line_of: dict[RequestId, WaiterLine] = {}
+        self._numbers: dict[int, WaiterLine] = {}
+        self._by_seniority: list[Seniority] = []
+        self._classes: dict[WaiterClass, ClassLines] = {}
+        self._numbered = 0
+        self._unreserved = 0
+        self._declined: dict[WaiterLine, None] = {}
+        self._first: WaiterLine | None = None
+        self._first_as_of = UNJUDGED
+        self.head: WaiterLine | None = None
+        self.reservation: Nodes = ()
+        for waiter in self._state.waiting.values():
+            if not waiter.pauses:
+                self.add(waiter.ask)
+
+    def __bool__(self) -> bool:
+        """Return whether anybody waits for a place."""
+        return bool(self._lines)
+
+    @property
+    def changes(self) -> int:
+        """Counts the times that capacity grew, or was reserved no longer; a "no" stands so long."""
+        return self._state.gains + self._unreserved
+
+    # Who waits -------------------------------------------------------------------------------
+
+    def add(self, ask: Ask) -> None:
+        """Put a waiter into its line: at the end, or where its age says if it comes back."""
+        key = self._key(ask)
+        line = self._lines.get(key)
+        if line is None:
+            self._numbered += 1
+            line = self._lines[key] = WaiterLine(key, self._numbered)
+            self._numbers[line.number] = line
+            if key.waiters not in self._classes:
+                self._classes[key.waiters] = ClassLines(self._ranking.add(key.waiters))
+        newest = next(reversed(line.waiters), None)
+        line.waiters[ask.id] = None
+        self._line_of[ask.id] = line
+        waiting = self._state.waiting
+        insort(self._by_seniority, seniority(waiting[ask.id]))
+        if newest is not None and waiting[newest].at > waiting[ask.id].at:
+            by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
+            line.waiters = dict.fromkeys(by_age)
+        self._aged(line)
+        if self._state.reserved:  # Its lease may end before a reservation that is in others' way.
+            line.refused_at = UNJUDGED
+        self._ranking.judge_again(self._classes[key.waiters].row)
+
+    def remove(self, ask: Ask) -> None:
+        """Take a waiter out: granted or given up."""
+        line = self._line_of.pop(ask.id)
+        del line.waiters[ask.id]
+        oldest_first = self._by_seniority
+        del oldest_first[bisect_left(oldest_first, seniority(self._state.waiting[ask.id]))]
+        if line.waiters:
+            self._aged(line)
+            self._ranking.judge_again(self._classes[line.of].row)  # It may have spoken for them.
+            return
+        its = self._classes[line.of]
+        self._leave(line)
+        del self._lines[line.key], self._numbers[line.number]
+        self._ranking.line(line.number, its.row, line.since, 0)
+        if not its.ready and not its.declined:
+            del self._classes[line.of]
+            self._ranking.remove(line.of)
+        if line is self.head:
+            self.reserve(None, ())
+
+    def _key(self, ask: Ask) -> LineKey:
+        terms, waiter, demand = ask.terms, self._state.waiting[ask.id], loosest(ask)
+        patient = waiter.lease is not None or (terms is not None and terms.wait_seconds > 0)
+        waiters = WaiterClass(
+            tenant=ask.tenant,
+            project=ask.project,
+            needs=demanded(replace(ask, demand=demand)) if ask.alternatives else demanded(ask),
+            policy=ask.policy,
+            demand=demand,
+            alternatives=ask.alternatives,
+            candidates=ask.candidates,
+            priority=ask.priority,
+            reserves=patient and ask.demand is not None,
+            overdue=self._state.overtaken.get(ask.id, 0) >= self._overtaken_max,
+        )
+        # What only the policy reads may change its mind: such asks are not identical.
+        inputs = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
+        apart = terms.anti_affinity if terms is not None else None
+        return LineKey(waiters, inputs, ask.avoid, apart)
+
+    def _aged(self, line: WaiterLine) -> None:
+        """Put a line where the age of its first waiter says."""
+        since = self._state.waiting[next(iter(line.waiters))].at
+        if since != line.since:
+            if not line.declined:
+                self._leave(line)
+            line.since = since
+            if not line.declined:
+                self._enter(line)
+        self._ranking.line(line.number, self._classes[line.of].row, since, len(line.waiters))
+
+    def _enter(self, line: WaiterLine) -> None:
+        its = self._classes[line.of]
+        insort(its.ready, (line.since, line.number, line))
+        self._ready_from(its, its.visited)
+        if line.of.reserves and (self._first is None or self._rank(line) < self._rank(self._first)):
+            self._first_as_of = UNJUDGED
+
+    def _leave(self, line: WaiterLine) -> None:
+        """Take a line out of those that are ready, or that are passed over."""
+        its = self._classes[line.of]
+        if line in its.declined:
+            del its.declined[line], self._declined[line]
+            line.declined = None
+            return
+        at = bisect_left(its.ready, (line.since, line.number))
+        if at < len(its.ready) and its.ready[at][2] is line:
+            del its.ready[at]
+            its.visited -= at < its.visited  # A wake may be under way, and have declined it.
+            self._ready_from(its, its.visited)
+        if line is self._first or line.of.overdue:
+            self._first_as_of = UNJUDGED
+
+    def _ready_from(self, its: ClassLines, visited: int) -> None:
+        """Tell the ranking who is the first of a class that a wake has not visited yet."""
+        since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
+        oldest = its.ready[0][0] if its.ready else math.inf
+        self._ranking.ready_since(its.row, since, number, oldest)
+
+    # What they were told ---------------------------------------------------------------------
+
+    def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, withheld: bool = False) -> None:
+        """Note that there is no room for who needs what `ask` needs.
+
+        Args:
+            ask: One of them.
+            gains: `State.gains` when that was found; where they are more now, it does not stand.
+            reserved: What was kept for others then.
+            withheld: Reservations keep nodes from its line, which says nothing of other lines.
+                So it is where another tenant reserved a part of what is kept.
+
+        """
+        withheld = withheld or self._partly_open(reserved) != reserved
+        line = self._line_of[ask.id]
+        row = self._classes[line.of].row
+        if gains != self._state.gains or not set(reserved) <= set(self.reservation):
+            self._ranking.judge_again(row)
+        else:
+            if not reserved:
+                line.refused_at = self.changes
+            if not withheld:
+                self._ranking.refused(row, self.changes, reserved)
+
+    def declined(self, ask: Ask, refusal: Refusal, gains: int, withheld: Nodes) -> None:
+        """Pass over those in the line of `ask`, whose policy wants nothing of what is free.
+
+        Args:
+            ask: One of them.
+            refusal: What they are told if their time is up before that changes.
+            gains: `State.gains` when the policy was asked; where they are more now, it is asked
+                again.
+            withheld: Nodes that were kept from it, for the head of the queue.
+
+        """
+        line = self._line_of[ask.id]
+        its = self._classes[line.of]
+        if line is self.head:
+            self.reserve(None, ())
+        if gains != self._state.gains or not set(withheld) <= set(self.reserved_for(line)):
+            self._ranking.judge_again(its.row)
+            return
+        self._leave(line)
+        its.declined[line] = self._declined[line] = None
+        line.declined, line.withheld = refusal, withheld
+        over = refusal.code is Code.QUOTA_EXCEEDED
+        line.over_quota_at = self._ranking.rooms() if over else 0
+
+    def last_declined(self, ask: Ask) -> Refusal | None:
+        """Return what the policy of a waiter answered, if that is why it waits."""
+        line = self._line_of.get(ask.id)
+        return line.declined if line is not None else None
+
+    def is_over_quota(self, ask: Ask) -> bool:
+        """Pass over the line of a waiter while its quota has no room; return whether that is so."""
+        return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
+
+    def waits_for_quota(self, tenant: Tenant | None) -> bool:
+        """Tell whether a request of a tenant (None: of any) waits for room in a quota."""
+        if not self._state.accounts.quotas:
+            return False
+        declined = any(
+            line.over_quota_at and tenant in {None, line.of.tenant} for line in self._declined
+        )
+        number = None if tenant is None else self._state.accounts.number((tenant, None))
+        return declined or self._ranking.is_any_over(number)
+
+    def kept_of_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
+        """Return what of an account's quota is not for `ask`, but for another request; and which.
+
+        That one was overtaken too often. None: nothing is.
+        """
+        row = self._ranking.claims().get(self._state.accounts.number(account))
+        if row is None:
+            return None
+        first, own = self._ranking.waiters(row), self._line_of.get(ask.id)
+        if ask.priority > first.priority or (own is not None and own.of == first):
+            return None
+        return first.needs, next(iter(self._classes[first].ready[0][2].waiters))
+
+    # Whose turn it is ------------------------------------------------------------------------
+
+    def grew(self, places: Collection[GrownPlace] | None) -> None:
+        """Note where capacity grew, or may be had (None: everywhere): who declined may say yes."""
+        if places is not None and not places:
+            return
+        for row in self._ranking.grew(places, wanted=bool(self._declined)):
+            its = self._classes[self._ranking.waiters(row)]
+            for line in list(its.declined):
+                self._ask_again(line)
+
+    def rethink(self) -> None:
+        """Ask those again who declined without nodes that are not kept from them any more."""
+        rooms = self._ranking.rooms()
+        for line in [each for each in self._declined if each.withheld or each.over_quota_at]:
+            room = line.over_quota_at not in {0, rooms}
+            if room or not set(line.withheld) <= set(self.reserved_for(line)):
+                self._ask_again(line)
+
+    def retry(self, ask: Ask) -> None:
+        """Look at a waiter again, whatever it was told: its lease is to last for another time."""
+        line = self._line_of[ask.id]
+        line.refused_at = UNJUDGED
+        self._ask_again(line)
+
+    def _ask_again(self, line: WaiterLine) -> None:
+        self._leave(line)
+        self._enter(line)
+        self._ranking.judge_again(self._classes[line.of].row)
+
+    def first(self) -> WaiterLine | None:
+        """Return the line that heads the queue: nodes are to be kept for it."""
+        if self._first_as_of != self._state.accounts.version:
+            row = self._ranking.head()
+            ready = [] if row is None else self._classes[self._ranking.waiters(row)].ready
+            self._first = ready[0][2] if ready else None
+            self._first_as_of = self._state.accounts.version
+        return self._first
+
+    def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
+        """Keep nodes for a line; others may have those that were kept before."""
+        free = set(self.reservation) - set(nodes)
+        self.head, self.reservation = head, nodes
+        if free:
+            self._unreserved += 1
+            self._ranking.grew(free, wanted=False)
+
+    def _partly_open(self, kept: Nodes) -> Nodes:
+        """Return those of the nodes kept for the head that are kept from all others."""
+        on = self._state.reserved.on
+        return tuple(node for node in kept if node not in on) if on else kept
+
+    def reserved_for(self, line: WaiterLine) -> Nodes:
+        """Return the nodes kept for a line that is served before this one."""
+        ahead = self.head is not None and self._rank(self.head) < self._rank(line)
+        return self.reservation if ahead and line is not self.head else ()
+
+    def reserved_before(self, ask: Ask) -> Nodes:
+        """Return the nodes kept for a waiter ahead of `ask`, which may be new or wait itself.
+
+        Advice holds nothing, so it delays no request and everything is open to it.
+        """
+        if ask.terms is None or self.head is None:
+            return ()
+        own = self._line_of.get(ask.id)
+        if own is not None:
+            return self.reserved_for(own)
+        newest = -2 * ask.priority, *self._shares(ask.tenant, ask.project), math.inf, 0
+        return self.reservation if self._rank(self.head) < newest else ()
+
+    def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
+        """Return who waits on although it came before a request that gets a placement; the oldest.
+
+        Args:
+            ask: The request; those of lower priority are not overtaken.
+            placement: What it gets. Who never could be there is not overtaken, unless their quota
+                is the same.
+            since: When it came, in seconds since the epoch.
+
+        """
+        if not self._lines:
+            return None
+        nodes = tuple((share.cluster_id, share.node_id) for share in placement)
+        counts_on = accounts_of(ask.tenant, ask.project)
+        row = self._ranking.overtaken(nodes, counts_on, ask.priority, since)
+        if row is None:
+            return None
+        return next(iter(self._classes[self._ranking.waiters(row)].ready[0][2].waiters))
+
+    def overtook(self, request: RequestId) -> None:
+        """Put a waiter that was overtaken where it belongs now."""
+        if self._state.overtaken[request] == self._overtaken_max:
+            ask = self._state.waiting[request].ask
+            self.remove(ask)
+            self.add(ask)
+
+    def servable(
+        self, capped: Callable[[], Mapping[PolicyRef, int]]
+    ) -> Generator[WaiterLine, None, None]:
+        """Yield the lines that may be served now, in their order, but for the head.
+
+        The caller asks for them, or says what stands in their way, before it takes the next one.
+
+        Args:
+            capped: Returns the policies that are being asked as much as they may be, and up to
+                which priority.
+
+        """
+        seen: dict[int, ClassLines] = {}
+        try:
+            while True:
+                busy = capped()
+                kept = self._partly_open(self.reservation)
+                rows, more = self._ranking.servable(self.changes, busy, kept)
+                if not len(rows):
+                    if not more:
+                        self._ranking.exhausted()
+                    return
+                for line in self._in_order(self._ranking.first(rows, CLASSES_AT_ONCE + 1), seen):
+                    if line is not self.head:
+                        yield line
+                    if capped() != busy:
+                        break
+        finally:
+            for its in seen.values():
+                its.visited = 0
+                if its.ready:  # Else its row may be that of a new class by now.
+                    self._ready_from(its, 0)
+
+    def _in_order(self, rows: list[int], seen: dict[int, ClassLines]) -> Iterator[WaiterLine]:
+        """Yield the lines of classes, merged, up to the first of the last class of many."""
+        merged: list[tuple[Rank, int, ClassLines]] = []
+        for row in rows:
+            its = seen[row] = self._classes[self._ranking.waiters(row)]
+            merged.append((self._rank(its.ready[its.visited][2]), row, its))
+        end = merged.pop()[0] if len(merged) > CLASSES_AT_ONCE else None
+        heapq.heapify(merged)
+        while merged and (end is None or merged[0][0] <= end):
+            _, row, its = merged[0]
+            if self._ranking.is_refused(row, self.changes):
+                heapq.heappop(merged)
+                continue
+            line = its.ready[its.visited][2]
+            its.visited += 1
+            self._ready_from(its, its.visited)
+            if its.visited < len(its.ready):
+                following = its.ready[its.visited][2]
+                heapq.heapreplace(merged, (self._rank(following), row, its))
+            else:
+                self._ranking.judged(row)
+                heapq.heappop(merged)
+            yield line
+
+    def _rank(self, line: WaiterLine) -> Rank:
+        of = line.of
+        shares = (0.0, 0.0) if of.overdue else self._shares(of.tenant, of.project)
+        return -of.precedence, *shares, line.since, line.number
+
+    def _shares(self, tenant: Tenant, project: str) -> tuple[float, float]:
+        whole, part = accounts_of(tenant, project)
+        return self._state.accounts.share(whole), self._state.accounts.share(part)
+
+    # Listings --------------------------------------------------------------------------------
+
+    def lines(self) -> list[WaiterLine]:
+        """Return all lines in the order in which their first waiters are to be served."""
+        return sorted(self._lines.values(), key=self._rank)
+
+    def positions(self, requests: Iterable[RequestId]) -> dict[RequestId, int]:
+        """Return the place of some waiters in the queue; those that pause come last."""
+        positions = dict.fromkeys(requests, 0)
+        lines: dict[WaiterLine, int] = {}
+        for request in positions:
+            line = self._line_of.get(request)
+            if line is not None:
+                lines[line] = lines.get(line, 0) + 1
+        ahead = self._ranking.ahead([line.number for line in lines])
+        for (line, left), before in zip(lines.items(), ahead, strict=True):
+            _count(line.waiters, before, left, positions)
+        left = sum(not each for each in positions.values())
+        if left:
+            pausing = (name for name, waiter in self._state.waiting.items() if waiter.pauses)
+            _count(pausing, len(self._line_of), left, positions)
+        return {request: at for request, at in positions.items() if at}
+
+    def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
+        """Yield those that wait, also those that pause, in an order that only they change.
+
+        Args:
+            after: What `seniority` returned of the one before; anything else: from the first.
+
+        """
+        waiting, ranked, start = self._state.waiting, self._by_seniority, 0
+        if after is not None:
+            with suppress(TypeError):  # Who reads the cursor says so.
+                start = bisect_left(ranked, after)
+        keys: Iterable[Seniority] = (ranked[at] for at in range(start, len(ranked)))
+        if len(ranked) != len(waiting):
+            pausing = sorted(seniority(each) for each in waiting.values() if each.pauses)
+            keys = heapq.merge(keys, pausing)
+        yield from (waiting[each.request] for each in keys)
+
+    def in_turn(self, most: int) -> list[Waiter]:
+        """Return the first that wait for a place, in the order in which they are served now."""
+        waiting = self._state.waiting
+        # No other line has one of them: its first would be one, too.
+        lines = [self._numbers[number] for number in self._ranking.first_lines(most)]
+
+        def ranked(line: WaiterLine) -> Iterator[tuple[Any, ...]]:
+            rank = self._rank(line)[:3]
+            return ((*rank, waiting[each].at, line.number, each) for each in line.waiters)
+
+        merged = heapq.merge(*map(ranked, lines))
+        return [waiting[each[-1]] for each in islice(merged, most)]
+
+
+def _count(
+    line: Iterable[RequestId], before: int, wanted: int, positions: dict[RequestId, int]
+) -> None:
+    """Note the positions of those in a line that are wanted, so many."""
+    for at, request in enumerate(line, before + 1):
+        if request in positions:
+            positions[request] = at
+            wanted -= 1
+            if not wanted:
+                return

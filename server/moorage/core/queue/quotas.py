@@ -1,0 +1,115 @@
+"""Quotas: operators set them, and requests beyond them are told so with the numbers.
+
+The allocator is the only caller. What is held, and what that leaves, is in `core.state.accounts`.
+The queue passes over who waits for its quota, and keeps no nodes for them; quota itself it keeps
+for who was overtaken too often.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.state import refusals
+from moorage.core.state.accounts import EVERYONE, Account, Amounts, accounts_of, demanded, placed
+from moorage.core.state.facts import HalfLifeSet, QuotaSet, Refusal
+from moorage.core.turns.effects import Information
+from moorage.core.turns.events import QuotaAsked
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import RESOURCES, Ask, Lease, Placement, Quota
+
+QUOTAS_MAX = 10_000
+"""Quotas that are set at one time; one more is refused."""
+
+
+class Quotas:
+    """What tenants and their projects may hold.
+
+    Args:
+        writer: What the turn is written on.
+        queue: Knows what of a quota is kept for whom.
+
+    """
+
+    def __init__(self, writer: TurnWriter, queue: WaitingQueue) -> None:
+        self._turn = writer
+        self._queue = queue
+        self._accounts = writer.state.accounts
+
+    def asked(self, event: QuotaAsked) -> None:
+        """Do what an operator, or the configuration, says."""
+        account, before = (event.tenant, event.project), self._accounts.quotas
+        if event.quota is not None and account not in before and len(before) >= QUOTAS_MAX:
+            if event.to is not None:
+                self._turn.respond(event.to, refusals.too_many_quotas(QUOTAS_MAX))
+            return
+        if before.get(account) != event.quota:
+            self._turn.record(QuotaSet(*account, event.quota, self._turn.now, event.who))
+            self._turn.wakes = True
+        if event.to is not None:
+            self._turn.respond(event.to, Information(row(self._accounts, account)))
+
+    def half_life(self, seconds: float) -> None:
+        """Have what was held count for so long."""
+        if seconds != self._accounts.half_life:
+            self._turn.record(HalfLifeSet(seconds, self._turn.now))
+
+    def refusal(
+        self, ask: Ask, placement: Placement | None = None, ends: Lease | None = None
+    ) -> Refusal | None:
+        """Return why an ask is beyond a quota, or None.
+
+        Args:
+            ask: Asks for a lease; advice holds nothing.
+            placement: What it would be granted; None: it is not known yet.
+            ends: A lease that would end in the same turn.
+
+        """
+        if ask.terms is None or not self._accounts.quotas:
+            return None
+        amounts = demanded(ask) if placement is None else placed(placement)
+        for account in accounts_of(ask.tenant, ask.project):
+            freed = None
+            if ends is not None and account in accounts_of(ends.tenant, ends.terms.project):
+                freed = placed(ends.placement)
+            found = self._short(ask, account, amounts, freed)
+            if found is not None:
+                return found
+        return None
+
+    def _short(
+        self, ask: Ask, account: Account, amounts: Amounts, freed: Amounts | None
+    ) -> Refusal | None:
+        number = np.array([self._accounts.number(account)], np.int64)
+        room = self._accounts.room(number, freed)[0]
+        kept, others = self._queue.kept_of_quota(ask, account) or ((0,) * len(RESOURCES), None)
+        for column, name in enumerate(RESOURCES):
+            asked = amounts[column]
+            if asked > 0 and int(room[column]) - kept[column] < asked:
+                figures = self._accounts.row(account)[name]
+                return refusals.over_quota(account, name, asked, figures, (kept[column], others))
+        return None
+
+
+def row(accounts: Any, account: Account) -> dict[str, Any]:
+    """Return a quota, and what is held of it, as JSON values."""
+    tenant, project = account
+    quota = accounts.quota(account)
+    held = {} if tenant == EVERYONE else {"resources": accounts.row(account)}
+    return {
+        "tenant": tenant,
+        "project": project,
+        "weight": quota.weight if quota else 1.0,
+        "quota": None if quota is None or account not in accounts.quotas else _terms(quota),
+        **held,
+        "share": None if tenant == EVERYONE else round(accounts.share(account), 6),
+    }
+
+
+def _terms(quota: Quota) -> dict[str, Any]:
+    limits = {"nominal": quota.nominal, "borrow": quota.borrow, "lend": quota.lend}
+    told = {
+        name: {each: given for each in RESOURCES if (given := getattr(amounts, each)) is not None}
+        for name, amounts in limits.items()
+    }
+    return {**told, "notice_seconds": quota.notice_seconds}

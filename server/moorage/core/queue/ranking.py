@@ -1,0 +1,543 @@
+"""The classes of waiters in columns: which of them may be served now, and which come first.
+
+A class is what waiters share that decides about their turn: tenant, policy, demand, priority. The
+columns are kept as classes come and go, so a wake looks at arrays and at the few first classes; it
+neither sorts nor visits all that wait. `order` is the only caller.
+"""
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core.state.accounts import Account, accounts_of
+from moorage.core.state.growth import PLACES_MAX, GrownPlace
+from moorage.core.state.state import State
+from moorage.core.state.waiters import UNJUDGED, Shape, WaiterClass
+from moorage.model import GPU_MILLI, RESOURCES, Demand, Nodes, PolicyRef
+from moorage.policy import Fleet
+
+Rows = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+T = TypeVar("T", bound=Hashable)
+_Key = Callable[[Rows], npt.NDArray[Any]]
+Rank = tuple[int, float, float, float, int]
+"""Its precedence, negated; the share of the tenant; that of its project; since when; which came
+first then. Less comes first."""
+
+ALTERNATIVES_WIDTH: Final = 8
+"""Alternatives that there is room for from the start."""
+COUNTED_MAX: Final = 16
+"""Lines that are counted to one by one; all are sorted for more of them."""
+
+
+def _kind(shape: Shape) -> Shape:
+    """Return which devices a demand accepts, and where: what one look at a node can answer."""
+    demand, candidates, _ = shape
+    milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
+    kind = Demand(
+        gpu_milli=milli,
+        models=demand.models,
+        gpu_memory_mib=demand.gpu_memory_mib,
+        where=demand.where,
+    )
+    return kind, candidates, ()
+
+
+def _alternatives(shape: Shape) -> list[Shape]:
+    """Return the shapes of the demands that a demand is the loosest of."""
+    _, candidates, demands = shape
+    return [(each, candidates, ()) for each in demands]
+
+
+class Table(Generic[T]):
+    """Numbered things, each with a row in some columns; a number is given again when it is free."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
+        self.numbers: dict[T, int] = {}
+        self.users: dict[T, int] = {}
+        self._unused: list[int] = []
+        self.rows = 0
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return a column, as long as there are rows."""
+        return self.columns[name][: self.rows]
+
+    def add(self, item: T, **values: Any) -> int:
+        """Return the number of a thing that has one user more; `values` where it is new."""
+        number = self.numbers.get(item)
+        self.users[item] = self.users.get(item, 0) + 1
+        if number is not None:
+            return number
+        number = self._unused.pop() if self._unused else self.rows
+        self.rows = max(self.rows, number + 1)
+        for name, column in self.columns.items():
+            if number >= len(column):
+                self.columns[name] = np.concatenate([column, np.zeros_like(column)])
+            self.columns[name][number] = values[name]
+        self.numbers[item] = number
+        return number
+
+    def drop(self, thing: T) -> bool:
+        """Note that a thing has one user less; return whether that was the last one."""
+        self.users[thing] -= 1
+        if self.users[thing]:
+            return False
+        del self.users[thing]
+        self._unused.append(self.numbers.pop(thing))
+        return True
+
+
+class Ranking:
+    """The classes, in no order: an order is taken from the columns when one is asked for.
+
+    Args:
+        state: Read, never changed.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._classes = Table[WaiterClass](
+            priority=np.int64,
+            precedence=np.int64,
+            tenant=np.int64,
+            project=np.int64,
+            gpu_milli=np.int64,
+            cpu_milli=np.int64,
+            memory_mib=np.int64,
+            over=np.bool_,  # Beyond the quota of their tenant or project when last looked at.
+            policy=np.int64,
+            shape=np.int64,
+            reserves=np.bool_,
+            oldest=np.float64,  # Since when the first that is ready waits; inf where none is.
+            since=np.float64,  # The same, less those that the wake under way has visited.
+            number=np.int64,  # Of that first one.
+            fresh=np.bool_,  # Some have not been judged since they came.
+            refused_at=np.int64,  # The count of changes at which they did not fit.
+        )
+        self._shapes = Table[Shape](
+            gpus=np.int64,
+            cpu=np.int64,
+            memory=np.int64,
+            kind=np.int64,
+            several=np.bool_,  # It is met where one of several others is, which have their rows.
+        )
+        self._others = np.zeros((16, ALTERNATIVES_WIDTH), np.int64)
+        """Of a shape that is met where another is: the rows of these, the last one repeated."""
+        self._kinds = Table[Shape]()
+        self._policies = Table[PolicyRef]()
+        self._lines = Table[int](
+            of=np.int64,  # The row of their class.
+            since=np.float64,
+            waiters=np.int64,
+            number=np.int64,
+        )
+        self._by_row: dict[int, WaiterClass] = {}
+        self._overdue: dict[int, None] = {}
+        self._grown: dict[GrownPlace, None] | None = {}
+        self._quotas_as_of: Any = None
+        self._rooms = 0
+
+    def add(self, waiters: WaiterClass) -> int:
+        """Return the row of a class that is new here."""
+        number = self._add_shape(waiters.shape)
+        accounts = accounts_of(waiters.tenant, waiters.project)
+        tenant, project = map(self._state.accounts.number, accounts)
+        row = self._classes.add(
+            waiters,
+            priority=waiters.priority,
+            precedence=waiters.precedence,
+            tenant=tenant,
+            project=project,
+            **dict(zip(RESOURCES, waiters.needs, strict=True)),
+            over=False,
+            policy=self._policies.add(waiters.policy),
+            shape=number,
+            reserves=waiters.reserves,
+            oldest=np.inf,
+            since=np.inf,
+            number=0,
+            fresh=True,
+            refused_at=UNJUDGED,
+        )
+        self._by_row[row] = waiters
+        if waiters.overdue:
+            self._overdue[row] = None
+        return row
+
+    def _add_shape(self, shape: Shape) -> int:
+        """Return the row of a shape; of alternatives, each has its own row, too."""
+        demand = shape[0]
+        others = list(map(self._add_shape, _alternatives(shape)))
+        number = self._shapes.add(
+            shape,
+            gpus=demand.gpus,
+            cpu=demand.cpu_milli,
+            memory=demand.memory_mib,
+            kind=self._kinds.add(_kind(shape)),
+            several=bool(others),
+        )
+        if others:
+            wider = max(0, len(others) - self._others.shape[1])
+            longer = max(0, len(self._shapes.columns["gpus"]) - len(self._others))
+            if wider or longer:
+                self._others = np.pad(self._others, ((0, longer), (0, wider)), mode="edge")
+            self._others[number] = others[-1]
+            self._others[number, : len(others)] = others
+        return number
+
+    def _drop_shape(self, shape: Shape) -> None:
+        for each in (*_alternatives(shape), shape):
+            self._kinds.drop(_kind(each))
+            self._shapes.drop(each)
+
+    def remove(self, waiters: WaiterClass) -> None:
+        """Forget a class that has no waiters any more."""
+        row = self._classes.numbers[waiters]
+        self._classes["oldest"][row] = self._classes["since"][row] = np.inf
+        del self._by_row[row]
+        self._overdue.pop(row, None)
+        self._classes.drop(waiters)
+        self._policies.drop(waiters.policy)
+        self._drop_shape(waiters.shape)
+
+    def waiters(self, row: int) -> WaiterClass:
+        """Return the class of a row."""
+        return self._by_row[row]
+
+    def ready_since(self, row: int, since: float, number: int, oldest: float) -> None:
+        """Note since when the first of a class waits that is ready; inf where none is.
+
+        Args:
+            row: The class.
+            since: In seconds since the epoch; of those that a wake has not visited yet.
+            number: Tells who is first of several that came at that time.
+            oldest: Of all that are ready.
+
+        """
+        self._classes["since"][row], self._classes["number"][row] = since, number
+        self._classes["oldest"][row] = oldest
+
+    def line(self, number: int, row: int, since: float, waiters: int) -> None:
+        """Note a line of waiters, by its number: its class, since when its first waits, how many.
+
+        It is forgotten where none is left.
+        """
+        lines = self._lines
+        if not waiters:
+            lines["waiters"][lines.numbers[number]] = 0
+            lines.drop(number)
+        elif number in lines.numbers:
+            at = lines.numbers[number]
+            lines["since"][at], lines["waiters"][at] = since, waiters
+        else:
+            lines.add(number, of=row, since=since, waiters=waiters, number=number)
+
+    # What may be served ----------------------------------------------------------------------
+
+    def judge_again(self, row: int) -> None:
+        """Have a class looked at, wherever capacity grows."""
+        self._classes["fresh"][row] = True
+
+    def judged(self, row: int) -> None:
+        """Note that all of a class that are ready have been looked at."""
+        self._classes["fresh"][row] = False
+
+    def refused(self, row: int, changes: int, reserved: Nodes) -> None:
+        """Note that what a class needs did not fit at a count of changes (see `servable`)."""
+        shapes = self._classes["shape"]
+        alike: Bools | int = row
+        if self._shapes.users[self._by_row[row].shape] > 1:
+            alike = shapes == shapes[row]
+            if reserved:  # Says nothing of those from whom nothing is reserved.
+                alike &= self._classes["reserves"] == self._classes["reserves"][row]
+        self._classes["refused_at"][alike] = changes
+        self._classes["fresh"][alike] = False
+
+    def is_refused(self, row: int, changes: int) -> bool:
+        """Return whether what a class needs did not fit at this count of changes."""
+        return bool(self._classes["refused_at"][row] == changes)
+
+    def grew(self, places: Collection[GrownPlace] | None, *, wanted: bool) -> list[int]:
+        """Note where capacity grew, or may be had; None is everywhere.
+
+        Returns:
+            Rows of the classes that may be served there, if they are wanted.
+
+        """
+        if places is None or self._grown is None:
+            self._grown = None
+        else:
+            self._grown.update(dict.fromkeys(places))
+            if len(self._grown) > PLACES_MAX:
+                self._grown = None
+        if not wanted:
+            return []
+        found: list[int] = np.flatnonzero(self._open(places)[self._classes["shape"]]).tolist()
+        return [row for row in found if row in self._by_row]
+
+    def exhausted(self) -> None:
+        """Note that all that may be served where capacity grew have been looked at."""
+        self._grown = {}
+
+    def servable(
+        self, changes: int, capped: Mapping[PolicyRef, int], reserved: Nodes
+    ) -> tuple[Rows, bool]:
+        """Return the classes that may be served now, and whether others only wait for their policy.
+
+        Args:
+            changes: Counts the times that capacity grew, or was reserved no longer. What did not
+                fit is not looked at again before this changes.
+            capped: Policies that are being asked as much as they may be, up to which priority.
+            reserved: Nodes kept for the head of the queue, from all that reserve as it does.
+
+        """
+        self.rooms()
+        if not self._grown and self._grown is not None and not self._classes["fresh"].any():
+            return np.zeros(0, np.int64), False
+        shape = self._classes["shape"]
+        grown = self._open(self._grown)[shape]
+        if self._grown and not self._grown.keys().isdisjoint(reserved):
+            left = self._open(self._grown.keys() - set(reserved))[shape]
+            grown = np.where(self._classes["reserves"], left, grown)
+        live = np.isfinite(self._classes["since"]) & (grown | self._classes["fresh"])
+        live &= self._classes["refused_at"] != changes
+        if self._state.accounts.quotas:
+            rows = np.flatnonzero(live)
+            rows = rows[self._over(rows)]
+            self._classes["over"][rows], self._classes["fresh"][rows] = True, False
+            live[rows] = False
+        if not capped:
+            return np.flatnonzero(live), False
+        waits = np.zeros(len(live), np.bool_)
+        for policy, priority in capped.items():
+            its = self._classes["policy"] == self._policies.numbers.get(policy, -1)
+            waits |= its & (self._classes["priority"] <= priority)
+        return np.flatnonzero(live & ~waits), bool((live & waits).any())
+
+    def is_over(self, row: int) -> bool:
+        """Return whether a class is beyond its quota; it is looked at again when that has room."""
+        over = bool(self._over(np.array([row], np.int64))[0])
+        if over:
+            self._classes["over"][row] = True
+        return over
+
+    def is_any_over(self, tenant: int | None) -> bool:
+        """Return whether a class, of one tenant's account where given, is beyond its quota."""
+        live = np.isfinite(self._classes["since"])
+        if tenant is not None:
+            live &= self._classes["tenant"] == tenant
+        return bool(self._over(np.flatnonzero(live)).any())
+
+    def rooms(self) -> int:
+        """Count the times that quotas may have got more room, from 1 on.
+
+        Who is beyond its quota no more is looked at then, wherever there is capacity.
+        """
+        claims = {account: self._by_row[row] for account, row in self.claims().items()}
+        as_of = self._state.accounts.falls, claims
+        if as_of != self._quotas_as_of:
+            self._quotas_as_of = as_of
+            self._rooms += 1
+            over = np.flatnonzero(self._classes["over"])
+            free = over[~self._over(over)]
+            self._classes["over"][free], self._classes["fresh"][free] = False, True
+        return self._rooms
+
+    def claims(self) -> dict[int, int]:
+        """Return for whom quota is kept: by the number of its account, the row of a class.
+
+        It is the first that was overtaken too often. Of what it would borrow nothing is kept.
+        """
+        accounts, classes = self._state.accounts, self._classes
+        claims: dict[int, int] = {}
+        ready = [row for row in self._overdue if classes["oldest"][row] < np.inf]
+        for row in sorted(ready, key=lambda x: (-classes["priority"][x], classes["oldest"][x], x)):
+            for account in (int(classes["tenant"][row]), int(classes["project"][row])):
+                if (accounts["nominal"][account] >= self._by_row[row].needs).all():
+                    claims.setdefault(account, row)
+        return claims
+
+    def _over(self, rows: Rows) -> Bools:
+        """Return which classes are beyond the quota of their tenant or project: bool `[rows]`."""
+        return self._short(rows, "tenant") | self._short(rows, "project")
+
+    def _short(self, rows: Rows, column: str) -> Bools:
+        """Return which classes are beyond the quota of their tenant, or their project."""
+        if not self._state.accounts.quotas or not len(rows):
+            return np.zeros(len(rows), np.bool_)
+        classes, accounts = self._classes, self._classes[column][rows]
+        kept = np.zeros((len(rows), len(RESOURCES)), np.int64)
+        for account, first in self.claims().items():
+            behind = (accounts == account) & (rows != first)
+            behind &= classes["priority"][rows] <= classes["priority"][first]
+            kept[behind] = self._by_row[first].needs
+        needs = [classes[name][rows] for name in RESOURCES]
+        short: Bools = self._state.accounts.over(accounts, needs, kept)
+        return short
+
+    def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:
+        """Return which shapes may fit at some places (None: anywhere): bool `[shapes]`.
+
+        Now, or if they were empty.
+        """
+        shapes, fleet = self._shapes, self._state.fleet
+        rows = None if places is None else _rows(fleet, places)
+        if rows is None:
+            return np.ones(shapes.rows, np.bool_)
+        fits = np.zeros(shapes.rows, np.bool_)
+        gives_way = empty or bool(self._state.warm or self._state.resetting)
+        gpus = fleet.gpu_total if gives_way else fleet.gpu_free
+        cpu = fleet.cpu_total if gives_way else fleet.cpu_free
+        memory = fleet.memory_total if gives_way else fleet.memory_free
+        for row in rows:
+            devices = np.full(self._kinds.rows, -1, np.int64)
+            for (demand, candidates, _), kind in self._kinds.numbers.items():
+                if candidates is None or fleet.node_ids[row][0] in candidates:
+                    usable = fleet.eligible_gpus(demand)[row] & (gpus[row] >= demand.gpu_milli)
+                    devices[kind] = np.count_nonzero(usable)
+            here = shapes["gpus"] <= devices[shapes["kind"]]
+            here &= shapes["cpu"] <= cpu[row]
+            here &= shapes["memory"] <= memory[row]
+            fits |= here
+        several = np.flatnonzero(shapes["several"])
+        fits[several] = fits[self._others[several]].any(axis=1)
+        return fits
+
+    # Who comes first -------------------------------------------------------------------------
+
+    def overtaken(
+        self, nodes: Nodes, of: tuple[Account, Account], priority: int, since: float
+    ) -> int | None:
+        """Return the class whose first is passed over by what a request gets; the oldest of them.
+
+        It came before, is of no lower priority and not overdue yet, and might be on one of these
+        nodes if they were empty. Or it is beyond a quota that the request takes a part of.
+
+        Args:
+            nodes: What the request gets.
+            of: The accounts that it counts on.
+            priority: Of the request.
+            since: When it came, in seconds since the epoch.
+
+        """
+        classes = self._classes
+        older = (classes["oldest"] < since) & (classes["priority"] >= priority)
+        rows = np.flatnonzero(older & (classes["precedence"] % 2 == 0))
+        if len(rows):
+            shares, over = np.zeros(len(rows), np.bool_), np.zeros(len(rows), np.bool_)
+            for column, account in zip(("tenant", "project"), of, strict=True):
+                short = self._short(rows, column)
+                over |= short
+                shares |= short & (classes[column][rows] == self._state.accounts.number(account))
+            there = self._open(nodes, empty=True)[classes["shape"][rows]]
+            rows = rows[shares | (there & ~over)]
+        return int(rows[classes["oldest"][rows].argmin()]) if len(rows) else None
+
+    def head(self) -> int | None:
+        """Return the class whose first heads the queue: who goes first of those that reserve."""
+        reserves = self._classes["reserves"] & np.isfinite(self._classes["since"])
+        rows = np.flatnonzero(reserves)
+        first = self.first(rows[~self._over(rows)], 1)
+        return first[0] if first else None
+
+    def first(self, rows: Rows, many: int) -> list[int]:
+        """Return the rows of the classes that come first, in order: `many`, or fewer."""
+        return _first(rows, many, (*self._shared, self._since, self._number))
+
+    def first_lines(self, many: int) -> list[int]:
+        """Return the numbers of the lines that come first, in order: `many`, or fewer."""
+        lines = self._lines
+        rows = np.flatnonzero(lines["waiters"])
+        found = _first(rows, many, self._line_keys())
+        numbers: list[int] = lines["number"][found].tolist()
+        return numbers
+
+    def ahead(self, lines: Sequence[int]) -> list[int]:
+        """Return how many waiters are in the lines before each of these, by their numbers."""
+        rows, waiters = [self._lines.numbers[each] for each in lines], self._lines["waiters"]
+        if len(rows) <= COUNTED_MAX:
+            return [self._ahead(row) for row in rows]
+        all_rows = np.arange(self._lines.rows)
+        order = np.lexsort([key(all_rows) for key in reversed(self._line_keys())])
+        before = np.zeros(len(order), np.int64)
+        before[order] = waiters[order].cumsum() - waiters[order]
+        counted: list[int] = before[rows].tolist()
+        return counted
+
+    def _ahead(self, row: int) -> int:
+        """Count the waiters before one line: all classes are compared, then all lines."""
+        lines, classes = self._lines, np.arange(self._classes.rows)
+        of, since, number = lines["of"], lines["since"], lines["number"]
+        sooner, tied = np.zeros(len(classes), np.bool_), np.ones(len(classes), np.bool_)
+        for key in self._shared:
+            values = key(classes)
+            own = values[of[row]]
+            sooner |= tied & (values < own)
+            tied &= values == own
+        older = (since < since[row]) | ((since == since[row]) & (number < number[row]))
+        return int(lines["waiters"] @ (sooner[of] | (tied[of] & older)))
+
+    @property
+    def _shared(self) -> tuple[_Key, ...]:
+        """What puts classes in order, before the age of their waiters."""
+        return self._precedence, self._held, self._held_by_project
+
+    def _line_keys(self) -> list[_Key]:
+        """Return what puts the rows of lines in order."""
+        lines = self._lines
+        of = lines["of"]
+        by_class = [lambda rows, key=key: key(of[rows]) for key in self._shared]
+        return [*by_class, lines["since"].__getitem__, lines["number"].__getitem__]
+
+    def _precedence(self, rows: Rows) -> npt.NDArray[Any]:
+        return -self._classes["precedence"][rows]
+
+    def _held(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._shares(rows, "tenant")
+
+    def _held_by_project(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._shares(rows, "project")
+
+    def _shares(self, rows: Rows, of: str) -> npt.NDArray[Any]:
+        shares = self._state.accounts.shares(self._classes[of][rows])
+        return np.where(self._classes["precedence"][rows] % 2, 0.0, shares)
+
+    def _since(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._classes["since"][rows]
+
+    def _number(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._classes["number"][rows]
+
+
+def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
+    """Return the rows that come first by some keys, in order: `many`, or fewer."""
+    chosen, tied = [rows[:0]], rows
+    for key in keys:
+        if len(tied) <= many:
+            break
+        values = key(tied)
+        # A partition: to sort them all would cost more than the rest of a wake.
+        bound = values.min() if many == 1 else np.partition(values, many - 1)[many - 1]
+        chosen.append(tied[values < bound])
+        many -= len(chosen[-1])
+        tied = tied[values == bound]
+    found = np.concatenate([*chosen, tied[:many]])
+    ordered: list[int] = found[np.lexsort([key(found) for key in reversed(keys)])].tolist()
+    return ordered
+
+
+def _rows(fleet: Fleet, places: Collection[GrownPlace]) -> list[int] | None:
+    """Return the rows of places that still exist; None where they are many."""
+    rows: list[int] = []
+    for cluster, node in places:
+        if node:
+            row = fleet.row(cluster, node)
+            rows += [] if row is None else [row]
+        elif cluster in fleet.cluster_ids:
+            number = fleet.cluster_ids.index(cluster)
+            rows += np.flatnonzero(fleet.cluster == number).tolist()
+    return rows if len(rows) <= PLACES_MAX else None

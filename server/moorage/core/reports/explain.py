@@ -1,0 +1,448 @@
+"""Answers to `status`, `why`, `queue`, `leases` and `fleet`, as plain JSON values.
+
+Pure functions of the state; the allocator calls them within its turn, so that no answer shows
+what is not yet durable.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, get_args
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET
+
+from moorage.core.fit import reservations
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.queue import quotas
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.reports import forecast
+from moorage.core.state import refusals
+from moorage.core.state.facts import Refusal
+from moorage.core.state.state import State
+from moorage.core.state.waiters import Seniority, Waiter
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
+from moorage.core.turns.events import Inquired
+from moorage.model import (
+    ClusterId,
+    Code,
+    Lease,
+    LeaseState,
+    NodeId,
+    RequestId,
+    Share,
+)
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
+from moorage.records.requests import resources_of
+
+_NODE_FILTERS: Final = (
+    "node_id",
+    "duplicate_of",
+    "unavailable",
+    "cpu_milli_total",
+    "cpu_milli_free",
+    "memory_mib_total",
+    "memory_mib_free",
+)
+_FILTERS: Final[dict[str, tuple[str, ...]]] = {
+    "why": ("nodes",),
+    "leases": (
+        "state",
+        "cluster",
+        "cluster_id",
+        "node_id",
+        "id",
+        "tenant",
+        "granted_at",
+        "expires_at",
+        "fencing",
+        "ttl_seconds",
+        "policy_rule_uri",
+        "reason",
+        "retry_at",
+    ),
+    "queue": ("cluster", "request", "tenant", "policy_rule_uri", "priority", "since", "deadline"),
+    "quotas": ("tenant", "project", "weight"),
+    "reservations": ("tenant", "reservation"),
+    "fleet": (
+        "cluster",
+        "cluster_id",
+        "nodes",
+        "nodes_unavailable",
+        "gpus",
+        "gpu_milli_total",
+        "gpu_milli_free",
+        *_NODE_FILTERS,
+    ),
+}
+"""What each list can be filtered by; anything else would find nothing, and not say so."""
+STATES: Final = get_args(LeaseState)
+
+
+def answer(  # noqa: C901  # One case per question.
+    inquiry: Inquired,
+    state: State,
+    queue: WaitingQueue,
+    decisions: Mapping[str, dict[str, Any]],
+    feasibility: Feasibility,
+    now: float,
+) -> Response | None:
+    """Answer a question.
+
+    Args:
+        inquiry: The question.
+        state: What is true.
+        queue: The order of the waiters.
+        decisions: Recent decision records, by request.
+        feasibility: Knows what each node lacks.
+        now: In seconds since the epoch.
+
+    Returns:
+        The answer; None where only the ledger's history can give it.
+
+    """
+    refusal = _refuse_filters(inquiry)
+    if refusal is not None:
+        return refusal
+    match inquiry.question:
+        case "status":
+            return _status(inquiry, state)
+        case "why":
+            return _why(inquiry, state, decisions, feasibility)
+        case "leases":
+            pool: Iterable[Lease] = state.leases.values()
+            queued = [each.lease for each in state.waiting.values() if each.lease is not None]
+            if queued:
+                pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
+            if inquiry.filters.get("state") == "ended":
+                pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
+            seen = (LeaseAnswer.of(lease) for lease in pool if inquiry.may_see(lease.tenant))
+            return page(inquiry, "leases", seen, lambda row: row.fencing)
+        case "queue":
+            return _queue(inquiry, state, queue, feasibility, now)
+        case "quotas":
+            listed = sorted(state.accounts.quotas, key=lambda each: (each[0], each[1] or ""))
+            rows = [quotas.row(state.accounts, account) for account in listed]
+            return page(inquiry, "quotas", rows, lambda row: (row["tenant"], row["project"] or ""))
+        case "reservations":
+            shown = (
+                reservations.row(each)
+                for each in state.reserved.by_id.values()
+                if inquiry.may_see(each.tenant)
+            )
+            return page(inquiry, "reservations", sorted(shown, key=_by_start), _by_start)
+        case "fleet":
+            if (cluster := inquiry.filters.get("cluster")) is not None:
+                return _nodes(inquiry, state, str(cluster))
+            return page(inquiry, "clusters", _clusters(state), lambda row: row.cluster_id)
+
+
+def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
+    return row["starts_at"], row["reservation"]
+
+
+def _refuse_filters(inquiry: Inquired) -> Refusal | None:
+    """Say what is no filter of the list that is asked for, or no state that leases have."""
+    known = _FILTERS.get(inquiry.question, ())
+    for name in inquiry.filters:
+        if name not in known:
+            return refusals.no_filter(name, known)
+    state = inquiry.filters.get("state")
+    return None if state is None or state in STATES else refusals.no_state(state, STATES)
+
+
+def _queue(
+    inquiry: Inquired, state: State, queue: WaitingQueue, feasibility: Feasibility, now: float
+) -> Response:
+    """Return a page of who waits: what moves, their positions, is told of the page alone."""
+    where = inquiry.filters.get("cluster")
+    shown = (
+        waiter_row(waiter)
+        for waiter in queue.by_seniority(_read(inquiry.after))
+        if inquiry.may_see(waiter.ask.tenant) and (where is None or _may_go_to(waiter, where))
+    )
+    told = page(inquiry, "waiting", shown, _seniority)
+    if isinstance(told, Information) and (rows := told.data["waiting"]):
+        first = queue.in_turn(forecast.WAITERS_MAX)
+        turns = forecast.expected(state, feasibility, first, now)
+        positions = queue.positions(row["request"] for row in rows)
+        for row in rows:
+            row["position"] = positions[row["request"]]
+            row["expected_at"] = turns.get(row["request"])
+            row["overtaken"] = state.overtaken.get(row["request"], 0)
+    return told
+
+
+def _read(cursor: str) -> object:
+    """Return what a cursor of several parts says; None where it is none, which `page` says."""
+    try:
+        found = json.loads(cursor)
+    except ValueError:
+        return None
+    return (
+        tuple(found) if isinstance(found, list) and len(found) == len(Seniority._fields) else None
+    )
+
+
+def _may_go_to(waiter: Waiter, cluster: object) -> bool:
+    return waiter.ask.candidates is None or cluster in waiter.ask.candidates
+
+
+def _status(inquiry: Inquired, state: State) -> Response | None:
+    request = RequestId(inquiry.subject)
+    lease = state.lease(request)
+    if lease is not None and inquiry.may_see(lease.tenant):
+        return LeaseNews(lease, owner=False)
+    waiter = state.waiting.get(request)
+    if waiter is not None and inquiry.may_see(waiter.ask.tenant):
+        return waiter_document(waiter, "waiting")
+    reason = f"There is no lease or waiting request {request}, or it ended long ago."
+    return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease or waiting request")
+
+
+def _why(
+    inquiry: Inquired,
+    state: State,
+    decisions: Mapping[str, dict[str, Any]],
+    feasibility: Feasibility,
+) -> Response | None:
+    request = RequestId(inquiry.subject)
+    record = _remembered(decisions, request)
+    lease = state.lease(request)
+    waiter = state.waiting.get(request)
+    owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
+    if not owner or not inquiry.may_see(owner):
+        return None
+    record.pop("tenant", None)
+    asked = record.pop("asked", None)
+    if waiter is not None:
+        asked = waiter.ask.demand, waiter.ask.candidates
+        record["overtaken"] = state.overtaken.get(request, 0)
+    if inquiry.filters:
+        refusal = _add_nodes(record, inquiry, asked, feasibility)
+        if refusal is not None:
+            return refusal
+    if lease is None and asked is not None and asked[0] is not None:
+        awaited = forecast.awaited(state, feasibility, *asked)
+        if record.get("verdict", "not_now") == "not_now" and awaited:
+            record["waits_for"] = [_awaited(inquiry, *each) for each in awaited]
+    if lease is not None:
+        record |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
+        record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
+        if lease.retry_at:
+            record["reason"] += "; it is tried again at retry_at, not before"
+        if drift := list(_drift(lease, state)):
+            record["drift"] = drift
+    return Information({"request": request, **record})
+
+
+def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> dict[str, Any]:
+    """Return a decision record; that of a grant is put into words only here."""
+    record = dict(decisions.get(request, {}))
+    granted: Lease | None = record.pop("granted", None)
+    if granted is not None:
+        record |= {"state": granted.state, "reason": granted_reason(granted)}
+    return record
+
+
+def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
+    """Return a lease that is waited for; its id only if the caller may see it."""
+    name = lease.id if inquiry.may_see(lease.tenant) else UNSET
+    return AwaitedLease(share.cluster_id, share.node_id, lease.expires_at, name)
+
+
+def _add_nodes(
+    record: dict[str, Any], inquiry: Inquired, asked: Any, feasibility: Feasibility
+) -> Refusal | None:
+    """Add what each candidate node says to the request now; null where that is not known."""
+    record |= {"node_verdicts": None, "next": None}
+    if asked is None or asked[0] is None:
+        return None
+    if not (inquiry.after or "0").isdecimal():
+        return refusals.no_cursor(inquiry.after)
+    demand, candidates = asked
+    after = int(inquiry.after or "0")
+    rows, following = feasibility.nodes(demand, candidates, after, inquiry.limit)
+    record |= {"node_verdicts": rows, "next": None if following is None else str(following)}
+    return None
+
+
+def _drift(lease: Lease, state: State) -> Iterable[str]:
+    """Yield in words what a lease holds and the inventory does not offer."""
+    for device in lease.lost:
+        yield f"GPU {device.uuid} is gone from its node; no other lease gets it until this one ends"
+    for share in lease.placement:
+        cluster = state.clusters.get(share.cluster_id)
+        nodes = state.offered(cluster).nodes if cluster else ()
+        node = next((each for each in nodes if each.id == share.node_id), None)
+        place = f"{share.cluster_id}/{share.node_id}"
+        if node is None:
+            yield f"{place} is no longer in the inventory"
+            continue
+        if node.unavailable:
+            yield f"{place} takes nothing new: {node.unavailable}"
+        if gone := set(share.gpus) - {gpu.id for gpu in node.gpus}:
+            listed = ", ".join(sorted(gone))
+            yield f"GPU {listed} of {place} is gone from the inventory, or in foreign use"
+
+
+def outcome(given: Advice | Information | Refusal) -> dict[str, Any]:
+    """Return what an answer says about a request, for its decision record."""
+    if isinstance(given, Refusal):
+        return {"state": "refused", **refusal_object(given)}
+    reasons = given.reasons if isinstance(given, Advice) else None
+    return {"state": "advised", "reason": "Advice: nothing is held.", **(reasons or {})}
+
+
+def granted_reason(lease: Lease) -> str:
+    """Return one sentence on why a lease is where it is."""
+    where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
+    if lease.inherited:
+        return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
+    return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
+
+
+def refusal_object(refusal: Refusal) -> dict[str, Any]:
+    """Return a refusal as JSON values, without its empty parts.
+
+    The value of a policy that declined is left out: the client was told it once, it may be a
+    megabyte, and these are kept by the ten thousand.
+    """
+    parts = {
+        "code": refusal.code.value,
+        "reason": refusal.reason,
+        "field": refusal.field,
+        "expected": refusal.expected,
+    }
+    details = {name: part for name, part in refusal.details.items() if name != "data"}
+    return {name: part for name, part in parts.items() if part} | details
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    """Return a waiter as JSON values."""
+    ask = waiter.ask
+    row = {
+        "request": ask.id,
+        "tenant": ask.tenant,
+        "policy_rule_uri": ask.policy.uri,
+        "priority": ask.terms.priority if ask.terms else 0,
+        "since": waiter.at,
+        "deadline": waiter.deadline,
+        "resources": None if ask.demand is None else resources_of(ask.demand),
+    }
+    if ask.alternatives:
+        row["alternatives"] = [resources_of(each) for each in ask.alternatives]
+    return row if waiter.lease is None else row | {"lease": LeaseAnswer.of(waiter.lease)}
+
+
+def waiter_document(waiter: Waiter, state: str) -> Information:
+    """Return a waiter as an answer."""
+    return Information({"state": state, **waiter_row(waiter)})
+
+
+def _clusters(state: State) -> Iterable[ClusterCapacity]:
+    fleet = state.fleet
+
+    def sums(column: npt.NDArray[Any]) -> list[int]:
+        totals = np.zeros(len(fleet.cluster_ids), np.int64)
+        np.add.at(totals, fleet.cluster, column)
+        return totals.tolist()
+
+    columns = (  # In the order of the fields of `ClusterCapacity`.
+        sums(np.ones(len(fleet), np.int64)),
+        sums(fleet.closed),
+        sums((fleet.gpu_total > 0).sum(1)),
+        sums(fleet.gpu_total.sum(1)),
+        sums(fleet.gpu_free.sum(1)),
+        sums(fleet.cpu_total),
+        sums(np.where(fleet.closed, 0, fleet.cpu_free)),
+        sums(fleet.memory_total),
+        sums(fleet.memory_free),
+    )
+    return map(ClusterCapacity, fleet.cluster_ids, *columns)
+
+
+def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
+    fleet = state.fleet
+    if cluster not in fleet.cluster_ids:
+        return refusals.no_such_cluster(cluster, fleet.cluster_ids)
+
+    known = {node.id: node for node in state.offered(state.clusters[ClusterId(cluster)]).nodes}
+
+    def rows() -> Iterable[NodeCapacity]:
+        for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
+            name = NodeId(fleet.node_ids[row][1])
+            if name <= inquiry.after:
+                continue  # Before a thousand rows are made that no page shows.
+            cpu, memory, gpus = fleet.capacity(row)
+            codes = fleet.gpu_model[row].tolist()
+            node = known.get(name)
+            yield NodeCapacity(
+                cluster_id=cluster,
+                node_id=name,
+                duplicate_of=(node and node.duplicate_of) or UNSET,
+                unavailable=(node and node.unavailable) or UNSET,
+                models=sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
+                gpus=dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+                cpu_milli_total=int(fleet.cpu_total[row]),
+                cpu_milli_free=cpu if not fleet.closed[row] else 0,
+                memory_mib_total=int(fleet.memory_total[row]),
+                memory_mib_free=memory,
+            )
+
+    return page(inquiry, "nodes", rows(), lambda row: row.node_id)
+
+
+def _seniority(row: dict[str, Any]) -> Seniority:
+    """Return what orders the pages of the queue."""
+    return Seniority(-row["priority"], row["since"], row["request"])
+
+
+def page(
+    inquiry: Inquired,
+    name: str,
+    rows: Iterable[Any],
+    key: Callable[[Any], Any],
+) -> Response:
+    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
+
+    That key is JSON on the wire, for those who read it: a number, a name, or a list of such.
+    """
+    # The cluster chose what is listed, but for leases: of those it is where they are.
+    wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
+    shown: list[Any] = []
+    for row in rows:
+        try:
+            if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
+                continue
+        except (TypeError, ValueError):
+            return refusals.no_cursor(inquiry.after)
+        if all(_matches(row, k, v) for k, v in wanted.items()):
+            if len(shown) == inquiry.limit:
+                last = key(shown[-1])
+                return Information(
+                    {name: shown, "next": last if isinstance(last, str) else json.dumps(last)}
+                )
+            shown.append(row)
+    return Information({name: shown, "next": None})
+
+
+def _cursor(like: Any, after: str) -> Any:
+    """Read what `next` of the page before said; raise what says that it said no such thing."""
+    if isinstance(like, str):
+        return after
+    found = json.loads(after)
+    if not isinstance(like, tuple):
+        return found
+    if not isinstance(found, list) or len(found) != len(like):
+        raise ValueError(after)
+    return tuple(found)
+
+
+def _matches(row: Any, key: str, value: Any) -> bool:
+    if key in {"cluster", "cluster_id", "node_id"} and isinstance(row, LeaseAnswer):
+        at = "node_id" if key == "node_id" else "cluster_id"
+        return any(getattr(share, at) == value for share in row.placement)
+    field = row.get(key) if isinstance(row, dict) else getattr(row, key, None)
+    return bool(field == value)

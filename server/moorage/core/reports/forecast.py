@@ -1,0 +1,289 @@
+"""When will a waiter have its turn? An estimate from what like leases did; `explain` tells it.
+
+Leases are taken to last as long as like ones that lasted as long already
+(`core.state.durations`), and to their deadlines where too few are known; reservations to their
+end. The waiters are taken to come one after another, each at the first moment at which the places
+that it needs are free and not kept for others, and to last as long as like leases did, too.
+"""
+
+import heapq
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.room import leaves_by
+from moorage.core.state.state import State
+from moorage.core.state.waiters import Waiter
+from moorage.model import ClusterId, Demand, Lease, Nodes, Placement, RequestId, Share, Tenant
+
+WAITERS_MAX: Final = 1_000
+"""Waiters that are estimated; of those behind them nothing is known."""
+LEASES_MAX: Final = 4_000
+"""Leases whose ends are estimated, those with the earliest deadlines: of more, the rest stay."""
+LOOKS_MAX: Final = 500
+"""Ends, and looks at what they leave; behind them nothing is known."""
+ROWS_A_LOOK: Final = 100
+"""What has more nodes than this counts as several looks."""
+CANDIDATES_MAX: Final = 64
+"""Clusters that an estimated waiter may choose from, where it may not go to all."""
+
+AWAITED_MAX: Final = 20
+"""Leases that a "no" names."""
+
+
+class _Class(NamedTuple):
+    """What estimated waiters share; of the last three, what matters where nodes are reserved."""
+
+    demand: Demand
+    where: tuple[ClusterId, ...] | None
+    lasts: float
+    tenant: Tenant = Tenant("")
+    ttl: float = 0.0
+    ends_at: float = 0.0
+
+
+class _End(NamedTuple):
+    """Something ends, and leaves its places."""
+
+    at: float
+    name: str
+    leaves: Placement | Nodes
+
+
+_Lines = dict[_Class, deque[tuple[int, Waiter]]]
+
+
+def expected(
+    state: State, feasibility: Feasibility, waiters: Iterable[Waiter], now: float
+) -> dict[RequestId, float]:
+    """Return when waiters have their turn, in seconds since the epoch, as far as it is known.
+
+    Args:
+        state: As it is now.
+        feasibility: Knows what fits.
+        waiters: Of all tenants, in the order in which they are served.
+        now: In seconds since the epoch.
+
+    Returns:
+        No entry for who keeps apart, pauses, says not what it needs, is behind the bounds, or has
+        its turn after its deadline or after all ends that are known.
+
+    """
+    lines = _lines(state, waiters)
+    if not lines:
+        return {}
+    course = _Course(state, feasibility, lines)
+    ends = _ends(state, now)
+    while ends and course.looks < LOOKS_MAX and lines:
+        end = heapq.heappop(ends)
+        for each in course.passes(end):
+            heapq.heappush(ends, each)
+    return course.found
+
+
+class _Course:
+    """What is taken to happen: places come free, and waiters get them in their order.
+
+    Args:
+        state: As it is now.
+        feasibility: Knows what fits.
+        lines: Who waits.
+
+    """
+
+    def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
+        self._fleet = state.fleet.imagined()
+        self._feasibility = feasibility
+        self._reservations = state.reserved.on
+        self._lines = lines
+        self._order = [(line[0][0], each) for each, line in lines.items()]
+        self._reserved: set[int] = set()
+        self.found: dict[RequestId, float] = {}
+        self.looks = 0
+
+    def passes(self, end: _End) -> list[_End]:
+        """Have something end, and waiters get what it leaves; return when these end."""
+        rows, coming = self._left(end), list[_End]()
+        rows += [row for row in self._reserved if row not in rows]  # They may be for others now.
+        kept = self._reserved = set[int]()
+        at, is_head = 0, True
+        while at < len(self._order):
+            self.looks += 1 + len(rows) // ROWS_A_LOOK
+            if self.looks > LOOKS_MAX:
+                break
+            first = self._order[at][1]
+            if self._lines[first][0][1].deadline < end.at:  # It has given up by then.
+                self._leaves(at)
+                continue
+            own = [row for row in rows if row not in kept or self._is_own(row, first, end.at)]
+            placement = self._placed(first, own, end.at)
+            if not placement:
+                if is_head:
+                    kept = self._reserved = self._kept(first, end.at)
+                is_head, at = False, at + 1
+                continue
+            request = self._leaves(at)
+            self.found[request] = end.at
+            coming.append(_End(end.at + first.lasts, request, placement))
+        return coming
+
+    def _leaves(self, at: int) -> RequestId:
+        """Take the first of a line out of it, whose next one comes after all that were passed."""
+        _, needs = self._order.pop(at)
+        line = self._lines[needs]
+        _, waiter = line.popleft()
+        if line:
+            insort(self._order, (line[0][0], needs), key=itemgetter(0))
+        else:
+            del self._lines[needs]
+        return waiter.ask.id
+
+    def _left(self, end: _End) -> list[int]:
+        """Give back what ends; return the rows of its nodes."""
+        rows = []
+        for each in end.leaves:
+            if isinstance(each, Share):
+                self._fleet.give(each)
+                rows.append(self._fleet.row(each.cluster_id, each.node_id))
+            else:
+                rows.append(self._fleet.row(*each))
+        return [row for row in rows if row is not None]
+
+    def _kept(self, first: _Class, moment: float) -> set[int]:
+        """Return the rows that are kept for the head of the queue."""
+        rows = {node: self._fleet.row(*node) for node in self._reservations}
+        shut = [
+            node
+            for node, row in rows.items()
+            if row is not None and self._left_alone(row, first, moment) is None
+        ]
+        nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
+        return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
+
+    def _placed(self, needs: _Class, rows: list[int], moment: float) -> Placement:
+        """Take what is needed on some rows, if it fits: on those that came free, or for a gang."""
+        fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
+        gang = demand.nodes > 1 and bool(rows)
+        if gang:
+            self.looks += len(fleet) // ROWS_A_LOOK
+            fits = fleet.feasible(demand) & self._feasibility.allowed(needs.where, ())
+            rows = np.flatnonzero(fits).tolist()
+        elif needs.where is not None:
+            rows = [row for row in rows if ids[row][0] in needs.where]
+        beside = {row: self._left_alone(row, needs, moment) for row in rows}
+        able = [row for row in rows if beside[row] is not None]
+        parts = [part for row in able for part in beside[row] or ()]
+        for part in parts:
+            fleet.take(part)
+        fits = fleet.feasible(demand, np.array(able, np.int64))
+        able = [row for row, fit in zip(able, fits.tolist(), strict=True) if fit]
+        shares = tuple(
+            fleet.share(row, demand, fleet.pick_gpus(row, demand))
+            for row in (self._whole(able, demand) if gang else able[:1])
+        )
+        for part in parts:
+            fleet.give(part)
+        for share in shares:
+            fleet.take(share)
+        return shares
+
+    def _whole(self, able: list[int], demand: Demand) -> list[int]:
+        """Return the rows of a gang, if there are enough together; else none."""
+        mask = np.zeros(len(self._fleet), np.bool_)
+        mask[able] = True
+        enough = self._feasibility.enough_nodes(mask, demand)
+        return self._feasibility.together(able, demand) if enough else []
+
+    def _is_own(self, row: int, needs: _Class, moment: float) -> bool:
+        """Return whether its tenant reserved a part of a node that is kept for another."""
+        return any(
+            each.tenant == needs.tenant and each.starts_at <= moment < each.ends_at
+            for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
+        )
+
+    def _left_alone(self, row: int, needs: _Class, moment: float) -> Placement | None:
+        """Return what others reserved of a node in the time of a lease that begins then.
+
+        None where it has no place: they reserved all of it.
+        """
+        until, place = max(moment + needs.ttl, needs.ends_at), self._fleet.node_ids[row]
+        parts = [
+            each.part(place)
+            for each in self._reservations.get(place, {}).values()
+            if each.tenant != needs.tenant and each.starts_at < until and each.ends_at > moment
+        ]
+        return None if None in parts else tuple(part for part in parts if part is not None)
+
+
+def _ends(state: State, now: float) -> list[_End]:
+    """Return when what holds or keeps something is taken to end: a heap."""
+    found = [_End(each.ends_at, each.id, each.nodes) for each in state.reserved.by_id.values()]
+    leases = (lease for lease in state.leases.values() if lease.state != "ending")
+    for lease in heapq.nsmallest(LEASES_MAX, leases, key=_end):
+        lasts = None if lease.over else state.durations.of_lease(lease, now - lease.granted_at)
+        until = lease.expires_at if lasts is None else lease.granted_at + lasts
+        until = max(now, min(until, leaves_by(state, lease)))
+        found.append(_End(until, lease.id, lease.placement))
+    heapq.heapify(found)
+    return found
+
+
+def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
+    """Return those that can be estimated with their numbers, by what they need."""
+    lines: _Lines = {}
+    lasting: dict[tuple[Tenant, str, Demand], float | None] = {}
+    for number, waiter in enumerate(waiters):
+        ask, terms, back = waiter.ask, waiter.ask.terms, waiter.lease
+        if ask.demand is None or waiter.pauses or len(ask.candidates or ()) > CANDIDATES_MAX:
+            continue
+        assert terms is not None
+        if terms.anti_affinity is not None:
+            continue
+        like = (ask.tenant, ask.policy.uri, ask.demand)
+        if like not in lasting:
+            lasting[like] = state.durations.of_request(ask)
+        needs = _Class(ask.demand, ask.candidates, lasting[like] or terms.ttl_seconds)
+        if state.reserved:
+            ttl = (terms.ttl_seconds_min or terms.ttl_seconds) if back is None else 0.0
+            ends_at = 0.0 if back is None else back.expires_at
+            needs = needs._replace(tenant=ask.tenant, ttl=ttl, ends_at=ends_at)
+        lines.setdefault(needs, deque()).append((number, waiter))
+    return lines
+
+
+def awaited(
+    state: State, feasibility: Feasibility, demand: Demand, where: tuple[ClusterId, ...] | None
+) -> list[tuple[Lease, Share]]:
+    """Return which leases a demand waits for, each with one place of it, the earliest end first.
+
+    These are the leases on the nodes on which it is the first to fit, where all last until their
+    deadlines; none where it fits now. At most `AWAITED_MAX` are told.
+    """
+    fleet, allowed = state.fleet.imagined(), feasibility.allowed(where, ())
+    fits = fleet.feasible(demand) & allowed
+    if feasibility.enough_nodes(fits, demand):
+        return []
+    before, found = fits.copy(), list[tuple[int, Lease, Share]]()
+    leases = heapq.nsmallest(LOOKS_MAX, state.leases.values(), key=_end)
+    for lease in leases:
+        for share in lease.placement:
+            fleet.give(share)
+            row = fleet.row(share.cluster_id, share.node_id)
+            if row is None or not allowed[row] or before[row]:
+                continue
+            found.append((row, lease, share))
+            fits[row] = fleet.feasible(demand, np.array([row]))[0]
+        if feasibility.enough_nodes(fits, demand):
+            needed = {id(each): (each, share) for row, each, share in found if fits[row]}
+            return list(needed.values())[:AWAITED_MAX]
+    return []
+
+
+def _end(lease: Lease) -> tuple[bool, float, str]:
+    """Return what orders leases by their end; those that are ending do so first."""
+    return lease.state != "ending", lease.expires_at, lease.id

@@ -1,0 +1,81 @@
+"""What is due next, and when it is due after a stall.
+
+`Deadlines` is a part of `State`; only `apply` adds to it.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from moorage.model import RequestId
+
+SPARE: Final = 1_000
+"""Outdated deadlines that are kept, beyond two for every lease and waiter, before a sweep."""
+
+
+class Deadlines:
+    """Deadlines of leases, waiters and reservations, those that hold no longer among them.
+
+    Args:
+        of: Returns when something is due as it is now, in seconds since the epoch; None: never.
+
+    """
+
+    def __init__(self, of: Callable[[RequestId], float | None]) -> None:
+        self._of = of
+        self._due: list[tuple[float, RequestId]] = []
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return len(self._due)
+
+    def first(self) -> tuple[float, RequestId] | None:
+        """Return what is due next, and when; None where nothing is."""
+        while self._due:
+            at, request = self._due[0]
+            if at == self._of(request):
+                return at, request
+            heapq.heappop(self._due)  # Renewed, ended or dequeued meanwhile.
+        return None
+
+    def rebuild(self, requests: Iterable[RequestId]) -> None:
+        """Rebuild the heap from the deadlines of these requests."""
+        due = ((self._of(request), request) for request in requests)
+        self._due = sorted((at, request) for at, request in due if at is not None)
+
+    def note(self, request: RequestId, live: int) -> None:
+        """Note when something is due. A lease renewed each second leaves many behind: a sweep.
+
+        Args:
+            request: What; it is due some time.
+            live: How many things may have a deadline.
+
+        """
+        at = self._of(request)
+        assert at is not None
+        heapq.heappush(self._due, (at, request))
+        if len(self._due) > SPARE + 2 * live:
+            self._due = sorted({(at, name) for at, name in self._due if at == self._of(name)})
+
+
+class Grace(msgspec.Struct, frozen=True, gc=False):
+    """Computes new deadlines after a stall.
+
+    Args:
+        now: The end of the stall, in seconds since the epoch.
+        seconds: Its length.
+        grace_seconds: Time left, at least, for what ran out meanwhile. Anything else has the length
+            of the stall, at most this: its holder may have tried to renew it in vain.
+
+    """
+
+    now: float
+    seconds: float
+    grace_seconds: float
+
+    def until(self, due: float) -> float:
+        """Return the new deadline for an old one, in seconds since the epoch."""
+        least = self.grace_seconds if due <= self.now else min(self.seconds, self.grace_seconds)
+        return max(due, self.now + least)

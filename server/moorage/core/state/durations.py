@@ -1,0 +1,119 @@
+"""How long leases really last: many are released long before their time, or renewed beyond it.
+
+A part of `State`; only `apply` adds to it, and `forecast` asks it. Durations are counted in steps
+of a quarter of a doubling, by what leases have in common, the closest likeness first.
+"""
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from moorage.core.state.accounts import demanded, placed
+from moorage.model import Ask, Lease
+
+__all__ = ["Durations", "Likeness"]
+
+Likeness = tuple[str, str, int]
+"""Tenant, policy and GPU milli; "" and -1: of any."""
+STEPS: Final = 4
+"""Steps in a doubling: what is estimated is known to a fifth."""
+STEPS_MAX: Final = 128
+"""Durations of 136 years and more are one."""
+ENOUGH: Final = 8
+"""Like leases that lasted as long: fewer tell nothing."""
+COUNT_MAX: Final = 1_024
+"""Durations of one likeness; when there are more, each counts half, so that old ones fade."""
+LIKENESSES_MAX: Final = 2_000
+"""Of more, the one that was seen least recently is forgotten."""
+
+
+class Durations:
+    """Counts of durations by likeness, the least recently seen first."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Likeness, dict[int, int]] = {}
+        self._medians: dict[tuple[str, str, int, int], float | None] = {}
+        """Those asked for since something was counted."""
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both have counted the same, in the same order."""
+        return isinstance(other, Durations) and list(self.counts()) == list(other.counts())
+
+    __hash__ = None  # type: ignore[assignment]  # It changes.
+
+    def add(self, lease: Lease, at: float) -> None:
+        """Count a lease that is over now, unless it was, or it failed or gave way."""
+        failed = lease.outcome is not None and lease.outcome.phase == "failed"
+        if lease.over or failed or lease.notice is not None:
+            return
+        step = _step(at - lease.granted_at)
+        for each in _likenesses(lease.tenant, lease.policy.uri, placed(lease.placement)[0]):
+            counts = self._counts.pop(each, {})
+            counts[step] = counts.get(step, 0) + 1
+            if sum(counts.values()) > COUNT_MAX:
+                counts = {at: many // 2 for at, many in counts.items() if many > 1}
+            self._counts[each] = counts
+        self._medians.clear()
+        while len(self._counts) > LIKENESSES_MAX:
+            del self._counts[next(iter(self._counts))]
+
+    def counts(self) -> Iterator[tuple[Likeness, tuple[tuple[int, int], ...]]]:
+        """Yield all that is counted, for a checkpoint."""
+        for likeness, counts in self._counts.items():
+            yield likeness, tuple(sorted(counts.items()))
+
+    def carry(self, likeness: Likeness, counts: tuple[tuple[int, int], ...]) -> None:
+        """Take over what a checkpoint counted."""
+        self._counts[likeness] = dict(counts)
+        self._medians.clear()
+
+    def of_lease(self, lease: Lease, age: float) -> float | None:
+        """Return how long a lease is expected to last from its grant on, in seconds.
+
+        Args:
+            lease: It holds something.
+            age: How long it has lasted, in seconds.
+
+        Returns:
+            The median of like leases that lasted as long; None where too few did.
+
+        """
+        return self._lasts(lease.tenant, lease.policy.uri, placed(lease.placement)[0], age)
+
+    def of_request(self, ask: Ask) -> float | None:
+        """Return how long the lease of a request is expected to last; None: it is not known."""
+        return self._lasts(ask.tenant, ask.policy.uri, demanded(ask)[0], 0.0)
+
+    def _lasts(self, tenant: str, policy: str, gpu_milli: int, age: float) -> float | None:
+        start = _step(age)
+        key = (tenant, policy, gpu_milli, start)
+        if key not in self._medians:
+            self._medians[key] = self._median(tenant, policy, gpu_milli, start)
+        median = self._medians[key]
+        return None if median is None else max(age, median)
+
+    def _median(self, tenant: str, policy: str, gpu_milli: int, start: int) -> float | None:
+        for each in _likenesses(tenant, policy, gpu_milli):
+            counts = self._counts.get(each, {})
+            beyond = sorted((step, many) for step, many in counts.items() if step >= start)
+            total = sum(many for _, many in beyond)
+            if total < ENOUGH:
+                continue
+            so_far = accumulate(many for _, many in beyond)
+            steps = zip(beyond, so_far, strict=True)
+            median = next(step for (step, _), many in steps if 2 * many >= total)
+            return float(2.0 ** ((median + 0.5) / STEPS))
+        return None
+
+
+def _step(seconds: float) -> int:
+    return min(STEPS_MAX - 1, int(STEPS * math.log2(seconds))) if seconds > 1.0 else 0
+
+
+def _likenesses(tenant: str, policy: str, gpu_milli: int) -> Iterator[Likeness]:
+    """Yield what a lease shares with others, the closest likeness first."""
+    yield tenant, policy, gpu_milli
+    yield tenant, "", -1
+    yield "", "", gpu_milli
+    yield "", "", -1

@@ -1,0 +1,54 @@
+"""Where capacity grew: the queue need not look for it.
+
+`State` notes it as it applies facts. The queue reads who may be served now that could not
+be before.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from moorage.model import ClusterId, Lease
+
+PLACES_MAX: Final = 64
+"""Places that are remembered one by one; of more, all count as grown."""
+
+GrownPlace = tuple[str, str]
+"""A cluster and a node of it; an empty node stands for all of the cluster."""
+
+
+class Growth:
+    """Where capacity grew, or began to give way, since it was last noted."""
+
+    def __init__(self) -> None:
+        self._places: dict[GrownPlace, None] = {}
+        self._everywhere = False
+
+    def note(self, places: Iterable[GrownPlace]) -> None:
+        """Add places."""
+        if self._everywhere:
+            return
+        self._places.update(dict.fromkeys(places))
+        if len(self._places) > PLACES_MAX:
+            self._everywhere = True
+
+    def note_everywhere(self) -> None:
+        """Add all there is."""
+        self._everywhere = True
+
+    def note_cluster(self, cluster: ClusterId) -> None:
+        """Add a whole cluster."""
+        self.note([(cluster, "")])
+
+    def take(self) -> list[GrownPlace] | None:
+        """Return the places and forget them; None means everywhere."""
+        places = None if self._everywhere else list(self._places)
+        self._places, self._everywhere = {}, False
+        return places
+
+
+def left_by(lease: Lease) -> Iterator[GrownPlace]:
+    """Yield where others may be placed when a lease leaves."""
+    apart = lease.terms.anti_affinity is not None
+    for share in lease.placement:
+        # Its rack or zone is open to its group, too: all nodes of the cluster are looked at.
+        yield share.cluster_id, "" if apart else share.node_id

@@ -1,0 +1,84 @@
+"""Leases by what they have in common: those that keep apart, and those that lost devices.
+
+Both are parts of `State`; only `apply` changes them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from moorage.core.state.reserved import Place
+from moorage.model import DEVICE, DeviceId, Lease, RequestId, Tenant
+from moorage.policy import Fleet
+
+_Finder = Callable[[str], Place | None]
+"""Returns the node that has a device, by the key of its UUID in `Node.identity`."""
+
+
+@dataclass(slots=True)
+class LostDevices:
+    """The devices that leases hold and their nodes have no more, by the lease.
+
+    Such a device is free for no other lease while its own lasts, wherever it turns up: in another
+    machine, as a whole after it was divided, or divided after it was whole.
+    """
+
+    of: dict[RequestId, tuple[DeviceId, ...]] = field(
+        default_factory=dict[RequestId, tuple[DeviceId, ...]]
+    )
+
+    def note(self, lease: Lease) -> None:
+        """Record the lost devices of a lease."""
+        if lease.lost:
+            self.of[lease.id] = lease.lost
+        else:
+            self.of.pop(lease.id, None)
+
+    def withhold(self, fleet: Fleet, find: _Finder) -> None:
+        """Have nothing be free of those that turn up somewhere."""
+        for device in {each: None for lost in self.of.values() for each in lost}:
+            for place in shown(device, find):
+                row = fleet.row(*place)
+                for column, other in enumerate(fleet.devices[row] if row is not None else ()):
+                    if row is not None and _overlap(device, other):
+                        fleet.gpu_free[row, column] = 0
+                        fleet.touch(row)
+
+
+def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:
+    """Yield the nodes that have a device, or a part or the whole of it."""
+    places = (find(f"{DEVICE}{uuid.lower()}") for uuid in device if uuid)
+    yield from dict.fromkeys(place for place in places if place is not None)
+
+
+def _overlap(one: DeviceId, other: DeviceId) -> bool:
+    """Return whether two are one device, or one is a part of the other."""
+    mine, theirs = _lowered(one), _lowered(other)
+    same = ((mine.uuid, theirs.uuid), (mine.uuid, theirs.parent), (mine.parent, theirs.uuid))
+    return any(first == second != "" for first, second in same)
+
+
+def _lowered(device: DeviceId) -> DeviceId:
+    return DeviceId(device.uuid.lower(), device.parent.lower())
+
+
+@dataclass(slots=True)
+class LeaseGroups:
+    """The leases that hold something and keep apart, by tenant and group; also warm ones."""
+
+    of: dict[tuple[Tenant, str], dict[RequestId, None]] = field(
+        default_factory=dict[tuple[Tenant, str], dict[RequestId, None]]
+    )
+
+    def add(self, lease: Lease) -> None:
+        """Note a lease down that holds something now."""
+        if lease.terms.anti_affinity is not None:
+            key = lease.tenant, lease.terms.anti_affinity.group
+            self.of.setdefault(key, {})[lease.id] = None
+
+    def remove(self, lease: Lease) -> None:
+        """Forget a lease."""
+        if lease.terms.anti_affinity is not None:
+            key = lease.tenant, lease.terms.anti_affinity.group
+            del self.of[key][lease.id]
+            if not self.of[key]:
+                del self.of[key]

@@ -1,0 +1,337 @@
+"""Every refusal of the core, by name: its code, its sentence, the field and what was expected.
+
+The rest of the core calls these, so that one "no" reads the same from wherever it comes.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import islice, takewhile
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from moorage.core.state.facts import Refusal
+from moorage.model import Code, Lease, RequestId
+from moorage.policy import ProposalError
+
+_NOT_NOW: Final = {"verdict": "not_now"}
+PASSING: Final = frozenset(
+    {
+        Code.BUSY,
+        Code.POLICY_CRASHED,
+        Code.POLICY_TIMEOUT,
+        Code.SHUTTING_DOWN,
+        Code.UNAVAILABLE,
+    }
+)
+"""What may be over when the policy is asked again."""
+REASON_CHARS_MAX: Final = 500
+"""Characters of a policy's own reason that a refusal repeats; the whole is in its `data`."""
+
+NAME_CHARS_MAX: Final = 100
+"""Characters of a wrong name that count, and that a refusal repeats."""
+NAMES_COMPARED_MAX: Final = 1_000
+"""Known names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
+ALIKE_MAX: Final = 16
+"""Of those, the ones with the longest common beginning and end are compared letter by letter."""
+
+
+def closest(name: str, known: Iterable[str], count: int) -> list[str]:
+    """Return the known names that are most like a wrong one, the closest first.
+
+    Args:
+        name: At most `NAME_CHARS_MAX` characters of it count.
+        known: The first `NAMES_COMPARED_MAX` are looked at.
+        count: How many to return at most.
+
+    """
+    name = name[:NAME_CHARS_MAX]
+
+    def alike(other: str) -> int:
+        pairs = (zip(name, other, strict=False), zip(name[::-1], other[::-1], strict=False))
+        return sum(len([*takewhile(lambda two: two[0] == two[1], each)]) for each in pairs)
+
+    some = heapq.nlargest(ALIKE_MAX, islice(known, NAMES_COMPARED_MAX), key=alike)
+    by_letters = {each.casefold(): each for each in some}
+    return [by_letters[each] for each in get_close_matches(name.casefold(), by_letters, n=count)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean x?)` if a known name is close, else an empty text."""
+    return "".join(f" (did you mean {each}?)" for each in closest(name, known, 1))
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things in words: 1 node, 2 nodes."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# Of a request, before its policy is asked ----------------------------------------------------
+
+
+def id_taken(request: RequestId) -> Refusal:
+    """Another request has this id."""
+    return Refusal(Code.ALREADY_EXISTS, f"Request id {request} is taken.", "id")
+
+
+def too_many_undecided(most: int, most_bytes: int) -> Refusal:
+    """The bound of requests that are being decided is reached."""
+    limit = f"{most} requests, or {most_bytes >> 20} MiB of them"
+    reason = f"At most {limit}, are decided at one time; try again shortly."
+    return Refusal(Code.BUSY, reason)
+
+
+def too_many_waiting(most: int, most_bytes: int) -> Refusal:
+    """The bound of the queue is reached."""
+    limit = f"{most} requests, or {most_bytes >> 20} MiB of them"
+    reason = f"At most {limit}, wait at one time; try again later."
+    return Refusal(Code.BUSY, reason)
+
+
+def no_cluster() -> Refusal:
+    """The inventory is empty: no cluster is registered, or those that are do not answer."""
+    reason = "No live cluster is registered; register one with POST /clusters."
+    return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
+
+
+def no_such_cluster(cluster: str, known: Iterable[str]) -> Refusal:
+    """The inventory has no such cluster."""
+    reason = f"No live cluster “{cluster}” is registered{nearest(cluster, known)}."
+    return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
+
+
+def no_such_node(cluster: str, node: str) -> Refusal:
+    """The cluster has no such node."""
+    reason = f"Cluster “{cluster}” has no node “{node}”."
+    return Refusal(Code.NOT_FOUND, reason, "node", "the id of a node of this cluster")
+
+
+def key_of_another(key: str, first: RequestId) -> Refusal:
+    """The idempotency key came with a different request before."""
+    reason = f"Idempotency key “{key}” belongs to a different request, {first}."
+    expected = "the same request as the first time, or a new key"
+    return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
+
+
+def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
+    """Not even an empty fleet has room."""
+    told = {"verdict": "never", **details}
+    return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", told)
+
+
+def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
+    """There is no room now."""
+    told = {"verdict": "not_now", **details}
+    return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", told)
+
+
+def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
+    """There is room, but not for so long: another tenant has reserved it from then on."""
+    told = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
+    why = "It would run into a reservation; there is room for a lease of"
+    reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
+    expected = f"at most {seconds:.0f}, or a lease that waits"
+    return Refusal(
+        Code.NO_CAPACITY, reason, "lease.ttl_seconds", expected, {**refusal.details, **told}
+    )
+
+
+def reserved_for_others(refusal: Refusal, many: int) -> Refusal:
+    """There is no room, and reservations of others are among the reasons."""
+    are = "is" if many == 1 else "are"
+    reason = f"{refusal.reason[:-1]}; {many} {are} reserved for other tenants."
+    return replace(refusal, reason=reason, details={**refusal.details, "reserved_in_advance": many})
+
+
+def ends_too_early() -> Refusal:
+    """A reservation would be over before it begins, or is over already."""
+    reason = "ends_at: expected a time after `starts_at` that is not over."
+    return Refusal(Code.BAD_MESSAGE, reason, "ends_at", "a later time")
+
+
+def too_many_reservations(most: int, nodes: int) -> Refusal:
+    """The bound of reservations is reached."""
+    reason = f"At most {most} reservations, of {nodes} nodes in all, are kept at one time."
+    return Refusal(Code.BUSY, reason)
+
+
+def no_such_reservation(name: str) -> Refusal:
+    """There is none, or it is over."""
+    reason = f"There is no reservation {name}, or it is over."
+    return Refusal(Code.NOT_FOUND, reason, "reservation", "the id of a reservation")
+
+
+def not_free_then(nodes: int, free: int, reserved: int, leased: int) -> Refusal:
+    """Too few nodes are free of others' leases and reservations at that time."""
+    has, needed = "has" if reserved == 1 else "have", "is" if nodes == 1 else "are"
+    others = f"{reserved} {has} reservations, and on {leased} leases of others last longer"
+    wanted = f"{counted(nodes, 'node')} {needed} needed"
+    reason = f"{wanted}, and {free} can be reserved for that time: {others}."
+    details = {"verdict": "not_now", "nodes": nodes, "free": free}
+    details |= {"reserved": reserved, "leased": leased}
+    return Refusal(Code.NO_CAPACITY, reason, "starts_at", "a later time", details)
+
+
+def too_many_quotas(most: int) -> Refusal:
+    """The bound of quotas is reached."""
+    return Refusal(Code.BUSY, f"At most {most} quotas are set at one time; remove some first.")
+
+
+def over_quota(
+    account: tuple[str, str | None],
+    resource: str,
+    asked: int,
+    figures: Mapping[str, int | None],
+    kept: tuple[int, str | None],
+) -> Refusal:
+    """Its tenant, or project, may not hold so much more; where it never may, waiting is no use.
+
+    Some of the room may be kept for another request, which is named.
+    """
+    tenant, project = account
+    whose = f"Tenant “{tenant}”"
+    if project is not None:
+        whose = f"Project “{project}” of tenant “{tenant}”"
+    most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
+    never = asked > most
+    may = f"its quota is {figures['quota']}, and {figures['borrow_max']} more may be borrowed"
+    has = f"has {figures['used']} {resource} and asks for {asked} more"
+    left = "" if never else f"; {figures['room']} are left now"
+    details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
+    details |= dict(figures) | {"verdict": "not_you", "never": never}
+    if kept[0] and not never:
+        left += f", and {kept[0]} are kept for request “{kept[1]}”"
+        details |= {"kept": kept[0], "kept_for": kept[1]}
+    reason = f"{whose} {has}, but {may}{left}."
+    return Refusal(
+        Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {resource} in all", details
+    )
+
+
+# Of what a policy answered -------------------------------------------------------------------
+
+
+def malformed(error: ProposalError) -> Refusal:
+    """The policy's answer cannot be read."""
+    reason = f"The policy's answer is malformed: {error}."
+    return Refusal(Code.POLICY_BAD_OUTPUT, reason, error.field, error.expected)
+
+
+def unsound(field: str, expected: str, found: str) -> Refusal:
+    """The proposal breaks what was asked, or names what does not exist."""
+    at = f"{field}: " if field else ""
+    reason = f"The policy's proposal is not sound: {at}expected {expected}; {found}."
+    return Refusal(Code.POLICY_UNSOUND, reason, field, expected)
+
+
+def taken_and_seen(stale: Refusal) -> Refusal:
+    """The policy proposed what it could see is taken."""
+    reason = f"The policy's proposal is not sound: {stale.reason}"
+    return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
+
+
+def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
+    """What the proposal names was taken meanwhile."""
+    reason = f"{node} cannot take it: what the policy named is not free."
+    return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
+
+
+def nothing_fits_in(cluster: str) -> Refusal:
+    """The proposal names only a cluster, which has no room."""
+    return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.", details=_NOT_NOW)
+
+
+def kept_for_head() -> Refusal:
+    """The proposal names what is reserved."""
+    reason = "The nodes it proposed are kept for others."
+    return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
+
+
+def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
+    """What was proposed was taken by others, again and again."""
+    reason = f"Others were faster {counted(times, 'time')} in a row; try again."
+    return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
+
+
+def declined(value: Any) -> Refusal:
+    """The policy found no placement."""
+    why = "its answer is empty"
+    if value is None:
+        why = "it returned None"
+    elif isinstance(value, dict) and value:
+        own = value.get("declined") or value.get("error")
+        why = "its answer names no “cluster_id”"
+        if isinstance(own, str) and own.strip():
+            why = own.strip().rstrip(".")[:REASON_CHARS_MAX]
+    reason = f"The policy declined: {why}."
+    return Refusal(Code.POLICY_DECLINED, reason, details={**_NOT_NOW, "data": value})
+
+
+# Of a waiter -------------------------------------------------------------------------------
+
+
+def not_waiting(name: RequestId) -> Refusal:
+    """There is no such waiter."""
+    reason = f"No request {name} is waiting."
+    return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "a waiting request")
+
+
+def cancelled() -> Refusal:
+    """Its client gave it up."""
+    return Refusal(Code.CANCELLED, "The request was cancelled.")
+
+
+def waited(
+    seconds: float, last: Refusal | None, details: Mapping[str, Any], *, patient: bool
+) -> Refusal:
+    """Its time is up."""
+    code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
+    reason = f"It waited {seconds:.1f} s and did not fit in that time."
+    if last is not None and last.code is Code.POLICY_DECLINED:
+        reason = f"It waited {seconds:.1f} s, and its policy declined all that was free."
+    over = last is not None and last.code is Code.QUOTA_EXCEEDED
+    verdict = "not_you" if over else "not_now"
+    return Refusal(code, reason, details={"verdict": verdict, **details})
+
+
+# Of a lease, and of what is asked ----------------------------------------------------------
+
+
+def lease_over(lease: Lease) -> Refusal:
+    """It has ended, or is ending."""
+    reason = f"Lease {lease.id} is over: {lease.reason}."
+    return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+
+
+def no_cursor(after: str) -> Refusal:
+    """The page that is asked for starts nowhere."""
+    reason = f"after: “{after[:40]}” is not what a page of this list gave as its `next`."
+    return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
+
+
+def no_filter(name: str, known: Sequence[str]) -> Refusal:
+    """The list that is asked for has nothing of this name."""
+    expected = f"one of {', '.join(known)}"
+    field = f"filters.{name[:40]}"
+    return Refusal(Code.BAD_MESSAGE, f"{field}: expected {expected}.", field, expected)
+
+
+def no_state(state: object, known: Sequence[str]) -> Refusal:
+    """No lease is ever in this state."""
+    expected = f"one of {', '.join(known)}"
+    reason = f"state: there is no state “{str(state)[:40]}”; expected {expected}."
+    return Refusal(Code.BAD_MESSAGE, reason, "state", expected)
+
+
+def unknown_lease(request: RequestId) -> Refusal:
+    """There is none."""
+    reason = f"There is no lease {request}, or it ended long ago."
+    return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
+
+
+def wrong_token(request: RequestId) -> Refusal:
+    """The caller does not own the lease."""
+    reason = f"This is not the token of lease {request}."
+    expected = "the `token` that came with the grant"
+    return Refusal(Code.WRONG_TOKEN, reason, "token", expected, {"verdict": "not_you"})

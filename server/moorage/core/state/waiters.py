@@ -1,0 +1,186 @@
+"""Who waits: one, those that are alike, and where each stands. `State` has the first."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from moorage.core.state.accounts import Amounts
+from moorage.core.state.facts import Refusal
+from moorage.model import (
+    AntiAffinity,
+    Ask,
+    ClusterId,
+    Demand,
+    Lease,
+    Nodes,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+
+__all__ = [
+    "UNJUDGED",
+    "ClassLines",
+    "LineKey",
+    "Seniority",
+    "Shape",
+    "Waiter",
+    "WaiterClass",
+    "WaiterLine",
+    "seniority",
+]
+
+UNJUDGED: Final = -1
+"""In the place of the count of changes at which a demand was found not to fit."""
+
+
+class Waiter(msgspec.Struct, frozen=True, gc=False):
+    """An ask that waits, or a lease that waits for another place.
+
+    Args:
+        ask: What for.
+        at: Since when; of a lease, when it was first asked for.
+        deadline: Until when; of a lease, when it ends unless it is renewed.
+        lease: The lease, which holds nothing meanwhile; None for an ask that has none.
+
+    """
+
+    ask: Ask
+    at: float
+    deadline: float
+    lease: Lease | None = None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it is not tried now, whatever is free."""
+        return self.lease is not None and self.lease.retry_at > 0
+
+    @property
+    def due(self) -> float:
+        """When something happens to it unless something else does before."""
+        if self.lease is None or not self.pauses:
+            return self.deadline
+        return min(self.deadline, self.lease.retry_at)
+
+    def later(self, seconds: float) -> "Waiter":
+        """Return a copy with all times moved by some seconds."""
+        lease = self.lease and self.lease.later(seconds)
+        return Waiter(self.ask, self.at + seconds, self.deadline + seconds, lease)
+
+
+class WaiterClass(NamedTuple):
+    """What waiters share that decides about their turn.
+
+    Args:
+        tenant: Whose they are.
+        project: Which of the tenant's projects they count for.
+        needs: What each of them would add to what these hold.
+        policy: Who proposes for them.
+        demand: What each of them needs, if they say so; of alternatives, the loosest.
+        alternatives: All demands that would do for each of them, where there are several.
+        candidates: Where they may go; None for everywhere.
+        priority: Higher goes first.
+        reserves: Nodes are kept for the first of them while it heads the queue.
+        overdue: They were overtaken as often as a waiter may be: shares do not count for them.
+
+    """
+
+    tenant: Tenant
+    project: str
+    needs: Amounts
+    policy: PolicyRef
+    demand: Demand | None
+    candidates: tuple[ClusterId, ...] | None
+    priority: int
+    reserves: bool
+    alternatives: tuple[Demand, ...] = ()
+    overdue: bool = False
+
+    @property
+    def precedence(self) -> int:
+        """What goes before shares and age: priority, and then who is overdue."""
+        return 2 * self.priority + self.overdue
+
+    @property
+    def shape(self) -> "Shape":
+        """What decides whether they fit."""
+        return self.demand or Demand(), self.candidates, self.alternatives
+
+
+Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
+"""A demand, where it may be met, and what it is the loosest of."""
+
+
+class LineKey(NamedTuple):
+    """What waiters share that differ in age alone: also what their policy is told of each."""
+
+    waiters: WaiterClass
+    inputs: str
+    avoid: Nodes
+    anti_affinity: AntiAffinity | None
+
+
+@dataclass(slots=True, eq=False)
+class WaiterLine:
+    """Waiters that differ only in age.
+
+    Attributes:
+        waiters: Oldest first.
+        since: Since when the first of them waits, in seconds since the epoch.
+        refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
+        declined: What their policy answered, where it wants nothing of what is free; they are
+            passed over until capacity grows where they fit.
+        withheld: Nodes that it was not offered, since they were kept for the head of the queue.
+        over_quota_at: `Ranking.rooms` when what it proposed was beyond their quota; 0: it was not.
+
+    """
+
+    key: LineKey
+    number: int
+    waiters: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
+    since: float = math.inf
+    refused_at: int = UNJUDGED
+    declined: Refusal | None = None
+    withheld: Nodes = ()
+    over_quota_at: int = 0
+
+    @property
+    def of(self) -> WaiterClass:
+        """What they share with others that their policy is told something else about."""
+        return self.key.waiters
+
+
+@dataclass(slots=True)
+class ClassLines:
+    """The lines of one class.
+
+    Attributes:
+        row: In the ranking.
+        ready: Those that are not passed over, by age.
+        declined: Those that are.
+        visited: How many of `ready` the wake that is under way has seen.
+
+    """
+
+    row: int
+    ready: list[tuple[float, int, WaiterLine]] = field(
+        default_factory=list[tuple[float, int, WaiterLine]]
+    )
+    declined: dict[WaiterLine, None] = field(default_factory=dict[WaiterLine, None])
+    visited: int = 0
+
+
+class Seniority(NamedTuple):
+    """What orders the pages of the queue: no waiter's ever changes, as its position does."""
+
+    priority: int
+    """Negated."""
+    since: float
+    request: RequestId
+
+
+def seniority(waiter: Waiter) -> Seniority:
+    """Return a waiter's place in the pages of the queue."""
+    return Seniority(-waiter.ask.priority, waiter.at, waiter.ask.id)

@@ -1,0 +1,1 @@
+"""What goes into a turn of the core and what comes out of it."""

@@ -1,0 +1,130 @@
+"""Effects: what the shells must do once the facts of a turn are durable, and what is answered.
+
+A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from moorage.core.state.facts import Refusal
+from moorage.model import (
+    Ask,
+    Lease,
+    Placement,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+
+class Address(msgspec.Struct, frozen=True, gc=False):
+    """Where an answer goes: a session, and the session's own number for the message."""
+
+    session: SessionId
+    number: int
+
+
+class Advice(msgspec.Struct, frozen=True, gc=False):
+    """What a policy returned; nothing is held."""
+
+    data: Any
+    reasons: Mapping[str, Any] | None = None
+
+
+class LeaseNews(msgspec.Struct, frozen=True, gc=False):
+    """A lease as it now is, with what the policy returned where it has just been granted."""
+
+    lease: Lease
+    data: Any = None
+    reasons: Mapping[str, Any] | None = None
+    owner: bool = True
+    """Whether the receiver is told the token."""
+    ttl_max_seconds: float | None = None
+    """How long it may last from now, where it was to be renewed for longer than that."""
+
+
+class Information(msgspec.Struct, frozen=True, gc=False):
+    """The answer to a question, as plain JSON values."""
+
+    data: Any
+
+
+Response = Advice | LeaseNews | Information | Refusal
+
+
+class Respond(msgspec.Struct, frozen=True, gc=False):
+    """Answer a message."""
+
+    to: Address
+    answer: Response
+
+
+class Consult(msgspec.Struct, frozen=True, gc=False):
+    """Ask the policy of `ask` for a proposal.
+
+    It may leave before the facts of its turn are durable: a cell cannot pass on what it was
+    asked, and its answer comes back as an event.
+
+    Args:
+        reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
+        left_alone: What of other nodes is reserved, and to be seen as held.
+
+    """
+
+    ask: Ask
+    consultation: int
+    reserved: tuple[tuple[str, str], ...] = ()
+    left_alone: Placement = ()
+
+
+class Forget(msgspec.Struct, frozen=True, gc=False):
+    """This consultation is not awaited any more."""
+
+    request: RequestId
+    consultation: int
+
+
+class Look(msgspec.Struct, frozen=True, gc=False):
+    """Look whether the workload that a lease takes over is ready as it should be.
+
+    It may leave before the facts of its turn are durable: no client sees it, and the answer comes
+    back as an event. `Start` follows in any case, and says so again.
+    """
+
+    lease: Lease
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """Start the workload of a lease. Idempotent by lease id."""
+
+    lease: Lease
+
+
+class Stop(msgspec.Struct, frozen=True, gc=False):
+    """Stop the workload of a lease. Idempotent by lease id."""
+
+    lease: Lease
+
+
+class KeepWarm(msgspec.Struct, frozen=True, gc=False):
+    """Make the workload of a lease fit for its next user, or stop it. Idempotent."""
+
+    lease: Lease
+
+
+class Recall(msgspec.Struct, frozen=True, gc=False):
+    """Answer "why" from the ledger's history: the core no longer remembers this subject."""
+
+    to: Address
+    tenant: Tenant
+    subject: str
+    sees_all: bool = False
+
+
+Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
+
+
+EARLY: Final = (Consult, Forget, Look)
+"""Effects that may leave before the facts of their turn are durable: no client sees them."""

@@ -1,0 +1,353 @@
+"""Events: what happened outside of the core. They are never stored.
+
+A closed union of frozen records. Time is never read here: `step` is given `now`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Address
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    NodeId,
+    Quota,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+
+class Asked(msgspec.Struct, frozen=True, gc=False):
+    """A session asks for a placement."""
+
+    to: Address
+    ask: Ask
+
+
+class Proposed(msgspec.Struct, frozen=True, gc=False):
+    """A policy answered a consultation with JSON values; answers to earlier ones are stale."""
+
+    request: RequestId
+    consultation: int
+    value: Any
+
+
+class ConsultFailed(msgspec.Struct, frozen=True, gc=False):
+    """A consultation ended without a value: the policy raised, overran, died or lied."""
+
+    request: RequestId
+    consultation: int
+    refusal: Refusal
+
+
+class ReleaseAsked(msgspec.Struct, frozen=True, gc=False):
+    """A client wants a lease ended.
+
+    Args:
+        tenant: The caller, if it shows no token: it may end its own leases.
+
+    """
+
+    to: Address
+    lease: RequestId
+    token_digest: str
+    tenant: Tenant | None = None
+
+
+class RenewAsked(msgspec.Struct, frozen=True, gc=False):
+    """A client wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
+
+    to: Address
+    lease: RequestId
+    token_digest: str
+    ttl_seconds: float | None
+
+
+class CancelAsked(msgspec.Struct, frozen=True, gc=False):
+    """A client gives up waiting."""
+
+    to: Address
+    request: RequestId
+    tenant: Tenant
+
+
+class Inquired(msgspec.Struct, frozen=True, gc=False):
+    """A client wants to know. Questions are steps too, so no answer overtakes its facts.
+
+    Args:
+        tenant: Who asks; only its leases and waiters are shown.
+        subject: Id of a lease or request, for `status` and `why`.
+        filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
+        after: The `next` of the page before; empty for the first page.
+        limit: Objects on a page.
+        sees_all: Show those of all tenants.
+
+    """
+
+    to: Address
+    question: Literal["status", "why", "queue", "leases", "fleet", "quotas", "reservations"]
+    tenant: Tenant
+    subject: str = ""
+    filters: Mapping[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    after: str = ""
+    limit: int = 100
+    sees_all: bool = False
+
+    def may_see(self, owner: Tenant | str) -> bool:
+        """Return whether what is a tenant's may be shown."""
+        return self.sees_all or owner == self.tenant
+
+
+class SessionLost(msgspec.Struct, frozen=True, gc=False):
+    """A socket closed. Its undecided asks without a place in the queue are dropped."""
+
+    session: SessionId
+
+
+class WorkloadStarted(msgspec.Struct, frozen=True, gc=False):
+    """A backend reports that a lease's workload runs.
+
+    What backends report names the grant it is about by its fencing number: a lease whose workload
+    failed may have been granted again before the last word about the first start came.
+    """
+
+    lease: RequestId
+    fencing: int
+    endpoint: str = ""
+
+
+class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
+    """A backend reports that a lease's workload did not start; nothing of it is left.
+
+    Args:
+        fencing: As in `WorkloadStarted`.
+        reason: One sentence for a person.
+        exit_code: Of a process; None where it is not known.
+        log_tail: The last lines it wrote.
+
+    """
+
+    lease: RequestId
+    fencing: int
+    reason: str
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+class WorkloadEnded(msgspec.Struct, frozen=True, gc=False):
+    """A backend reports that a lease's workload ended by itself, and how: as `WorkloadFailed`.
+
+    The backend keeps its end until it is stopped. That is ordered once the end is durable:
+    forgotten before, it would be started again after a crash.
+    """
+
+    lease: RequestId
+    fencing: int
+    phase: Literal["succeeded", "failed"]
+    reason: str
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
+    """A backend reports that nothing of a lease's workload is left: it was stopped from here.
+
+    Args:
+        fencing: As in `WorkloadStarted`.
+        unfit: Why it was not kept warm, where it should have been.
+
+    """
+
+    lease: RequestId
+    fencing: int
+    unfit: str = ""
+
+
+class WorkloadKept(msgspec.Struct, frozen=True, gc=False):
+    """A backend reports that the workload of a released lease is fit for its next user."""
+
+    lease: RequestId
+    fencing: int
+
+
+class FlushAsked(msgspec.Struct, frozen=True, gc=False):
+    """A client wants what is kept warm for a tenant ended, in all clusters or in one."""
+
+    to: Address
+    tenant: Tenant
+    cluster: ClusterId | None = None
+
+
+class CordonAsked(msgspec.Struct, frozen=True, gc=False):
+    """An operator takes a cluster or a node out of service, or puts it back.
+
+    Args:
+        node: Empty: the whole cluster.
+        mode: `cordon`: nothing new is placed there; `drain`: what is there shall leave, too.
+        seconds: Of `drain`: how long leases may still last there; None: as long as they do.
+
+    """
+
+    to: Address
+    tenant: Tenant
+    cluster: ClusterId
+    node: NodeId
+    mode: Literal["cordon", "drain", "uncordon"]
+    reason: str = ""
+    seconds: float | None = None
+
+
+class ReserveAsked(msgspec.Struct, frozen=True, gc=False):
+    """An operator wants nodes reserved.
+
+    Args:
+        id: The reservation's id; the shell makes it.
+        tenant: As in `NodeReservation`, as are those that follow.
+        candidates: Clusters to choose from; None: all.
+        dry_run: Say which nodes it would be, and reserve none.
+
+    """
+
+    to: Address
+    id: RequestId
+    tenant: Tenant
+    demand: Demand
+    starts_at: float
+    ends_at: float
+    lapse_seconds: float = 0.0
+    candidates: tuple[ClusterId, ...] | None = None
+    dry_run: bool = False
+
+
+class UnreserveAsked(msgspec.Struct, frozen=True, gc=False):
+    """An operator ends a reservation.
+
+    Args:
+        who: Which tenant asked.
+
+    """
+
+    to: Address
+    who: Tenant
+    reservation: RequestId
+
+
+class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
+    """An operator says what a tenant, or one of its projects, may hold.
+
+    Args:
+        to: None: the configuration says so, and waits for no answer.
+        who: Which tenant asked.
+        tenant: As in `QuotaSet`, as are the next two.
+
+    """
+
+    to: Address | None
+    who: Tenant
+    tenant: Tenant
+    project: str | None
+    quota: Quota | None
+
+
+class HalfLifeConfigured(msgspec.Struct, frozen=True, gc=False):
+    """The configuration says for how long what was held counts."""
+
+    seconds: float
+
+
+class DryRun(msgspec.Struct, frozen=True, gc=False):
+    """A client wants to know what an operation would do.
+
+    Args:
+        sees_all: Name the leases of other tenants; else they are counted.
+
+    """
+
+    to: Address
+    event: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked
+    sees_all: bool = False
+
+
+class ClusterSeen(msgspec.Struct, frozen=True, gc=False):
+    """The registry has this cluster, as it is now."""
+
+    cluster: Cluster
+
+
+class ClusterGone(msgspec.Struct, frozen=True, gc=False):
+    """The registry no longer has this cluster."""
+
+    cluster: ClusterId
+
+
+class Restarted(msgspec.Struct, frozen=True, gc=False):
+    """The daemon came back. None could be renewed meanwhile: leases get `grace_seconds`."""
+
+    grace_seconds: float
+
+
+class Stalled(msgspec.Struct, frozen=True, gc=False):
+    """The daemon runs again after a stall in which it read no renewal.
+
+    Args:
+        seconds: Length of the stall.
+        grace_seconds: As in `Restarted`, for what ran out meanwhile.
+
+    """
+
+    seconds: float
+    grace_seconds: float
+
+
+class ClockSet(msgspec.Struct, frozen=True, gc=False):
+    """The calendar was set, or went on while the machine slept; `now` of this step follows it.
+
+    Args:
+        seconds: Calendar time minus the time until now; negative if the calendar went back.
+
+    """
+
+    seconds: float
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """A deadline may have passed."""
+
+
+Event = (
+    Asked
+    | Proposed
+    | ConsultFailed
+    | ReleaseAsked
+    | RenewAsked
+    | CancelAsked
+    | Inquired
+    | SessionLost
+    | WorkloadStarted
+    | WorkloadFailed
+    | WorkloadEnded
+    | WorkloadStopped
+    | WorkloadKept
+    | FlushAsked
+    | CordonAsked
+    | DryRun
+    | ReserveAsked
+    | UnreserveAsked
+    | QuotaAsked
+    | HalfLifeConfigured
+    | ClusterSeen
+    | ClusterGone
+    | Restarted
+    | Stalled
+    | ClockSet
+    | Tick
+)
+
+CONSULTED: Final = (Proposed, ConsultFailed)
+"""Events that say how a consultation ended."""

@@ -1,0 +1,72 @@
+"""One turn of the core: its facts and effects, and the writer that the parts of the core share.
+
+The allocator begins a turn at every event, and the daemon commits it. `record` is the one way to
+make a fact true and keep it.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.core.state.facts import Fact
+from moorage.core.state.state import State, apply
+from moorage.core.turns.effects import Address, Effect, Respond, Response
+from moorage.model import (
+    RequestId,
+)
+
+
+class Turn(msgspec.Struct, frozen=True, gc=False):
+    """What one step comes to: the facts are durable before any effect but those of `EARLY`."""
+
+    facts: list[Fact] = msgspec.field(default_factory=list)
+    effects: list[Effect] = msgspec.field(default_factory=list)
+
+
+DECISIONS_MAX: Final = 10_000
+"""Decision records kept for `why`; older ones come from the ledger's history."""
+
+
+class TurnWriter:
+    """What one turn is written on.
+
+    Attributes:
+        state: What the facts say.
+        now: Seconds since the epoch, for this turn.
+        turn: Facts and effects of this turn, so far.
+        decisions: Recent decision records, by request, oldest first.
+        wakes: Whether what waits may be served now; the allocator looks when all else is decided.
+
+    """
+
+    def __init__(self) -> None:
+        self.state = State()
+        self.now = 0.0
+        self.turn = Turn()
+        self.decisions: dict[str, dict[str, Any]] = {}
+        self.wakes = False
+
+    def begin(self, now: float) -> Turn:
+        """Begin a turn at `now`, in seconds since the epoch."""
+        self.now, self.turn, self.wakes = now, Turn(), False
+        return self.turn
+
+    def record(self, fact: Fact) -> None:
+        """Make a fact true and keep it."""
+        apply(self.state, fact)
+        self.turn.facts.append(fact)
+
+    def emit(self, effect: Effect) -> None:
+        """Have something done once the facts are durable."""
+        self.turn.effects.append(effect)
+
+    def respond(self, to: Address, answer: Response) -> None:
+        """Answer a message."""
+        self.turn.effects.append(Respond(to, answer))
+
+    def explain(self, request: RequestId, record: dict[str, Any]) -> None:
+        """Remember why a request was answered as it was."""
+        self.decisions.pop(request, None)
+        self.decisions[request] = record
+        if len(self.decisions) > DECISIONS_MAX:
+            del self.decisions[next(iter(self.decisions))]

@@ -1,0 +1,99 @@
+"""From the core's answers to the replies of the wire: the one place where the two meet."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from moorage.backends.base import WorkloadReport
+from moorage.core.state.facts import Refusal
+from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
+from moorage.model import Lease
+from moorage.protocol import replies
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.replies import MessageId
+from moorage.records.leases import EMPTY
+from moorage.records.leases import Lease as LeaseAnswer
+
+
+def encode(
+    answer: Response,
+    *,
+    message_id: MessageId = None,
+    request: str = "",
+    warnings: Sequence[str] = (),
+    version: str = "",
+    workload: WorkloadReport | None = None,
+    token: str = "",
+) -> bytes:
+    """Write an answer as one reply.
+
+    Args:
+        answer: What the core answered.
+        message_id: The request's own `id`, echoed.
+        request: The server's id of the request, for `why`; empty where there is none.
+        warnings: What the caller should know beside the answer.
+        version: The version of the policy that was asked, where the request named an alias.
+        workload: What its backend last said of the workload of a lease, where that starts or runs.
+        token: The token of a lease; empty where it is not known.
+
+    Returns:
+        JSON text.
+
+    """
+    shared: replies.Shared = {"id": message_id, "warnings": tuple(warnings)}
+    if not isinstance(answer, Information):
+        shared |= {"request": request, "policy_rule_uri": version}
+    match answer:
+        case Advice(data, reasons):
+            shared |= {"reasons": reasons}
+            return replies.success(data, **shared)
+        case LeaseNews(lease, data, reasons, owner, longest):
+            own = token if owner else ""
+            shown = lease_answer(lease, workload, token=own, ttl_max_seconds=longest)
+            shared |= {"reasons": reasons, "lease": shown}
+            return replies.success(placement(lease) if data is None else data, **shared)
+        case Information(data):
+            return replies.success(data, **shared)
+        case Refusal(code, reason, field, expected, details):
+            return replies.failure(
+                code, reason, field=field, expected=expected, details=details, **shared
+            )
+
+
+def refusal_of(error: ServiceError) -> Refusal:
+    """Return what a service's "no" says, as the core's kind of "no"."""
+    return Refusal(error.code, error.reason, error.field, error.expected, error.details)
+
+
+def lease_answer(
+    lease: Lease,
+    workload: WorkloadReport | None = None,
+    *,
+    token: str = "",
+    ttl_max_seconds: float | None = None,
+) -> LeaseAnswer:
+    """Return a lease as the wire has it.
+
+    Args:
+        lease: As the core knows it.
+        workload: What its backend last said of its workload; more than the core knows as long as
+            that starts.
+        token: For its owner.
+        ttl_max_seconds: See `LeaseNews`.
+
+    """
+    answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds)
+    known = answer.workload
+    if workload is None or known is None:
+        return answer
+    if lease.state == "starting" and not workload.phase.over:
+        known = replace(known, phase=workload.phase, detail=workload.detail or EMPTY)
+    if lease.state == "active":
+        known = replace(known, endpoint=lease.endpoint or workload.endpoint)
+    return replace(answer, workload=known)
+
+
+def placement(lease: Lease) -> Any:
+    """Return the placement of a lease as a policy would have proposed it."""
+    return lease.placement[0] if len(lease.placement) == 1 else lease.placement

@@ -1,0 +1,1 @@
+"""What was decided and what the fleet was, read from the ledger."""

@@ -1,0 +1,254 @@
+"""`decisions`: what was decided of late, newest first, for the console.
+
+Grants, places in the queue and what became of them are in the ledger. What is refused at once is no
+fact: the last refusals are kept here, each beside the fact that was the last one then.
+"""
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from time import time
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from moorage.core.reports import explain
+from moorage.core.state.facts import Dequeued, Ended, Granted, Queued, Refusal, Requeued
+from moorage.core.turns.effects import Consult, Forget, Information, Respond, Response
+from moorage.core.turns.events import CONSULTED, Asked, Event
+from moorage.core.turns.turn import Turn
+from moorage.ledger.base import PAGE_FACTS_MAX, Ledger, LedgerEntry, LedgerError
+from moorage.model import Ask, Code, Lease, RequestId
+from moorage.protocol.messages import DecisionListing
+from moorage.records.requests import resources_of
+from moorage.records.rights import Caller, Right
+
+REFUSALS_MAX: Final = 10_000
+"""Refusals kept; beyond it the oldest is forgotten."""
+KEPT_BYTES_MAX: Final = 4_096
+"""What a refused request brought along is kept where it is no larger."""
+WINDOWS_MAX: Final = 5
+"""Pages of the ledger that are looked through for one answer; `next` goes on from there."""
+FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
+
+_CURSOR: Final = re.compile(r"([0-9]{1,18}):([0-9]{1,18})")
+
+Row = dict[str, Any]
+Subject = Ask | Lease
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LedgerPlace:
+    """Where a decision is: at a fact (`number` 0), or after it and after so many refusals."""
+
+    seq: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedAtOnce:
+    """A request that was refused at once."""
+
+    place: LedgerPlace
+    at: float
+    ask: Ask
+    refusal: Refusal
+
+
+class Decisions:
+    """What was decided.
+
+    Args:
+        ledger: Has what are facts. No fact is stepped before this is made.
+
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._seq = ledger.last_seq
+        self._open: dict[RequestId, Ask] = {}
+        self._refused: deque[RefusedAtOnce] = deque()
+        self._by_request: dict[str, RefusedAtOnce] = {}
+        self._number = 0
+
+    def stepped(self, event: Event, turn: Turn) -> None:
+        """Note what is refused at once. On the hot path."""
+        ask: Ask | None = None
+        if isinstance(event, Asked):
+            ask = event.ask
+        elif isinstance(event, CONSULTED):
+            ask = self._open.pop(event.request, None)
+        if ask is not None and not turn.facts:
+            self._note(ask, turn)
+        self._seq += len(turn.facts)
+        for effect in turn.effects:
+            if isinstance(effect, Consult):
+                self._open[effect.ask.id] = effect.ask
+            elif isinstance(effect, Forget):
+                self._open.pop(effect.request, None)
+
+    def _note(self, ask: Ask, turn: Turn) -> None:
+        answer = None
+        for effect in turn.effects:
+            if isinstance(effect, Consult) and effect.ask.id == ask.id:
+                return  # It is asked about once more.
+            if answer is None and isinstance(effect, Respond):
+                answer = effect.answer
+        if not isinstance(answer, Refusal):
+            return
+        if ask.size > KEPT_BYTES_MAX:
+            ask = replace(ask, inputs={}, parameters={}, settings={}, provision=None)
+        self._number += 1
+        refused = RefusedAtOnce(LedgerPlace(self._seq, self._number), time(), ask, answer)
+        self._refused.append(refused)
+        self._by_request[ask.id] = refused
+        if len(self._refused) > REFUSALS_MAX:
+            self._by_request.pop(self._refused.popleft().ask.id, None)
+
+    def refused(self, request: str) -> RefusedAtOnce | None:
+        """Return a request that was refused at once, if it is one of the last."""
+        return self._by_request.get(request)
+
+    async def page(self, message: DecisionListing, caller: Caller) -> Response:
+        """Return one page of decisions: those for the caller's tenant, or all with the right."""
+        wanted = message.equalities()
+        for name in wanted:
+            if name not in FILTERS:
+                known = ", ".join(FILTERS)
+                reason = f"filters.{name}: expected one of {known}."
+                return Refusal(Code.BAD_MESSAGE, reason, f"filters.{name}", f"one of {known}")
+        if not caller.may(Right.READ_ALL):
+            wanted["tenant"] = caller.tenant
+        before = (
+            _place(message.cursor) if message.cursor else LedgerPlace(self.ledger.last_seq + 1, 0)
+        )
+        if before is None:
+            expected = "`next` of the page before"
+            return Refusal(Code.BAD_MESSAGE, f"after: expected {expected}.", "after", expected)
+        rows: list[Row] = []
+        end: LedgerPlace | None = before
+        try:
+            since = await self.ledger.kept_since()
+            for _ in range(WINDOWS_MAX):
+                found, end = await self._window(before, wanted)
+                room = message.limit - len(rows)
+                if len(found) > room:
+                    found = found[:room]
+                    end = found[-1][0]
+                rows += [row for _, row in found]
+                if end is None or len(rows) == message.limit:
+                    break
+                before = end
+        except LedgerError as error:
+            return Refusal(Code.UNAVAILABLE, f"the ledger cannot be read: {error}")
+        following = None if end is None else f"{end.seq}:{end.number}"
+        return Information({"decisions": rows, "next": following, "kept_since": since})
+
+    async def _window(
+        self, before: LedgerPlace, wanted: dict[str, Any]
+    ) -> tuple[list[tuple[LedgerPlace, Row]], LedgerPlace | None]:
+        """Return the rows of the facts before a place, newest first, and where older ones end."""
+        top = before.seq if before.number else before.seq - 1
+        top = min(top, self.ledger.last_seq)
+        bottom = max(1, top - PAGE_FACTS_MAX + 1)
+        entries = await self._entries(bottom, top)
+        # Numbers have no gaps: where the first is another one, what was before it is pruned.
+        more = bottom > 1 and bool(entries) and entries[0].seq == bottom
+        end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
+        found = [
+            (each.place, _row(each.place.seq, each.at, each.ask, _told(each.refusal)))
+            for each in self._refused
+            if end <= each.place < before
+        ]
+        asks: dict[str, Subject] = {}
+        state = wanted.get("state")
+        for entry in entries:
+            row = await self._decided(entry, asks, state)
+            if row is not None:
+                found.append((LedgerPlace(entry.seq, 0), row))
+        found = [
+            each
+            for each in found
+            if all(each[1].get(name) == value for name, value in wanted.items())
+        ]
+        return sorted(found, key=lambda each: each[0], reverse=True), end if more else None
+
+    async def _entries(self, bottom: int, top: int) -> list[LedgerEntry]:
+        entries: list[LedgerEntry] = []
+        after = bottom - 1
+        while after < top:
+            page = await self.ledger.read(after, top - after)
+            entries += [entry for entry in page if entry.seq <= top]
+            after = page[-1].seq if page else top
+        return entries
+
+    async def _decided(
+        self, entry: LedgerEntry, asks: dict[str, Subject], state: object
+    ) -> Row | None:
+        match entry.fact:
+            case Queued(ask):
+                asks[ask.id] = ask
+                told: Row = {"state": "queued", "reason": "It waits in the queue."}
+                return _row(entry.seq, entry.at, ask, told)
+            case Granted(lease):
+                asks.setdefault(lease.id, lease)
+                told = {"reason": explain.granted_reason(lease), "placement": lease.placement}
+                return _row(entry.seq, entry.at, asks[lease.id], {"state": "granted", **told})
+            case Dequeued(request, _, refusal):
+                told = _told(refusal)
+            case Requeued(request, _, reason):
+                told = {"state": "requeued", "reason": reason}
+            case Ended(request, _, reason):
+                told = {"state": "ended", "reason": reason}
+            case _:  # It decides about no request.
+                return None
+        if state not in {None, told["state"]}:
+            return None  # What it is about need not be looked up.
+        subject = asks.get(request) or await self._subject(request)
+        return None if subject is None else _row(entry.seq, entry.at, subject, told)
+
+    async def _subject(self, request: RequestId) -> Subject | None:
+        for entry in await self.ledger.history(request, limit=1):
+            if isinstance(entry.fact, Queued):
+                return entry.fact.ask
+            if isinstance(entry.fact, Granted):
+                return entry.fact.lease
+        return None
+
+
+def resources(subject: Subject) -> dict[str, Any] | None:
+    """Return what was asked for; of a lease that has no request any more, what it was granted."""
+    ask = subject if isinstance(subject, Ask) else subject.ask
+    if ask is not None:
+        return None if ask.demand is None else resources_of(ask.demand)
+    if not isinstance(subject, Lease) or not subject.placement:
+        return None
+    share = subject.placement[0]
+    return {
+        "gpus": len(share.gpus),
+        "gpu_milli": share.gpu_milli,
+        "cpu_milli": share.cpu_milli,
+        "memory_mib": share.memory_mib,
+        "nodes": len(subject.placement),
+    }
+
+
+def _place(cursor: str) -> LedgerPlace | None:
+    found = _CURSOR.fullmatch(cursor)
+    return None if found is None else LedgerPlace(int(found[1]), int(found[2]))
+
+
+def _told(refusal: Refusal) -> Row:
+    return {"state": "refused", "code": refusal.code.value, "reason": refusal.reason}
+
+
+def _row(seq: int, at: float, subject: Subject, told: Row) -> Row:
+    return {
+        "request": subject.id,
+        "at": at,
+        "seq": seq,
+        "tenant": subject.tenant,
+        "policy_rule_uri": subject.policy.uri,
+        "resources": resources(subject),
+        **told,
+    }

@@ -1,0 +1,146 @@
+"""`why` about what the core has forgotten: told from the ledger's history."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, assert_never
+
+import msgspec
+import structlog
+
+from moorage.core.reports import explain
+from moorage.core.state.facts import (
+    Carried,
+    ClockMoved,
+    ClusterRemoved,
+    ClusterSet,
+    Cordoned,
+    Counted,
+    Dequeued,
+    DurationsCarried,
+    Ended,
+    Ending,
+    Finished,
+    Granted,
+    HalfLifeSet,
+    Moved,
+    Overtaken,
+    Paused,
+    Preempted,
+    Queued,
+    QuotaSet,
+    Refusal,
+    Renewed,
+    Requeued,
+    Reserved,
+    Resumed,
+    Spared,
+    Started,
+    Uncordoned,
+    Unreserved,
+    UsageCarried,
+    WaitExtended,
+    Warmed,
+)
+from moorage.core.turns.effects import Information, Recall, Response
+from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
+from moorage.model import Code
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.leases import WorkloadEnd
+
+log = structlog.get_logger("moored")
+
+
+async def recalled(question: Recall, ledger: Ledger) -> Response:
+    """Tell the story of a lease or request as the ledger has it.
+
+    A fact that cannot be read is this question's trouble, and no other's.
+    """
+    try:
+        entries = await ledger.history(question.subject)
+        since = await ledger.kept_since()
+    except LedgerError as error:
+        log.warning("ledger", finding=str(error), subject=question.subject)
+        reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
+        return Refusal(Code.UNAVAILABLE, reason, "request")
+    return answer(question, entries, since)
+
+
+def answer(  # One case per fact.
+    question: Recall, entries: Sequence[LedgerEntry], since: float | None
+) -> Response:
+    """Tell the story of a lease or request.
+
+    Args:
+        question: What was asked, and for which tenant.
+        entries: The facts about the subject, oldest first.
+        since: When the oldest fact is from that is still there; None: none was pruned.
+
+    Returns:
+        The story; a refusal where there is none, or where it is another tenant's.
+
+    """
+    owners = [
+        fact.ask.tenant if isinstance(fact, Queued) else fact.lease.tenant
+        for fact in (entry.fact for entry in entries)
+        if isinstance(fact, Queued | Granted)
+    ]
+    if not owners or not (question.sees_all or question.tenant in owners):
+        return _unknown(question, since)
+    story: dict[str, Any] = {"request": question.subject, "history": []}
+    for entry in entries:
+        fact = entry.fact
+        kind = type(fact).__name__.lower()
+        story["history"].append({"seq": entry.seq, "at": entry.at, "fact": kind})
+        match fact:
+            case Queued():
+                story |= {"state": "waiting"}
+            case Granted(lease):
+                story |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
+                story["reason"] = explain.granted_reason(lease)
+            case Finished(_, outcome):
+                story |= {"outcome": WorkloadEnd.of(outcome)}
+            case Requeued(_, _, reason):
+                story |= {"state": "queued", "reason": reason}
+            case Ended(_, _, reason):
+                story |= {"state": "ended", "reason": reason}
+            case Dequeued(_, _, refusal):
+                story |= {"state": "refused", **explain.refusal_object(refusal)}
+            case (
+                ClusterSet()
+                | ClusterRemoved()
+                | Cordoned()
+                | Uncordoned()
+                | QuotaSet()
+                | Reserved()
+                | Unreserved()
+                | HalfLifeSet()
+                | UsageCarried()
+                | DurationsCarried()
+                | Overtaken()
+                | WaitExtended()
+                | ClockMoved()
+                | Renewed()
+                | Started()
+                | Paused()
+                | Resumed()
+                | Preempted()
+                | Spared()
+                | Moved()
+                | Ending()
+                | Warmed()
+                | Carried()
+                | Counted()
+            ):
+                story["history"][-1] |= msgspec.to_builtins(fact)
+            case _:
+                assert_never(fact)
+    return Information(story)
+
+
+def _unknown(question: Recall, since: float | None) -> Refusal:
+    what = "no request of that id was granted or queued, and it is not among the last decisions"
+    reason = f"Nothing is known of {question.subject}: {what}."
+    if since is not None:
+        oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+        reason += f" History before {oldest} was pruned."
+    return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "the id of a request or lease")

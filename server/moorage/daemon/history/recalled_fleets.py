@@ -1,0 +1,205 @@
+"""The fleet as it was when a request was decided, or at a time, made again of the ledger's facts.
+
+The console's playground and its view of the fleet ask for it. A ledger whose first facts were
+pruned can tell no more.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.core.state.facts import Fact, Granted, Queued
+from moorage.core.state.state import State, apply
+from moorage.core.turns.effects import Information, Response
+from moorage.daemon.history.decisions import Decisions, resources
+from moorage.daemon.news.fleet_map import FleetMap
+from moorage.daemon.news.map_news import packed_text
+from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
+from moorage.model import Ask, Code, Lease, Tenant
+from moorage.protocol.fair_semaphore import FairSemaphore
+from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller, Right
+
+RECALLS_OF_TENANT_MAX: Final = 4
+"""Fleets that are made for a tenant, or wait for that; further ones are refused as busy."""
+RECALLS_MAX: Final = 32
+"""The same for all tenants."""
+FACTS_MAX: Final = 200_000
+"""Facts that are applied again for one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedAt:
+    """A decision: the facts before `seq` were true, and `subject` is what it was about."""
+
+    seq: int
+    at: float
+    subject: Ask | Lease
+
+
+class RecalledFleets:
+    """Makes fleets of facts.
+
+    Args:
+        ledger: Has them.
+        decisions: Has what was refused at once.
+
+    """
+
+    def __init__(self, ledger: Ledger, decisions: Decisions) -> None:
+        self._ledger = ledger
+        self._decisions = decisions
+        self._turns = FairSemaphore()
+        self._recalling: Counter[Tenant] = Counter()
+
+    async def before(self, request: str, caller: Caller) -> dict[str, Any]:
+        """Return the clusters as they were when a request was decided, and what was held there.
+
+        Raises:
+            ServiceError: `unknown_request`, `unavailable`.
+
+        """
+        _, state = await self._recalled(request, caller)
+        leases = state.leases.values()
+        return {
+            "clusters": [state.offered(each) for each in state.clusters.values()],
+            "held": [share for lease in leases for share in lease.placement],
+        }
+
+    async def told(self, request: str, caller: Caller) -> Response:
+        """Return the same as a page draws it, and the message to ask again.
+
+        Raises:
+            ServiceError: As `before`.
+
+        """
+        decided, state = await self._recalled(request, caller)
+        told = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
+        return Information(told | {"packed": await self._packed(state, caller)})
+
+    async def at(self, at: float, caller: Caller) -> Response:
+        """Return the fleet at a time, as a page draws it.
+
+        Raises:
+            ServiceError: `unavailable`.
+
+        """
+        async with self._turn(caller.tenant):
+            try:
+                state, seq = await self._state(lambda entry: entry.at <= at)
+            except LedgerError as error:
+                raise _unreadable(error) from error
+            packed = await self._packed(state, caller)
+        return Information({"at": at, "seq": seq, "packed": packed})
+
+    async def _packed(self, state: State, caller: Caller) -> str:
+        shown = FleetMap(state)
+        for lease in state.leases.values():
+            shown.put(lease)
+        shown.take_changed()
+        snapshot = shown.snapshot(None if caller.may(Right.READ_ALL) else caller.tenant)
+        return await asyncio.to_thread(packed_text, snapshot)
+
+    async def _recalled(self, request: str, caller: Caller) -> tuple[DecidedAt, State]:
+        async with self._turn(caller.tenant):
+            try:
+                decided = await self._decided(request, caller)
+                state, _ = await self._state(lambda entry: entry.seq < decided.seq)
+            except LedgerError as error:
+                raise _unreadable(error) from error
+        return decided, state
+
+    @asynccontextmanager
+    async def _turn(self, tenant: Tenant) -> AsyncIterator[None]:
+        """Make one fleet at a time, for tenants in turn.
+
+        Raises:
+            ServiceError: `busy`.
+
+        """
+        count, everyone = self._recalling[tenant], self._recalling.total()
+        if count >= RECALLS_OF_TENANT_MAX or everyone >= RECALLS_MAX:
+            whose = "of your tenant wait" if count >= RECALLS_OF_TENANT_MAX else "wait here"
+            most = count if count >= RECALLS_OF_TENANT_MAX else everyone
+            raise ServiceError(Code.BUSY, f"{most} past fleets {whose} to be made; ask again later")
+        self._recalling[tenant] += 1
+        try:
+            async with self._turns.turn(tenant):
+                yield
+        finally:
+            self._recalling[tenant] -= 1
+            self._recalling += Counter()  # Drops counts of 0.
+
+    async def _decided(self, request: str, caller: Caller) -> DecidedAt:
+        may_see_all, refused = caller.may(Right.READ_ALL), self._decisions.refused(request)
+        if refused is not None and (may_see_all or refused.ask.tenant == caller.tenant):
+            return DecidedAt(refused.place.seq + 1, refused.at, refused.ask)
+        for entry in await self._ledger.history(request):
+            found = _subject(entry.fact)
+            if found is not None and (may_see_all or found.tenant == caller.tenant):
+                return DecidedAt(entry.seq, entry.at, found)
+        reason = (
+            f"the ledger has no decision about {request} of yours, and it is none of the last "
+            "requests that were refused at once"
+        )
+        raise ServiceError(Code.UNKNOWN_REQUEST, reason, field="request")
+
+    async def _state(self, was: Callable[[LedgerEntry], bool]) -> tuple[State, int]:
+        """Return the state after the facts that were true, and the last of them."""
+        state, seq = State(), 0
+        beyond = await self._ledger.read(FACTS_MAX, 1)
+        if await self._ledger.kept_since() is not None or any(map(was, beyond)):
+            raise _lost()
+        while page := await self._ledger.read(seq):
+            for entry in page:
+                if not was(entry):
+                    return state, seq
+                if entry.seq != seq + 1:  # Pruned meanwhile.
+                    raise _lost()
+                apply(state, entry.fact)
+                seq = entry.seq
+            await asyncio.sleep(0)
+        return state, seq
+
+
+def _lost() -> ServiceError:
+    reason = (
+        f"the fleet of then cannot be made again: that takes all facts before "
+        f"it, {FACTS_MAX} at most, and none may be pruned"
+    )
+    return ServiceError(Code.UNAVAILABLE, reason)
+
+
+def _unreadable(error: LedgerError) -> ServiceError:
+    return ServiceError(Code.UNAVAILABLE, f"the ledger cannot be read: {error}")
+
+
+def _subject(fact: Fact) -> Ask | Lease | None:
+    match fact:
+        case Queued(ask):
+            return ask
+        case Granted(lease):
+            return lease
+        case _:  # It decides about no request.
+            return None
+
+
+def _message(subject: Ask | Lease) -> dict[str, Any]:
+    """Return the message that asks for it again, as far as it is known still."""
+    ask = subject if isinstance(subject, Ask) else subject.ask
+    wanted = resources(subject)
+    message = {"adhoc": True, "policy_rule_uri": subject.policy.uri, "inputs": {}}
+    if wanted is not None:
+        message["resources"] = wanted
+    if ask is None:
+        return message
+    given = {
+        "inputs": ask.inputs,
+        "clusters": None if ask.candidates is None else list(ask.candidates),
+        "parameters": dict(ask.parameters),
+        "settings": dict(ask.settings),
+    }
+    return message | {name: each for name, each in given.items() if each}

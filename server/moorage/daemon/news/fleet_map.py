@@ -1,0 +1,266 @@
+"""The fleet as the console draws it: what each GPU slot is, in columns, and which slots changed.
+
+The daemon makes one of the state while anybody watches, and applies the durable facts to it: so no
+picture shows what a crash could take back. All facts may be applied twice: the state that it was
+made of may have been ahead of them.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from moorage.core.state.facts import (
+    Carried,
+    ClockMoved,
+    ClusterRemoved,
+    ClusterSet,
+    Cordoned,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    Moved,
+    Renewed,
+    Requeued,
+    Started,
+    Uncordoned,
+    Warmed,
+)
+from moorage.core.state.state import State
+from moorage.model import GPU_MILLI, ClusterId, Lease, NodeId, RequestId, Tenant
+from moorage.policy.inventory import Ints
+
+STATES: Final = ("free", "held", "warm", "failing", "cordoned", "stale")
+"""What a slot may be: held in any way, or what keeps it from being free."""
+FREE, HELD, WARM, FAILING, CORDONED, STALE = range(6)
+VIEWED: Final = ("", "yours", "busy")
+"""Instead of tenants, for those who may not see who the others are."""
+YOURS, BUSY = 1, 2
+_TELLING: Final = (0, 2, 1, 3)
+"""Which of several leases on one slot says what it is."""
+COLUMNS: Final = ("state", "milli", "tenant", "ends")
+
+
+class ShownSlot(NamedTuple):
+    """What one slot shows."""
+
+    state: int
+    milli: int
+    tenant: int
+    ends: int
+
+
+class _Held(NamedTuple):
+    tenant: int
+    state: int
+    ends: int
+    slots: dict[int, int]
+
+
+class FleetMap:
+    """Slots in the order of nodes and devices, and what is on each.
+
+    Args:
+        state: Its inventory is taken over; its leases come by `put`.
+
+    Attributes:
+        is_outdated: The inventory has changed since: another map is due.
+        tenants: Names, by the number that the columns have; "" is none.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        fleet = state.fleet
+        self.is_outdated = False
+        self.tenants: list[str] = [""]
+        self._named = 1
+        self._new_names: list[str] = []
+        self._numbers: dict[Tenant, int] = {}
+        self._held: dict[RequestId, _Held] = {}
+        self._on: dict[int, dict[RequestId, None]] = {}
+        self._of: dict[int, dict[RequestId, None]] = {}
+        self._changed: dict[int, None] = {}
+        self._nodes, self._devices = fleet.node_ids, fleet.gpu_ids
+        counts = [len(each) for each in fleet.gpu_ids]
+        starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).tolist()
+        self._rows = {place: row for row, place in enumerate(fleet.node_ids)}
+        self._starts: list[int] = starts
+        by_operators = {place for place in state.cordons if place[1]}
+        whole = {cluster for cluster, node in state.cordons if not node}
+        idle = [
+            (CORDONED if place in by_operators or place[0] in whole else STALE) if closed else FREE
+            for place, closed in zip(fleet.node_ids, fleet.closed.tolist(), strict=True)
+        ]
+        self._idle: Ints = np.repeat(np.array(idle, np.int64), counts)
+        zero = np.zeros(starts[-1], np.int64)
+        self._columns = (self._idle.copy(), zero, zero.copy(), zero.copy())
+        self._layout = self._described(state, counts)
+
+    def _described(self, state: State, counts: list[int]) -> dict[str, Any]:
+        """Return what changes with the inventory only, for a snapshot."""
+        fleet = state.fleet
+        real = np.arange(fleet.gpu_total.shape[1]) < np.array(counts, np.int64)[:, None]
+        links = fleet.gpu_link[real]
+        racks, rows, rack = np.unique(fleet.rack, return_index=True, return_inverse=True)
+        known = racks >= 0
+        return {
+            "clusters": fleet.cluster_ids,
+            "cluster_nodes": np.bincount(fleet.cluster, minlength=len(fleet.cluster_ids)),
+            "nodes": [node for _, node in fleet.node_ids],
+            "devices": counts,
+            "racks": _rack_names(state, rows[known].tolist()),
+            "rack": rack - np.count_nonzero(~known) if known.any() else [],
+            "link": links if (links >= 0).any() else [],
+            "models": fleet.models,
+            "model": fleet.gpu_model[real],
+        }
+
+    def __len__(self) -> int:
+        """Return the number of slots."""
+        return len(self._idle)
+
+    # What is true ------------------------------------------------------------------------------
+
+    def put(self, lease: Lease) -> None:
+        """Have a lease hold its placement, and nothing else."""
+        self._drop(lease.id)
+        slots = dict(self._slots(lease))
+        tenant = self._number(lease.tenant)
+        self._held[lease.id] = _Held(tenant, _state(lease), int(lease.expires_at), slots)
+        self._of.setdefault(tenant, {})[lease.id] = None
+        for slot in slots:
+            self._on.setdefault(slot, {})[lease.id] = None
+        self._changed.update(dict.fromkeys(slots))
+
+    def apply(self, fact: Fact) -> None:
+        """Take note of a fact."""
+        match fact:
+            case Granted(lease):
+                self.put(lease)
+            case Carried(lease) if lease.placement and lease.state != "ended":
+                self.put(lease)
+            case Renewed(request, expires_at):
+                self._change(request, ends=int(expires_at))
+            case Started(request) | Ending(request):
+                self._change(request, state=HELD)
+            case Finished(request):
+                self._change(request, state=FAILING)
+            case Warmed(request, _, expires_at):
+                self._change(request, state=WARM, ends=int(expires_at))
+            case Requeued(request) | Ended(request):
+                self._drop(request)
+            case (
+                ClusterSet() | ClusterRemoved() | Cordoned() | Uncordoned() | Moved() | ClockMoved()
+            ):
+                self.is_outdated = True
+            case _:  # It is about no slot.
+                pass
+
+    def _slots(self, lease: Lease) -> Iterator[tuple[int, int]]:
+        """Yield the slots that a lease holds, as far as the inventory still has them."""
+        for share in lease.placement:
+            row = self._rows.get((share.cluster_id, share.node_id))
+            ids = () if row is None else self._devices[row]
+            for gpu in share.gpus:
+                if row is not None and gpu in ids:
+                    yield self._starts[row] + ids.index(gpu), share.gpu_milli
+
+    def _change(self, request: RequestId, **changed: Any) -> None:
+        held = self._held.get(request)
+        if held is not None:
+            self._held[request] = held._replace(**changed)
+            self._changed.update(dict.fromkeys(held.slots))
+
+    def _drop(self, request: RequestId) -> None:
+        held = self._held.pop(request, None)
+        if held is None:
+            return
+        del self._of[held.tenant][request]
+        for slot in held.slots:
+            here = self._on[slot]
+            del here[request]
+            if not here:
+                del self._on[slot]
+        self._changed.update(dict.fromkeys(held.slots))
+
+    def _number(self, tenant: Tenant) -> int:
+        number = self._numbers.get(tenant)
+        if number is None:
+            number = self._numbers[tenant] = len(self.tenants)
+            self.tenants.append(tenant)
+        return number
+
+    # What is shown -----------------------------------------------------------------------------
+
+    def take_changed(self) -> list[int]:
+        """Return the slots that changed since the last call."""
+        changed, self._changed = list(self._changed), {}
+        self._new_names, self._named = self.tenants[self._named :], len(self.tenants)
+        for slot in changed:
+            for column, value in zip(self._columns, self._shown(slot, None), strict=True):
+                column[slot] = value
+        return changed
+
+    def delta(self, slots: list[int], viewer: Tenant | None) -> dict[str, Any]:
+        """Return what some slots show, as columns.
+
+        Args:
+            slots: Which, as `take_changed` returned them.
+            viewer: Whose leases may be told apart; None: all.
+
+        """
+        number = None if viewer is None else self._numbers.get(viewer, 0)
+        rows = [self._shown(slot, number) for slot in slots]
+        columns = zip(COLUMNS, zip(*rows, strict=True), strict=True) if rows else ()
+        names = {"tenants": self._new_names} if viewer is None and self._new_names else {}
+        return {"slots": slots, **dict(columns), **names}
+
+    def snapshot(self, viewer: Tenant | None) -> dict[str, Any]:
+        """Return all that is shown as of the last `take_changed`, in what nothing changes any more.
+
+        Args:
+            viewer: As for `delta`.
+
+        """
+        state, milli, tenant, ends = (column.copy() for column in self._columns)
+        names: Iterable[str] = tuple(self.tenants)
+        if viewer is not None:
+            names = VIEWED
+            held = tenant > 0
+            state, tenant = np.where(held, HELD, state), np.where(held, BUSY, 0)
+            ends[:] = 0
+            number = self._numbers.get(viewer, 0)
+            for request in self._of.get(number, ()):
+                for slot in self._held[request].slots:
+                    state[slot], _, tenant[slot], ends[slot] = self._shown(slot, number)
+        columns = dict(zip(COLUMNS, (state, milli, tenant, ends), strict=True))
+        return {**self._layout, "states": STATES, "tenants": names, **columns}
+
+    def _shown(self, slot: int, viewer: int | None) -> ShownSlot:
+        here = [self._held[request] for request in self._on.get(slot, ())]
+        if not here:
+            return ShownSlot(int(self._idle[slot]), 0, 0, 0)
+        milli = min(sum(each.slots[slot] for each in here), GPU_MILLI)
+        seen = here if viewer is None else [each for each in here if each.tenant == viewer]
+        if not seen:
+            return ShownSlot(HELD, milli, BUSY, 0)
+        top = max(seen, key=lambda each: _TELLING[each.state])
+        ends = min(each.ends for each in seen)
+        return ShownSlot(top.state, milli, top.tenant if viewer is None else YOURS, ends)
+
+
+def _state(lease: Lease) -> int:
+    return {"failing": FAILING, "warm": WARM}.get(lease.state, HELD)
+
+
+def _rack_names(state: State, rows: list[int]) -> list[str]:
+    """Return the names of the racks of some nodes."""
+    places = [state.fleet.node_ids[row] for row in rows]
+    names = {
+        (cluster.id, node.id): node.rack
+        for cluster in (state.clusters[name] for name in {ClusterId(name) for name, _ in places})
+        for node in cluster.nodes
+    }
+    return [names.get((ClusterId(cluster), NodeId(node)), "") for cluster, node in places]

@@ -1,0 +1,158 @@
+"""`stream`: how far a request is, told to the client that asked for it, beside its one reply.
+
+A request is `queued` with its position and when its turn is expected, `decided`, and where a
+workload is started for it `starting` and `ready`. Each is a message of its own with the request's
+`id`. Facts are told once they are on the disk.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from moorage.backends.base import WorkloadReport
+from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Started
+from moorage.core.turns.effects import Address, LeaseNews, Response
+from moorage.model import RequestId, SessionId
+from moorage.protocol.replies import MessageId, progress
+
+PAUSE_SECONDS: Final = 1.0
+"""Between two looks at the positions in the queue."""
+SHARE_MAX: Final = 0.05
+"""Of the time that looking at positions may take: the longer the queue, the seldomer."""
+MOVED_SECONDS_MIN: Final = 10.0
+"""By which an expected time has to move before it is told again, and by a fifth of the wait."""
+MOVED_SHARE_MIN: Final = 0.2
+
+
+@dataclass(slots=True)
+class _Streamed:
+    session: SessionId
+    message_id: MessageId
+    position: int | None = None
+    """Its position where it waits; 0: not known yet; None: it does not wait."""
+    expected_at: float | None = None
+    """When its turn was expected when that was told last, in seconds since the epoch."""
+    told: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class RequestProgress:
+    """The requests of clients that asked for `stream`.
+
+    Args:
+        push: Sends a message to a session, or counts it as missed there.
+        positions: Returns the places in the queue of those requests that wait.
+        expected: Returns when the first of the queue have their turns, as far as that is known.
+
+    """
+
+    def __init__(
+        self,
+        push: Callable[[SessionId, bytes], None],
+        positions: Callable[[Iterable[RequestId]], Mapping[RequestId, int]],
+        expected: Callable[[], Mapping[RequestId, float]],
+    ) -> None:
+        self._push = push
+        self.positions = positions
+        self._expected = expected
+        self._streamed: dict[RequestId, _Streamed] = {}
+        self._by_address: dict[Address, RequestId] = {}
+        self._queued = asyncio.Event()
+
+    def add(self, to: Address, request: RequestId, message_id: MessageId) -> None:
+        """Tell the session at an address how far a request is."""
+        self._streamed[request] = _Streamed(to.session, message_id)
+        self._by_address[to] = request
+
+    def lost(self, session: SessionId) -> None:
+        """Forget a session."""
+        for to in [each for each in self._by_address if each.session == session]:
+            del self._by_address[to]
+        for name in [name for name, each in self._streamed.items() if each.session == session]:
+            del self._streamed[name]
+
+    def durable(self, facts: Sequence[Fact]) -> None:
+        """Take note of facts that are on the disk. On the hot path."""
+        if not self._streamed:
+            return
+        for fact in facts:
+            match fact:
+                case Queued(ask):
+                    self._wait(ask.id)
+                case Requeued(lease, _, reason):
+                    self._tell(lease, "queued", reason=reason)
+                    self._wait(lease)
+                case Granted(lease):
+                    names = ("placement", "fencing", "expires_at")
+                    placed = {name: getattr(lease, name) for name in names}
+                    self._tell(lease.id, "decided", lease=lease.id, **placed)
+                case Started(lease, _, endpoint):
+                    self._tell(lease, "ready", endpoint=endpoint)
+                    self._streamed.pop(lease, None)
+                case Ended(lease, _, reason):
+                    self._tell(lease, "ended", reason=reason)
+                    self._streamed.pop(lease, None)
+                case _:  # Other facts change nothing of how far a request is.
+                    pass
+
+    def workload(self, workload: WorkloadReport) -> None:
+        """Take note of how far a workload is."""
+        if not workload.phase.over:
+            name = RequestId(workload.id)
+            self._tell(name, "starting", phase=workload.phase, detail=workload.detail)
+
+    def answered(self, to: Address, answer: Response) -> None:
+        """Take note of a reply: it is the last word, unless a workload starts now."""
+        request = self._by_address.pop(to, None)
+        if request is None:
+            return
+        if not isinstance(answer, LeaseNews) or answer.lease.provision is None:
+            self._streamed.pop(request, None)
+
+    async def run(self) -> None:
+        """Tell positions in the queue as they change. Runs until cancelled."""
+        while True:
+            await self._queued.wait()
+            self._queued.clear()
+            while any(each.position is not None for each in self._streamed.values()):
+                began = time.perf_counter()
+                self._tell_positions()
+                taken = time.perf_counter() - began
+                await asyncio.sleep(
+                    max(PAUSE_SECONDS, taken / SHARE_MAX)
+                )  # Positions have no event.
+
+    def _wait(self, request: RequestId) -> None:
+        streamed = self._streamed.get(request)
+        if streamed is not None:
+            streamed.position = 0
+            self._queued.set()
+
+    def _tell_positions(self) -> None:
+        waiting = [name for name, each in self._streamed.items() if each.position is not None]
+        turns, now = self._expected(), time.time()
+        for request, position in self.positions(waiting).items():
+            streamed, turn = self._streamed[request], turns.get(request)
+            if streamed.position != position or _moved(streamed.expected_at, turn, now):
+                expected = {} if turn is None else {"expected_at": turn}
+                self._tell(request, "queued", position=position, **expected)
+                streamed.position, streamed.expected_at = position, turn
+
+    def _tell(self, request: RequestId, state: str, **more: Any) -> None:
+        streamed = self._streamed.get(request)
+        if streamed is None:
+            return
+        if state != "queued":
+            streamed.position = None
+        data = {"request": request, "state": state, **more}
+        if data != streamed.told:  # A workload says the same again and again.
+            streamed.told = data
+            self._push(streamed.session, progress(streamed.message_id, data))
+
+
+def _moved(before: float | None, after: float | None, now: float) -> bool:
+    """Return whether an expected time is noticeably another one."""
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > max(MOVED_SECONDS_MIN, MOVED_SHARE_MIN * (before - now))

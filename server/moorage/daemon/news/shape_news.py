@@ -1,0 +1,103 @@
+"""Topic `shapes`: how often the most asked demands fit, to all who watch.
+
+The counts are those of `shapes`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.core.state.state import State
+from moorage.daemon.news.shapes import AskedShapes, ShapeCounts
+from moorage.model import Demand, SessionId, Tenant
+from moorage.protocol.replies import event
+from moorage.records.requests import resources_of
+from moorage.records.rights import Caller, Right
+
+TOPIC: Final = "shapes"
+PAUSE_SECONDS: Final = 1.0
+"""Between two news."""
+
+
+class ShapeNews:
+    """All sessions that watch shapes.
+
+    Args:
+        state: Has the fleet.
+        push: Sends news to a session.
+        reads_on: Tells whether a session has taken all that it was sent.
+        revision: Returns the number of the last durable fact.
+
+    Attributes:
+        asked: Counts what is asked for.
+
+    """
+
+    def __init__(
+        self,
+        state: State,
+        push: Callable[[SessionId, bytes], None],
+        reads_on: Callable[[SessionId], bool],
+        revision: Callable[[], int],
+    ) -> None:
+        self.asked = AskedShapes()
+        self._state = state
+        self._push = push
+        self._reads_on = reads_on
+        self._revision = revision
+        self._watching: dict[SessionId, tuple[Tenant | None, Any]] = {}
+        self._counts: dict[Demand, ShapeCounts] = {}
+        self._wanted = asyncio.Event()
+
+    def add(self, session: SessionId, caller: Caller) -> None:
+        """Tell a session the shapes at once, also where it has been told them before."""
+        self._watching[session] = (None if caller.may(Right.READ_ALL) else caller.tenant, None)
+        self._wanted.set()
+
+    def lost(self, session: SessionId) -> None:
+        """Forget a session."""
+        self._watching.pop(session, None)
+
+    async def run(self) -> None:
+        """Send news. Runs until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            while self._watching:
+                self._tell()
+                waiting = asyncio.ensure_future(self._wanted.wait())
+                await asyncio.wait([waiting], timeout=PAUSE_SECONDS)
+                waiting.cancel()
+                self._wanted.clear()
+            self._counts.clear()
+
+    def _tell(self) -> None:
+        shown: dict[Tenant | None, list[dict[str, Any]]] = {}
+        counted: dict[Demand, ShapeCounts] = {}
+        frames: dict[Tenant | None, bytes] = {}
+        for session, (viewer, last) in tuple(self._watching.items()):
+            if viewer not in shown:
+                shown[viewer] = self._shapes(viewer, counted)
+            shapes = shown[viewer]
+            if shapes == last or not self._reads_on(session):
+                continue
+            if viewer not in frames:
+                head = {"at": round(time.time(), 3), "revision": self._revision()}
+                frames[viewer] = event("shapes", {**head, "shapes": shapes}, TOPIC)
+            self._watching[session] = (viewer, shapes)
+            self._push(session, frames[viewer])
+        self._counts = counted
+
+    def _shapes(
+        self, viewer: Tenant | None, counted: dict[Demand, ShapeCounts]
+    ) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        fleet = self._state.fleet  # As of now: looking at it brings it up to date.
+        for demand, asked in self.asked.most(viewer):
+            if demand not in counted:
+                known = self._counts.get(demand)
+                counted[demand] = known or ShapeCounts(demand, fleet)
+            told = counted[demand].told()
+            rows.append({"resources": resources_of(demand), "asked": asked, **told})
+        return rows

@@ -1,0 +1,284 @@
+"""Who watches what: sessions that asked to be told, and the news of each topic.
+
+`admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
+are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
+what it missed; nothing here waits for a watcher.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from moorage.backends.base import Phase, WorkloadReport
+from moorage.core.state.facts import (
+    ClockMoved,
+    ClusterRemoved,
+    ClusterSet,
+    Cordoned,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    Moved,
+    Paused,
+    Preempted,
+    Renewed,
+    Requeued,
+    Resumed,
+    Spared,
+    Started,
+    Uncordoned,
+    Warmed,
+)
+from moorage.core.turns.events import Asked, Event
+from moorage.daemon.news.map_news import TOPIC as MAP
+from moorage.daemon.news.map_news import MapNews
+from moorage.daemon.news.request_progress import RequestProgress
+from moorage.daemon.news.shape_news import TOPIC as SHAPES
+from moorage.daemon.news.shape_news import ShapeNews
+from moorage.daemon.observability.counters import gauges
+from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.replies import event as news_of
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.leases import WorkloadEnd
+from moorage.records.rights import Caller
+from moorage.sandbox.host.sandbox import OpenCircuit
+
+TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
+"""`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
+`fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`."""
+
+log = structlog.get_logger("moored")
+
+_AboutLease = (
+    Renewed
+    | Started
+    | Finished
+    | Requeued
+    | Paused
+    | Resumed
+    | Preempted
+    | Spared
+    | Moved
+    | Ending
+    | Warmed
+    | Ended
+)
+
+
+class Watchers:
+    """All sessions that watch.
+
+    Args:
+        push: Sends news to a session, or counts it as missed there.
+        lease: Finds a lease that holds, or one of the last that ended.
+        leases: All that hold something.
+        map_news: Tells the news of the map.
+        shape_news: Tells those of shapes.
+        progress: Tells how far requests are.
+
+    Attributes:
+        progress, lease: As given.
+
+    """
+
+    def __init__(
+        self,
+        push: Callable[[SessionId, bytes], None],
+        lease: Callable[[RequestId], Lease | None],
+        leases: Mapping[RequestId, Lease],
+        map_news: MapNews,
+        shape_news: ShapeNews,
+        progress: RequestProgress,
+    ) -> None:
+        self.progress = progress
+        self._push = push
+        self.lease = lease
+        self._leases = leases
+        self._map = map_news
+        self._shapes = shape_news
+        self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, session: SessionId, caller: Caller, topics: Sequence[str]) -> list[str]:
+        """Tell a session the news of these topics from now on; return all that it watches.
+
+        Raises:
+            ServiceError: `bad_message`: there is no such topic.
+
+        """
+        for number, topic in enumerate(topics):
+            if topic not in self._watching:
+                known = ", ".join(TOPICS)
+                raise ServiceError(
+                    Code.BAD_MESSAGE,
+                    f"topics[{number}]: there is no topic {topic[:100]!r}; there are {known}",
+                    field=f"topics[{number}]",
+                    expected=f"one of {known}",
+                    details={"known": list(TOPICS)},
+                )
+        for topic in topics:
+            self._watching[topic][session] = caller.tenant
+        if MAP in topics:
+            self._map.add(session, caller)
+        if SHAPES in topics:
+            self._shapes.add(session, caller)
+        return self._watched(session)
+
+    def _watched(self, session: SessionId) -> list[str]:
+        return [topic for topic in TOPICS if session in self._watching[topic]]
+
+    def resumed(self, session: SessionId, caller: Caller) -> list[str]:
+        """Tell it the map and the shapes as a whole again; return all that it watches."""
+        return self.add(session, caller, self._watched(session))
+
+    def lost(self, session: SessionId) -> None:
+        """Forget a session."""
+        for watching in self._watching.values():
+            watching.pop(session, None)
+        self._map.lost(session)
+        self._shapes.lost(session)
+        self.progress.lost(session)
+
+    def stepped(self, event: Event) -> None:
+        """Take note of what is asked for. On the hot path."""
+        if isinstance(event, Asked) and event.ask.demand is not None:
+            self._shapes.asked.note(event.ask.tenant, event.ask.demand)
+
+    def tell(self, topic: str, name: str, data: Any, tenant: Tenant | None = None) -> None:
+        """Pass on news.
+
+        Args:
+            topic: One of `TOPICS`.
+            name: What happened.
+            data: What JSON can say.
+            tenant: Whose news it is; None: everybody's.
+
+        """
+        self._counts[topic] += 1
+        watching = self._watching[topic]
+        if not watching:
+            return
+        frame = news_of(name, data, topic)
+        for session, each in tuple(watching.items()):
+            if tenant is None or each == tenant:
+                self._push(session, frame)
+
+    def durable(self, facts: Sequence[Fact]) -> None:
+        """Pass on facts that are on the disk, to those who watch. On the hot path."""
+        self._map.durable(facts)
+        self.progress.durable(facts)
+        leases, fleet = self._watching["leases"], self._watching["fleet"]
+        if not leases and not fleet:
+            return
+        for fact in facts:
+            if isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
+                self.tell("fleet", *_about_fleet(fact))
+            elif isinstance(fact, Granted):
+                self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
+            elif isinstance(fact, _AboutLease):
+                # Only what the fact says: the state may be ahead of what is durable.
+                lease = self.lease(fact.lease)
+                if lease is not None:
+                    self.tell("leases", *_about_lease(fact), lease.tenant)
+            elif isinstance(fact, ClockMoved):
+                for each in self._leases.values():
+                    renewed = Renewed(each.id, each.expires_at)
+                    self.tell("leases", *_about_lease(renewed), each.tenant)
+
+    def workload(self, workload: WorkloadReport) -> None:
+        """Tell those who watch their leases how far a workload is."""
+        self.progress.workload(workload)
+        lease = self.lease(RequestId(workload.id))
+        if lease is not None:
+            self.tell("leases", "workload", _about_workload(workload), lease.tenant)
+
+    def circuits(self, circuit: OpenCircuit) -> None:
+        """Tell a tenant that a policy is not asked for a while, at its requests."""
+        data = {
+            "policy_rule_uri": circuit.ref.uri,
+            "overruns": circuit.overruns,
+            "seconds": round(circuit.seconds, 1),
+        }
+        self.tell("policies", "rests", data, circuit.tenant)
+
+    def examples_failed(self, ref: PolicyRef, reason: str) -> None:
+        """Tell everybody that a policy of a mirrored store fails its own examples."""
+        log.warning("policy", policy_rule_uri=ref.uri, finding=f"its examples fail: {reason}")
+        self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield how many watch, and how much happened, by topic."""
+        watching = ((topic, float(len(each))) for topic, each in self._watching.items())
+        yield gauges("moorage_watchers", "Sessions that watch a topic", "topic", watching)
+        news = CounterMetricFamily("moorage_news", "News by topic", labels=["topic"])
+        for topic in TOPICS:
+            news.add_metric([topic], self._counts[topic])
+        yield news
+
+
+def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
+    """Return how far a workload is, as the news of its lease."""
+    news: dict[str, Any] = {
+        "id": workload.id,
+        "phase": workload.phase,
+        "detail": workload.detail,
+    }
+    if workload.endpoint:
+        news["endpoint"] = workload.endpoint
+    if workload.phase is Phase.FAILED:
+        news |= {"exit_code": workload.exit_code, "log_tail": list(workload.log_tail)}
+    return news
+
+
+def _about_fleet(
+    fact: ClusterSet | ClusterRemoved | Cordoned | Uncordoned,
+) -> tuple[str, dict[str, Any]]:
+    match fact:
+        case ClusterSet(cluster):
+            return "cluster_set", {"cluster_id": cluster.id, "nodes": len(cluster.nodes)}
+        case ClusterRemoved(cluster):
+            return "cluster_removed", {"cluster_id": cluster}
+        case Cordoned(cluster, node, at):
+            name = "draining" if fact.drains else "cordoned"
+            where = {"cluster_id": cluster, "node_id": node or None}
+            return name, {**where, "at": at, "unavailable": fact.why, "until": fact.until or None}
+        case Uncordoned(cluster, node, at):
+            return "uncordoned", {"cluster_id": cluster, "node_id": node or None, "at": at}
+
+
+def _about_lease(  # noqa: C901  # One case per fact.
+    fact: _AboutLease,
+) -> tuple[str, dict[str, Any]]:
+    match fact:
+        case Renewed(lease, expires_at):
+            return "renewed", {"id": lease, "expires_at": expires_at}
+        case Started(lease, at, endpoint):
+            return "started", {"id": lease, "at": at, "state": "active", "endpoint": endpoint}
+        case Finished(lease, outcome):
+            return "finished", {"id": lease, "at": outcome.at, "outcome": WorkloadEnd.of(outcome)}
+        case Requeued(lease, at, reason):
+            return "requeued", {"id": lease, "at": at, "state": "queued", "reason": reason}
+        case Paused(lease, at, retry_at):
+            return "paused", {"id": lease, "at": at, "state": "queued", "retry_at": retry_at}
+        case Resumed(lease, at):
+            return "resumed", {"id": lease, "at": at, "state": "queued"}
+        case Preempted(lease, at, by, until, reason):
+            return "preempted", {"id": lease, "at": at, "by": by, "until": until, "reason": reason}
+        case Spared(lease, at):
+            return "spared", {"id": lease, "at": at}
+        case Moved(lease, at, placement, _, lost):
+            gone = [device.uuid for device in lost]
+            return "moved", {"id": lease, "at": at, "placement": placement, "lost_devices": gone}
+        case Ending(lease, at, reason):
+            return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
+        case Warmed(lease, at, expires_at):
+            news = {"id": lease, "at": at, "state": "warm", "expires_at": expires_at}
+            return "warm", news
+        case Ended(lease, at, reason):
+            return "ended", {"id": lease, "at": at, "state": "ended", "reason": reason}

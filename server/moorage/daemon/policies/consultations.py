@@ -1,0 +1,91 @@
+"""Where consultations go: to the sandbox or to another server, and to the shadows beside.
+
+The daemon passes `Consult` and `Forget` effects here, and what policies answered.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import PolicyRecord
+from moorage.core.state.facts import Granted, Refusal
+from moorage.core.turns.effects import Consult, Forget
+from moorage.core.turns.events import ConsultFailed, Event, Proposed
+from moorage.core.turns.turn import Turn
+from moorage.daemon.policies.finder import code_of
+from moorage.daemon.policies.remote_policies import RemotePolicies
+from moorage.daemon.publishing.shadows import Shadows
+from moorage.model import Code
+from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
+
+CODES_MAX: Final = 256
+"""Policies that are kept as the sandbox takes them; beyond it all are made again."""
+
+
+class Consultations:
+    """Has policies asked.
+
+    Args:
+        catalog: Has the policies.
+        sandbox: The sandbox.
+        executor: Another server that executes policies in its place, or None.
+        shadows: Candidates that are asked the same.
+        post: Posts an event to the core.
+
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        sandbox: Sandbox,
+        executor: RemotePolicies | None,
+        shadows: Shadows,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+        self._executor = executor
+        self._shadows = shadows
+        self._post = post
+        self._codes: dict[str, tuple[PolicyRecord, PolicyCode]] = {}
+
+    def consult(self, effect: Consult) -> None:
+        """Ask the policy of an ask; one event about it is posted later."""
+        ask = effect.ask
+        record = self._catalog.memory.policy(ask.policy.uri)
+        if record is None or record.ref != ask.policy:
+            reason = f"Policy {ask.policy.uri} was removed while the request waited."
+            refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
+            self._post(ConsultFailed(ask.id, effect.consultation, refusal))
+            return
+        if self._executor is None:
+            self._sandbox.consult(effect, self._code_of(record))
+        else:
+            self._executor.consult(effect, record)
+        if self._shadows:
+            self._shadows.consulted(effect)
+
+    def _code_of(self, record: PolicyRecord) -> PolicyCode:
+        """Return a policy as the sandbox takes it: the same object until its record is another."""
+        known = self._codes.get(record.ref.uri)
+        if known is None or known[0] is not record:
+            if len(self._codes) >= CODES_MAX:
+                self._codes.clear()
+            known = self._codes[record.ref.uri] = (record, code_of(record))
+        return known[1]
+
+    def forget(self, effect: Forget) -> None:
+        """This consultation is not awaited any more."""
+        self._sandbox.forget(effect.request, effect.consultation)
+        self._shadows.forgotten(effect.request, effect.consultation)
+        if self._executor is not None:
+            self._executor.forget(effect.request, effect.consultation)
+
+    def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
+        """Pass on what the core made of an answer, before the policy is asked anything else."""
+        granted = False
+        for fact in turn.facts:
+            granted = granted or (isinstance(fact, Granted) and fact.lease.id == event.request)
+        self._sandbox.settle(event.request, granted)
+        if self._shadows:
+            self._shadows.decided(event, turn)

@@ -1,0 +1,142 @@
+"""Executes policies for other servers: the documented executor service, in this server's jail.
+
+The caller brings all that a policy may look at. Where that says what is free (`capacity`), policies
+find the columns of `input_data["fleet"]` too, made for this one execution.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.documents.clusters import cluster_model
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import Document
+from moorage.daemon.policies.finder import code_of
+from moorage.model import Cluster, Code, Tenant
+from moorage.policy import Fleet
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+
+EXECUTIONS_MAX: Final = 256
+"""Executions under way; one more is refused with `busy`."""
+
+
+class PolicyExecutor:
+    """The executor service.
+
+    Args:
+        catalog: Has the executors and the policies.
+        sandbox: Runs them.
+
+    """
+
+    def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+        self._under_way = 0
+
+    async def execute(self, executor: str, body: Document, tenant: str) -> Any:
+        """Evaluate a policy on the input that came with the request; return what it returned.
+
+        Args:
+            executor: Id of a registered executor.
+            body: `policy_rule_uri`, `input_data`, and `parameters` and `settings` or nothing.
+            tenant: Who asks.
+
+        Raises:
+            ServiceError: `not_found`, `unknown_policy`, `bad_message`, `busy`; what the policy did
+                wrong has status 400, since asking again is no use.
+
+        """
+        await self._catalog.executors.get(executor)
+        uri = body.get("policy_rule_uri")
+        if not isinstance(uri, str) or not uri:
+            raise ServiceError.wrong_field("policy_rule_uri", "the URI of a registered policy")
+        if "input_data" not in body:
+            raise ServiceError.wrong_field("input_data", "what `eval` is given")
+        parameters, settings = _object(body, "parameters"), _object(body, "settings")
+        await self._catalog.freshness.fetch(uri, (), Allowance())
+        record = self._catalog.memory.policy(uri)
+        if record is None:
+            reason = f"No policy “{uri[:300]}” is registered."
+            raise ServiceError(Code.UNKNOWN_POLICY, reason, field="policy_rule_uri")
+        if self._under_way >= EXECUTIONS_MAX:
+            raise ServiceError(Code.BUSY, f"{EXECUTIONS_MAX} executions are under way already")
+        self._under_way += 1
+        try:
+            input_data = body["input_data"]
+            fleet = await asyncio.to_thread(_fleet_of, input_data)
+            return await self._sandbox.evaluate(
+                code_of(record),
+                Tenant(tenant),
+                input_data,
+                parameters=parameters,
+                settings=settings,
+                fleet=fleet,
+                proxied=True,
+            )
+        except PolicyFault as fault:
+            no = fault.refusal
+            status = 400 if no.code.startswith("policy_") else 0
+            raise ServiceError(
+                no.code,
+                no.reason,
+                field=no.field,
+                expected=no.expected,
+                details=no.details,
+                status=status,
+            ) from fault
+        finally:
+            self._under_way -= 1
+
+
+def _object(body: Document, field: str) -> dict[str, Any]:
+    value = body.get(field) or {}
+    if not isinstance(value, dict):
+        raise ServiceError.wrong_field(field, "an object")
+    return value
+
+
+def _fleet_of(input_data: Any) -> Fleet | None:
+    """Return the fleet that `cluster_data` describes; None where it says nothing of capacity."""
+    clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
+    if not isinstance(clusters, dict):
+        return None
+    known: dict[str, Mapping[str, Any]] = {}
+    models: list[Cluster] = []
+    for name, entry in clusters.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("capacity"), dict):
+            return None
+        try:
+            models.append(cluster_model(entry.get("data")))
+        except ServiceError as error:
+            place = f"input_data.cluster_data.{name}.data"
+            raise ServiceError(
+                Code.BAD_MESSAGE, f"{place}: {error.reason}", field=place, expected=error.expected
+            ) from error
+        known[models[-1].id] = entry["capacity"]
+    fleet = Fleet()
+    fleet.install(models)
+    for row, (cluster_id, node_id) in enumerate(fleet.node_ids):
+        _set_free(fleet, row, known[cluster_id].get(node_id))
+    return fleet
+
+
+def _set_free(fleet: Fleet, row: int, free: Any) -> None:
+    """Take over what the caller says is free on a node; what it leaves out is all free."""
+    if not isinstance(free, dict):
+        return
+    cpu, memory, gpus = fleet.capacity(row)
+    by_id = free.get("gpus")
+    by_gpu: Mapping[str, Any] = by_id if isinstance(by_id, dict) else {}
+    for column, gpu in enumerate(fleet.gpu_ids[row]):
+        gpus[column] = _whole(by_gpu.get(gpu), gpus[column])
+    fleet.set_capacity(
+        row, _whole(free.get("cpu_milli"), cpu), _whole(free.get("memory_mib"), memory), gpus
+    )
+
+
+def _whole(value: Any, most: int) -> int:
+    """Return an amount that is free: a whole number up to all that there is."""
+    return min(value, most) if isinstance(value, int) and not isinstance(value, bool) else most

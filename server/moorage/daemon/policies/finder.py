@@ -1,0 +1,242 @@
+"""The embedded search service: what a filter or a similarity search finds.
+
+`admission` asks it for the candidates of a request, `services` for the documents that the search
+endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; they meet here.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.documents.policies import entry_name
+from moorage.catalog.ports import Catalog
+from moorage.catalog.search import refusal_of
+from moorage.catalog.values import Document, PolicyRecord, SearchAction
+from moorage.core.state.facts import Refusal
+from moorage.daemon.policies.schema_guard import SchemaGuard
+from moorage.daemon.policies.searchables import Searched, searched
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
+from moorage.sandbox.host import contract
+from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+
+T = TypeVar("T")
+
+RANKING_SECONDS_MAX: Final = 30.0
+"""How long a ranking may take with the time it waits for a cell; then the answer is BUSY."""
+SHOWN_CHARS_MAX: Final = 60
+"""Characters of a policy's wrong answer that the refusal shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCandidates:
+    """The answer of a filter or search.
+
+    Args:
+        ids: What was found, of a search in the order of its rank.
+        matched: How many there were before those that are not live were left out.
+        warnings: What could not be read, and what that left out.
+        added: By id, what a ranking policy added to the document, a score for example.
+        of: Has the documents.
+
+    """
+
+    ids: Sequence[str]
+    matched: int
+    warnings: list[str]
+    added: Mapping[str, Document]
+    of: Searched
+
+    def documents(self) -> list[Document]:
+        """Return the documents of what was found, as stored, with what was added to them."""
+        documents = self.of.documents(self.ids)
+        return [{**each, **self.added.get(each["id"], {})} for each in documents]
+
+
+class Finder:
+    """Finds documents.
+
+    Args:
+        catalog: Has the documents and the ranking policies.
+        sandbox: Runs those.
+
+    """
+
+    def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+
+    async def find(
+        self,
+        action: SearchAction,
+        body: Document,
+        tenant: Tenant,
+        allowance: Allowance,
+        *,
+        at: str = "",
+        candidates: bool = False,
+    ) -> FoundCandidates:
+        """Return what a filter or a search finds.
+
+        Args:
+            action: Which of the two.
+            body: As the client sent it, bare or in its envelope.
+            tenant: On whose behalf a policy ranks.
+            allowance: What this may cause at external services.
+            at: The place of the body, with which the fields of refusals start.
+            candidates: Clusters only, and of them only live ones, before anything is ranked.
+
+        Raises:
+            ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
+                what the ranking policy did wrong; `busy`; `unavailable`.
+
+        """
+        if action == "filter":
+            asked = await _parsed(parse_filter, body, at)
+            search, uri = None, ""
+        else:
+            search = await _parsed(parse_search, body, at)
+            asked, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
+        field = _under(_values(body, at)[1], "matchType")
+        if candidates and asked.match_type != "cluster":
+            reason = f"{field}: the candidates of a request are clusters; expected cluster"
+            raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected="cluster")
+        of = await searched(self._catalog, asked.match_type, field)
+        clusters = None if asked.match_type != "policy" else ()
+        warnings = await self._catalog.freshness.fetch(uri, clusters, allowance)
+        if asked.match_type == "block":
+            warnings += await self._catalog.blocks.fetch(allowance)
+        ids = await of.matching(asked)
+        live = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
+        if search is None or not live:
+            # Where nothing is found, nothing is ranked.
+            return FoundCandidates(live, len(ids), warnings, {}, of)
+        place = _policy_place(body, at)
+        if uri:
+            ranked = await self._ranked_by(search, of, live, tenant, f"{place}.policyRuleURI")
+        else:
+            ranked = dict.fromkeys(await _alike(search, of, live, place), Document())
+        return FoundCandidates(list(ranked)[: search.limit], len(ids), warnings, ranked, of)
+
+    async def _ranked_by(
+        self, search: Search, of: Searched, ids: Sequence[str], tenant: Tenant, field: str
+    ) -> dict[str, Document]:
+        """Return the ids in the order of a ranking policy, with what it added to each."""
+        uri = search.policy_rule_uri
+        record = self._catalog.memory.policy(uri)
+        if record is None:
+            expected = "the URI of a registered policy"
+            reason = f"{field}: no policy “{uri}” is registered."
+            raise ServiceError(Code.UNKNOWN_POLICY, reason, field=field, expected=expected)
+        try:
+            async with asyncio.timeout(RANKING_SECONDS_MAX):
+                value = await self._sandbox.evaluate(
+                    code_of(record),
+                    tenant,
+                    of.documents(ids),
+                    parameters=search.parameters,
+                    settings=search.settings,
+                    ids_only=True,
+                )
+        except TimeoutError as error:
+            reason = f"{uri} could not rank within {RANKING_SECONDS_MAX:g} s; try again shortly."
+            raise ServiceError(Code.BUSY, reason, field=field) from error
+        except PolicyFault as fault:
+            no = fault.refusal
+            hint = "; rank fewer, with a `filterRule`" if no.code is Code.TOO_LARGE else ""
+            raise ServiceError(
+                no.code,
+                f"Ranking {len(ids)} documents by {uri}: {no.reason}{hint}",
+                field=place_of(no, field.removesuffix(".policyRuleURI")) or field,
+                expected=no.expected,
+                details=no.details,
+            ) from fault
+        return _chosen(value, ids, uri, field)
+
+
+async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -> list[str]:
+    """Return the ids in the order of the built-in ranking."""
+    if isinstance(search.like, str) and not of.known(search.like):
+        expected = f"the id of a registered {search.match_type}, or a part of such a document"
+        raise ServiceError.wrong_field(f"{place}.parameters.like", expected)
+    among = frozenset(ids)
+    return [each for each in await of.alike(search.like, search.weights) if each in among]
+
+
+def code_of(record: PolicyRecord) -> contract.PolicyCode:
+    """Return a registered policy as the sandbox loads it."""
+    guard = None if record.schemas is None else SchemaGuard(record.schemas)
+    deadline = float(record.document.get("deadline_seconds") or 0)
+    return contract.PolicyCode(
+        record.ref,
+        record.files,
+        record.settings,
+        record.parameters,
+        guard,
+        deadline,
+        entry_name(record.document, record.files),
+    )
+
+
+def place_of(no: Refusal, at: str) -> str:
+    """Return the field that the schemas of a named policy refuse, "" where they refuse none.
+
+    Args:
+        no: Why it was not asked.
+        at: Where the request names the policy, beside its parameters and settings.
+
+    """
+    overrides = no.field.partition(".")[0] in {"parameters", "settings"}
+    return f"{at}.{no.field}" if overrides else no.field
+
+
+async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:
+    try:
+        # Patterns become tables while they are parsed, which may take milliseconds.
+        return await asyncio.to_thread(parse, body, at)
+    except QueryError as error:
+        raise refusal_of(error) from error
+
+
+def _chosen(value: Any, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
+    """Return the ids that a ranking policy answered, each once, or refuse its answer."""
+    known = frozenset(offered)
+    chosen: dict[str, Document] = {}
+    for each in value if isinstance(value, list) else [value]:
+        name = each.get("id") if isinstance(each, dict) else each
+        if not isinstance(name, str) or name not in known:
+            shown = repr(each)[:SHOWN_CHARS_MAX]
+            raise ServiceError(
+                Code.POLICY_BAD_OUTPUT,
+                f"{uri} ranked {shown}, which is none of the documents it was given"
+                f" ({len(offered)}).",
+                field=field,
+                expected="documents of its input, or their ids, the best first",
+                details={"policy_rule_uri": uri},
+            )
+        chosen.setdefault(name, each if isinstance(each, dict) else {})
+    return chosen
+
+
+# Places in a body that was parsed, and so has the shape that it must have --------------------
+
+
+def _under(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def _values(body: Document, at: str) -> tuple[Mapping[str, Any], str]:
+    """Return what lies in the envelope, and its place."""
+    if "body" not in body:
+        return body, at
+    values: Mapping[str, Any] = body["body"]["values"]
+    return values, _under(at, "body.values")
+
+
+def _policy_place(body: Document, at: str) -> str:
+    values, at = _values(body, at)
+    at = _under(at, "rankingPolicyRule")
+    return f"{at}.values" if "values" in values["rankingPolicyRule"] else at

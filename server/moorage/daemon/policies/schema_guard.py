@@ -1,0 +1,64 @@
+"""The schemas of a policy as the sandbox's host asks them; see `sandbox.host.contract.Guard`.
+
+`daemon.policies.finder.code_of` makes one for every policy that has schemas. Catalog and sandbox do
+not know each other, so their two kinds of "no" meet here.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.catalog.documents.schemas import PolicySchemas
+from moorage.core.state.facts import Refusal
+from moorage.daemon.answers import refusal_of
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import PolicyFault
+
+
+class SchemaGuard:
+    """A `Guard` over the schemas of one policy.
+
+    Args:
+        schemas: As the catalog read them.
+
+    """
+
+    def __init__(self, schemas: PolicySchemas) -> None:
+        self._schemas = schemas
+
+    def overrides(
+        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """See `Guard.overrides`."""
+        try:
+            return self._schemas.overrides(parameters, settings)
+        except ServiceError as error:
+            raise PolicyFault(refusal_of(error)) from error
+
+    async def given(self, input_data: Any) -> Any:
+        """See `Guard.given`; others have their turn between two parts of a long list."""
+        try:
+            if not isinstance(input_data, list) or self._schemas.inputs is None:
+                return self._schemas.asked(input_data)
+            completed: list[Any] = []
+            for part in self._schemas.asked_parts(input_data):
+                completed += part
+                await asyncio.sleep(0)
+        except ServiceError as error:
+            raise PolicyFault(refusal_of(error)) from error
+        return completed
+
+    def command(self, action: str, data: Any) -> Any:
+        """See `Guard.command`."""
+        try:
+            return self._schemas.command(action, data)
+        except ServiceError as error:
+            raise PolicyFault(refusal_of(error)) from error
+
+    def judge(self, value: Any) -> Refusal | None:
+        """See `Guard.judge`."""
+        try:
+            self._schemas.judge(value)
+        except ServiceError as error:
+            return refusal_of(error)
+        return None

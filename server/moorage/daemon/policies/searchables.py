@@ -1,0 +1,171 @@
+"""What can be searched: clusters, blocks and policies, each as one kind behind one interface.
+
+`daemon.policies.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
+are is said in docs/reference/allocation-server.md, "Kinds of documents"; of the others this server
+keeps no documents.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from moorage.catalog.ports import Catalog
+from moorage.catalog.search import refusal_of
+from moorage.catalog.values import Document
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.query import (
+    EVERYTHING,
+    Condition,
+    Filter,
+    MatchType,
+    QueryError,
+    nearest,
+    predicate,
+    restricted,
+)
+
+SEARCHED: tuple[MatchType, ...] = ("cluster", "block", "policy")
+"""Kinds that are searched here."""
+
+
+class Searched(Protocol):
+    """Documents of one kind, by id."""
+
+    async def matching(self, asked: Filter) -> Sequence[str]:
+        """Return the ids of the documents that a filter finds, in their order."""
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> Sequence[str]:
+        """Return all ids, the most alike first; None: the kind's own weights."""
+
+    def known(self, name: str) -> bool:
+        """Return whether there is such a document."""
+
+    def documents(self, names: Sequence[str]) -> list[Document]:
+        """Return documents with an `id` each, in the order asked for, without unknown ones."""
+
+
+async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
+    """Return the documents that a `matchType` names.
+
+    Args:
+        catalog: Has them.
+        match_type: The kind.
+        field: Where the body says so.
+
+    Raises:
+        ServiceError: `unsupported`: nothing of the kind is kept here; or as `query_policies`.
+
+    """
+    if match_type == "cluster":
+        return SearchedClusters(catalog)
+    if match_type == "block":
+        return SearchedBlocks(catalog)
+    if match_type == "policy":
+        return SearchedPolicies(await catalog.policies.query())
+    expected = " or ".join(SEARCHED)
+    reason = f"{field}: this server keeps no {match_type} documents; expected {expected}"
+    raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected=expected)
+
+
+class SearchedClusters:
+    """The registry, live clusters and others."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.known = catalog.memory.known
+
+    async def matching(self, asked: Filter) -> Sequence[str]:
+        """See `Searched.matching`."""
+        return await self._catalog.search.matching(asked)
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> Sequence[str]:
+        """See `Searched.alike`."""
+        return await self._catalog.search.alike(like, weights)
+
+    def documents(self, names: Sequence[str]) -> list[Document]:
+        """See `Searched.documents`."""
+        return self._catalog.memory.documents(names)
+
+
+class SearchedBlocks:
+    """The blocks that were registered; a filter may ask for their clusters and metrics first."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._blocks = catalog.blocks
+        self.known = self._blocks.known
+        self.documents = self._blocks.documents
+
+    async def matching(self, asked: Filter) -> Sequence[str]:
+        """See `Searched.matching`."""
+        condition: Condition = asked.condition
+        companions = dict(asked.companions)
+        clusters = companions.pop("cluster", EVERYTHING)
+        if clusters != EVERYTHING:
+            found = await self._catalog.search.matching(Filter("cluster", clusters))
+            condition = restricted(condition, "cluster.id", found)
+        return await self._blocks.matching(Filter("block", condition, companions))
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> Sequence[str]:
+        """See `Searched.alike`."""
+        if weights is None:
+            like_document = self.documents([like])[0] if isinstance(like, str) else like
+            weights = _equal_weights(like_document)
+        return await self._blocks.alike(like, weights)
+
+
+class SearchedPolicies:
+    """The policies that are registered, or known to the external store.
+
+    Args:
+        documents: All PolicyRule documents.
+
+    """
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._documents = {
+            uri: {**each, "id": uri}
+            for each in documents
+            if isinstance(uri := each.get("policy_rule_uri"), str)
+        }
+
+    def known(self, name: str) -> bool:
+        """See `Searched.known`."""
+        return name in self._documents
+
+    async def matching(self, asked: Filter) -> Sequence[str]:
+        """See `Searched.matching`."""
+
+        def work() -> list[str]:
+            test = predicate(asked.condition)
+            return sorted(name for name, each in self._documents.items() if test(each))
+
+        return await asyncio.to_thread(work)
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> Sequence[str]:
+        """See `Searched.alike`."""
+        reference = self._documents[like] if isinstance(like, str) else like
+        weights = _equal_weights(reference) if weights is None else weights
+        try:
+            found = await asyncio.to_thread(nearest, self._documents, like, weights)
+        except QueryError as error:
+            raise refusal_of(error) from error
+        return [name for name, _ in found]
+
+    def documents(self, names: Sequence[str]) -> list[Document]:
+        """See `Searched.documents`."""
+        return [self._documents[name] for name in names if name in self._documents]
+
+
+def _equal_weights(reference: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return weights that compare everything that a reference says at its first level."""
+    return {name: 1.0 for name in reference if name and name != "id" and "." not in name}

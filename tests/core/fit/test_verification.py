@@ -1,0 +1,59 @@
+"""What a refusal says of a proposal that names what there is not."""
+
+import pytest
+from by_hand import Hand, answers, ask, nodes, place
+
+from moorage.core.state.facts import Refusal
+from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId
+
+
+def refusal(hand: Hand, value: object, demand: Demand | None = None, **more: object) -> str:
+    (no,) = answers(hand.grant(ask("r", demand, **more), value))
+    assert isinstance(no, Refusal)
+    return no.reason
+
+
+@pytest.fixture
+def hand() -> Hand:
+    hand = Hand()
+    hand.see(nodes(3, 2))
+    hand.see(nodes(1, 1, "d"))
+    return hand
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (place("west", "0"), "“west” is none; there are n000, n001, n002."),
+        (place("n02", "0"), "“n02” is none; there are n002, "),
+        (place("n001", "7"), "“7” is none; there are 0, 1."),
+        ({"cluster_id": "cc", "node_id": "n000", "gpus": []}, "“cc” is none; there are c, d."),
+    ],
+)
+def test_it_says_which_there_are(hand, value, said):
+    assert said in refusal(hand, value, Demand(gpus=1))
+
+
+def test_of_candidates_it_names_those(hand):
+    only = (ClusterId("d"),)
+    assert "“c” is none; there is d." in refusal(hand, place("n000"), None, candidates=only)
+
+
+def test_of_many_nodes_it_names_the_nearest_and_a_few(hand):
+    hand.see(nodes(500, 1))
+    said = refusal(hand, place("n0007", "0"), Demand(gpus=1))
+    assert "there are n007, " in said
+    assert said.endswith(", ….")
+    assert len(said) < 250
+
+
+def test_one_is_counted_as_one():
+    hand = Hand()
+    device = (Gpu("0", "", 0),)  # A site that does not say its model.
+    hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1_000, 1_000, device),)))
+    (never,) = answers(hand.ask(ask("a", Demand(gpus=1, models=("A100",)))))
+    assert never.reason.startswith(
+        "It can never fit: of 1 node, 1 has too few GPUs of the accepted"
+    )
+    assert never.details["largest"]["models"] == []
+    assert "models" not in never.details

@@ -1,0 +1,266 @@
+"""A daemon that stood still, and a calendar that was set: what lasts on, what keeps its hour."""
+
+from typing import Any
+
+import pytest
+from by_hand import Hand, answers, ask, nodes, place
+
+from moorage.core.allocator import Allocator
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Dequeued, Ended, Ending, Unreserved, WaitExtended
+from moorage.core.state.invariants import check
+from moorage.core.state.state import RELEASED
+from moorage.core.turns.events import (
+    ClockSet,
+    CordonAsked,
+    HalfLifeConfigured,
+    ReleaseAsked,
+    RenewAsked,
+    ReserveAsked,
+    Restarted,
+    Stalled,
+    Tick,
+    WorkloadKept,
+    WorkloadStarted,
+)
+from moorage.model import Code, Demand, NodeId, Provision, RequestId, Tenant
+
+ONE = Demand(gpus=1)
+BOB = Tenant("bob")
+HOURS = 7_200.0
+GRACE = 30.0
+
+
+@pytest.fixture
+def hand() -> Hand:
+    hand = Hand(now=100_000.0)
+    hand.see(nodes(3, 1))
+    return hand
+
+
+def reserve(hand: Hand, begins_in: float, seconds: float, lapse: float = 0.0) -> RequestId:
+    name = RequestId(f"reserved-{next(hand.numbers)}")
+    starts_at = hand.now + begins_in
+    asked = ReserveAsked(hand.to(), name, BOB, ONE, starts_at, starts_at + seconds, lapse)
+    (answer,) = answers(hand.step(asked))
+    assert answer.data["reservation"] == name
+    return name
+
+
+def stand_still(hand: Hand, seconds: float, grace: float = GRACE) -> None:
+    hand.now += seconds
+    hand.step(Stalled(seconds, grace))
+    hand.step(Tick())
+
+
+def set_clock(hand: Hand, seconds: float) -> None:
+    hand.now += seconds
+    hand.step(ClockSet(seconds))
+    hand.step(Tick())
+    again = Allocator()
+    again.replay(hand.facts)
+    assert again.state == hand.allocator.state
+    again = Allocator()
+    again.replay(condense(hand.allocator.state))
+    assert again.state == hand.allocator.state
+    assert again.next_deadline() == hand.allocator.next_deadline()
+
+
+def left(hand: Hand, name: str) -> float:
+    lease = hand.allocator.state.lease(RequestId(name))
+    assert lease is not None
+    return lease.expires_at - hand.now
+
+
+def renew(hand: Hand, name: str) -> Any:
+    renewal = RenewAsked(hand.to(), RequestId(name), f"token of {name}", None)
+    (answer,) = answers(hand.step(renewal))
+    return answer
+
+
+def over(hand: Hand) -> list[str]:
+    ended = (fact for fact in hand.facts if isinstance(fact, Ended | Ending))
+    ends = (fact.lease for fact in ended if fact.reason != RELEASED)
+    lapsed = (fact.reservation for fact in hand.facts if isinstance(fact, Unreserved))
+    return [*ends, *lapsed, *(fact.request for fact in hand.facts if isinstance(fact, Dequeued))]
+
+
+def keep_warm(hand: Hand, name: str, seconds: float) -> None:
+    lease = hand.allocator.state.leases[RequestId(name)]
+    hand.step(WorkloadStarted(lease.id, lease.fencing))
+    hand.step(ReleaseAsked(hand.to(), lease.id, f"token of {name}"))
+    hand.step(WorkloadKept(lease.id, lease.fencing))
+    assert left(hand, name) == seconds
+
+
+def test_what_ran_out_while_the_daemon_stood_still_has_the_grace_of_a_restart(hand: Hand) -> None:
+    hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
+    kept = Provision("memory", keep_warm_seconds=5.0)
+    hand.grant(ask("warm", ONE, provision=kept), place("n001", "0"))
+    keep_warm(hand, "warm", 5.0)
+    reservation = reserve(hand, 0.0, 1_000.0, lapse=4.0)
+    hand.step(Tick())
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=3.0))
+    stand_still(hand, 8.0)
+    assert over(hand) == []
+    assert (left(hand, "lease"), left(hand, "warm")) == (GRACE, GRACE)
+    assert hand.allocator.state.waiting[RequestId("waiter")].deadline == hand.now + GRACE
+    lapses_at = hand.allocator.state.reserved.by_id[reservation].lapses_at
+    assert lapses_at == hand.now + GRACE
+    hand.now += GRACE - 1.0
+    assert renew(hand, "lease").lease.expires_at == hand.now + 6.0
+    hand.now += 2.0
+    hand.step(Tick())
+    assert sorted(over(hand)) == [reservation, "waiter", "warm"]
+
+
+def test_a_restart_gives_waiters_and_what_is_warm_the_same(hand: Hand) -> None:
+    kept = Provision("memory", keep_warm_seconds=5.0)
+    hand.grant(ask("warm", ONE, provision=kept), place("n001", "0"))
+    keep_warm(hand, "warm", 5.0)
+    reservation = reserve(hand, 0.0, 1_000.0, lapse=4.0)
+    hand.grant(ask("lease", ONE), place("n002", "0"))
+    hand.step(Tick())
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=3.0))
+    again = Hand(Allocator(), hand.now + 8.0)
+    again.allocator.replay(hand.facts)
+    again.step(Restarted(GRACE))
+    again.step(Tick())
+    assert over(again) == []
+    assert left(again, "warm") == GRACE
+    assert again.allocator.state.waiting[RequestId("waiter")].deadline == again.now + GRACE
+    assert again.allocator.state.reserved.by_id[reservation].lapses_at == again.now + GRACE
+    last = Allocator()
+    last.replay([*hand.facts, *again.facts])
+    assert last.state == again.allocator.state
+
+
+def test_who_did_not_run_out_has_as_long_as_the_daemon_stood_still(hand: Hand) -> None:
+    hand.grant(ask("short", ONE, terms={"ttl_seconds": 9.0}), place("n000", "0"))
+    hand.grant(ask("long", ONE, terms={"ttl_seconds": 60.0}), place("n001", "0"))
+    stand_still(hand, 8.0)
+    assert (left(hand, "short"), left(hand, "long")) == (8.0, 52.0)
+    for _ in range(2):  # Stalls shorter than what runs between them keep nothing for ever.
+        hand.now += 5.0
+        hand.step(Tick())
+        stand_still(hand, 1.0)
+    assert over(hand) == ["short"]
+
+
+def test_a_lease_that_stood_still_leaves_when_it_must(hand: Hand) -> None:
+    hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
+    cordon = CordonAsked(hand.to(), BOB, "c", NodeId("n000"), "drain", "", 5.0)  # type: ignore[arg-type]  # Plain strings in tests.
+    hand.step(cordon)
+    stand_still(hand, 8.0)
+    assert over(hand) == ["lease"]
+
+
+@pytest.mark.parametrize("seconds", [HOURS, -HOURS, 2.5, -2.5])
+def test_a_clock_that_is_set_changes_no_remaining_time(hand: Hand, seconds: float) -> None:
+    hand.step(HalfLifeConfigured(600.0))
+    hand.grant(ask("lease", ONE), place("n000", "0"))
+    kept = Provision("memory", keep_warm_seconds=50.0)
+    hand.grant(ask("warm", ONE, provision=kept), place("n001", "0"))
+    keep_warm(hand, "warm", 50.0)
+    hand.ask(ask("first", Demand(gpus=1, nodes=3), wait=40.0))
+    hand.now += 10.0
+    cordon = CordonAsked(hand.to(), BOB, "c", NodeId("n000"), "drain", "", 20.0)  # type: ignore[arg-type]  # As above.
+    hand.step(cordon)
+    usage = [*hand.allocator.state.accounts.past()]
+    set_clock(hand, seconds)
+    assert (left(hand, "lease"), left(hand, "warm")) == (20.0, 40.0)
+    lease = hand.allocator.state.leases[RequestId("lease")]
+    assert lease.granted_at == hand.now - 10.0
+    (cordoned,) = hand.allocator.state.cordons.values()
+    assert cordoned.until == hand.now + 20.0
+    hand.ask(ask("second", Demand(gpus=1, nodes=3), wait=40.0))
+    queue = hand.allocator.requests.queue
+    assert [each.ask.id for each in queue.in_turn(9)] == ["first", "second"]
+    past = [*hand.allocator.state.accounts.past()]
+    assert [each.share for _, each in past] == [each.share for _, each in usage]
+    assert hand.allocator.next_deadline() == hand.now + 20.0
+    hand.now += 20.0
+    hand.step(Tick())
+    assert over(hand) == ["lease"]
+    hand.now += 10.0
+    hand.step(Tick())
+    assert over(hand) == ["lease", "first"]
+    check(hand.allocator.state)
+
+
+def test_a_request_that_is_being_decided_waits_as_long_as_it_said(hand: Hand) -> None:
+    turn = hand.ask(ask("asked", ONE, wait=50.0))
+    hand.grant(ask("other", Demand(gpus=1)), place("n000", "0"))
+    set_clock(hand, -HOURS)
+    hand.propose(turn, place("n001", "0"))
+    assert hand.allocator.state.leases[RequestId("asked")].asked_at == hand.now
+
+
+def test_reservations_keep_their_hour_when_the_clock_was_slow(hand: Hand) -> None:
+    reservation = reserve(hand, HOURS + 100.0, 1_000.0, lapse=60.0)
+    (place_of,) = hand.allocator.state.reserved.by_id[reservation].nodes
+    set_clock(hand, HOURS)
+    assert hand.allocator.next_deadline() == hand.now + 100.0
+    hand.now += 100.0
+    hand.step(Tick())
+    known = hand.allocator.state.reserved.by_id[reservation]
+    assert known.begun
+    assert known.lapses_at == hand.now + 60.0
+    assert hand.ask(ask("other", ONE)).effects[0].reserved == (place_of,)  # type: ignore[union-attr]  # A consultation.
+
+
+def test_what_began_in_the_hours_that_were_skipped_begins_now(hand: Hand) -> None:
+    skipped = reserve(hand, 60.0, HOURS + 600.0, lapse=90.0)
+    gone = reserve(hand, 60.0, 600.0)
+    begun = reserve(hand, 0.0, 2 * HOURS, lapse=50.0)
+    hand.step(Tick())
+    hand.now += 20.0
+    set_clock(hand, HOURS)
+    known = hand.allocator.state.reserved.by_id
+    assert over(hand) == [gone]
+    assert known[skipped].lapses_at == hand.now + 90.0  # Its tenant had no time to come.
+    assert known[begun].lapses_at == hand.now + 30.0  # As long as before.
+    assert known[skipped].begun
+
+
+def test_what_began_too_early_begins_again_at_its_hour(hand: Hand) -> None:
+    reservation = reserve(hand, 100.0, 1_000.0, lapse=60.0)
+    hour = hand.now + 100.0
+    hand.now += 110.0
+    hand.step(Tick())
+    assert hand.allocator.state.reserved.by_id[reservation].begun
+    set_clock(hand, -HOURS)
+    assert not hand.allocator.state.reserved.by_id[reservation].begun
+    assert hand.allocator.next_deadline() == hour
+    hand.now = hour
+    hand.step(Tick())
+    assert hand.allocator.state.reserved.by_id[reservation].begun
+
+
+def test_a_lease_that_now_runs_into_a_reservation_keeps_its_time_and_no_more(hand: Hand) -> None:
+    hand.see(nodes(1, 1))
+    hand.grant(ask("there", ONE), place("n000", "0"))
+    reserve(hand, HOURS, 1_000.0)
+    hand.now += 10.0
+    set_clock(hand, HOURS)
+    check(hand.allocator.state)
+    assert left(hand, "there") == 50.0
+    renewed = renew(hand, "there")
+    assert renewed.lease.expires_at == hand.now + 50.0
+    assert renewed.ttl_max_seconds == 50.0
+    hand.now += 50.0
+    hand.step(Tick())
+    assert over(hand) == ["there"]
+    (refusal,) = answers(hand.ask(ask("other", ONE)))
+    assert refusal.code is Code.NO_CAPACITY
+
+
+def test_a_waiter_is_told_late_in_the_ledger_that_it_may_wait_on(hand: Hand) -> None:
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
+    hand.see(nodes(4, 1))
+    hand.grant(ask("lease", ONE), place("n000", "0"))
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=4), wait=3.0))
+    stand_still(hand, 8.0)
+    assert [fact for fact in hand.facts if isinstance(fact, WaitExtended)] == [
+        WaitExtended(RequestId("waiter"), hand.now + GRACE)
+    ]

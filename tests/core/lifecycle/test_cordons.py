@@ -1,0 +1,153 @@
+"""What operators take out of service: nothing new comes there, and what is there can leave."""
+
+from typing import Any
+
+import pytest
+from by_hand import Hand, answers, ask, consults, nodes, place
+
+from moorage.core.allocator import Allocator
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Cordoned
+from moorage.core.state.invariants import check
+from moorage.core.turns.effects import Stop
+from moorage.core.turns.events import (
+    ClusterGone,
+    CordonAsked,
+    ReleaseAsked,
+    RenewAsked,
+    Restarted,
+    Tick,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.model import ClusterId, Code, Demand, NodeId, Provision, RequestId, Tenant
+
+ONE = Demand(gpus=1)
+AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
+
+
+@pytest.fixture
+def hand() -> Hand:
+    hand = Hand(Allocator(requeue_pause_seconds=0.0))
+    hand.see(nodes(2, 1))
+    return hand
+
+
+def cordon(hand: Hand, mode: Any, node: str = "", **more: Any) -> Any:
+    asked = CordonAsked(hand.to(), Tenant("op"), ClusterId("c"), NodeId(node), mode, **more)
+    return hand.step(asked)
+
+
+def told(turn: Any) -> Any:
+    (answer,) = answers(turn)
+    return answer.data
+
+
+def offered(hand: Hand) -> list[str]:
+    rows = hand.inquire("fleet", filters={"cluster": "c"})["nodes"]
+    return [row["node_id"] for row in rows if not row.get("unavailable")]
+
+
+def test_nothing_new_comes_to_a_node_until_it_is_put_back(hand: Hand) -> None:
+    turn = cordon(hand, "cordon", "n000", reason="new fans")
+    assert told(turn) == {
+        "cluster_id": "c",
+        "node_id": "n000",
+        "leases": [],
+        "unavailable": "cordoned by op: new fans",
+    }
+    assert offered(hand) == ["n001"]
+    hand.see(nodes(2, 1, "c"))  # Its document knows nothing of it.
+    assert offered(hand) == ["n001"]
+    hand.propose(hand.ask(ask("bold", ONE)), place("n000", "0"))
+    assert not hand.allocator.state.leases, "a proposal of it counts for nothing"
+    hand.grant(ask("first", ONE), place("n001", "0"))
+    assert consults(hand.ask(ask("waits", ONE, wait=60.0))) == []
+    assert consults(cordon(hand, "uncordon", "n000")) == ["waits"], "it is served at once"
+    assert offered(hand) == ["n000", "n001"]
+
+
+def test_a_whole_cluster_takes_in_nodes_that_come_later(hand: Hand) -> None:
+    cordon(hand, "cordon")
+    hand.see(nodes(3, 1))
+    assert offered(hand) == []
+    cordon(hand, "cordon", "n002")
+    cordon(hand, "uncordon")
+    assert offered(hand) == ["n000", "n001"]
+    cordon(hand, "uncordon", "n002")
+    assert len(offered(hand)) == 3
+    assert told(cordon(hand, "uncordon", "n002"))["unavailable"] is None, "twice is no error"
+
+
+def test_a_drain_moves_what_may_start_again_and_asks_the_rest_to_leave(hand: Hand) -> None:
+    hand.grant(ask("moves", ONE, provision=AGAIN), place("n000", "0"))
+    lease = hand.allocator.state.leases[RequestId("moves")]
+    hand.step(WorkloadStarted(lease.id, lease.fencing))
+    turn = cordon(hand, "drain", "n000")
+    assert any(isinstance(effect, Stop) for effect in turn.effects)
+    assert told(turn)["leases"] == ["moves"], "it is there until its backend says otherwise"
+    turn = hand.step(WorkloadStopped(lease.id, lease.fencing))
+    hand.propose(turn, place("n001", "0"))
+    moved = hand.allocator.state.leases[RequestId("moves")]
+    assert (moved.placement[0].node_id, moved.attempt) == ("n001", 2)
+    assert moved.outcome is not None
+    assert "drained by op" in moved.outcome.detail
+    assert told(cordon(hand, "drain", "n000"))["leases"] == []
+    check(hand.allocator.state)
+
+
+def test_a_lease_cannot_be_renewed_beyond_the_time_of_a_drain(hand: Hand) -> None:
+    hand.grant(ask("stays", ONE), place("n000", "0"))
+    assert told(cordon(hand, "drain", "n000", seconds=20.0))["leases"] == ["stays"]
+    lease = hand.allocator.state.leases[RequestId("stays")]
+    assert lease.expires_at == 20.0
+    hand.now = 10.0
+    renewal = RenewAsked(hand.to(), lease.id, "token of stays", 60.0)
+    assert answers(hand.step(renewal))[0].lease.expires_at == 20.0
+    hand.now = 20.0
+    hand.step(Tick())
+    assert not hand.allocator.state.leases
+    ended = hand.allocator.state.ended[lease.id]
+    assert ended.reason == "its node was drained by op"
+    hand.now = 0.0
+
+
+def test_a_restart_after_the_time_of_a_drain_gives_no_grace(hand: Hand) -> None:
+    hand.grant(ask("stays", ONE), place("n000", "0"))
+    cordon(hand, "drain", "n000", seconds=20.0)
+    hand.now = 25.0
+    hand.step(Restarted(30.0))
+    renewal = RenewAsked(hand.to(), RequestId("stays"), "token of stays", 60.0)
+    (refusal,) = answers(hand.step(renewal))
+    assert refusal.code is Code.LEASE_ENDED
+    assert "drained by op" in refusal.reason
+    assert not hand.allocator.state.leases
+
+
+def test_without_a_time_a_lease_stays_until_it_is_released(hand: Hand) -> None:
+    hand.grant(ask("stays", ONE), place("n000", "0"))
+    cordon(hand, "drain", "n000")
+    hand.now = 50.0
+    renewal = RenewAsked(hand.to(), RequestId("stays"), "token of stays", 60.0)
+    assert answers(hand.step(renewal))[0].lease.expires_at == 110.0
+    hand.step(ReleaseAsked(hand.to(), RequestId("stays"), "token of stays"))
+    assert offered(hand) == ["n001"]
+
+
+def test_what_is_not_there_is_named(hand: Hand) -> None:
+    (refusal,) = answers(cordon(hand, "cordon", "n009"))
+    assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "node")
+    nowhere = CordonAsked(hand.to(), Tenant("op"), ClusterId("x"), NodeId(""), "drain")
+    (refusal,) = answers(hand.step(nowhere))
+    assert (refusal.code, refusal.field) == (Code.UNKNOWN_CLUSTERS, "cluster")
+
+
+def test_it_is_in_checkpoints_and_goes_with_its_cluster(hand: Hand) -> None:
+    cordon(hand, "cordon", "n000")
+    again = Allocator()
+    again.replay(condense(hand.allocator.state))
+    assert again.state == hand.allocator.state
+    assert [fact.node for fact in condense(again.state) if isinstance(fact, Cordoned)] == ["n000"]
+    hand.step(ClusterGone(ClusterId("c")))
+    hand.see(nodes(2, 1))
+    assert len(offered(hand)) == 2

@@ -1,0 +1,328 @@
+"""Leases that go back into the queue: corners beside the stories and the simulation."""
+
+import pytest
+from by_hand import Hand, answers, ask, consults, nodes, place
+
+from moorage.core.allocator import Allocator
+from moorage.core.lifecycle.leases import likeness
+from moorage.core.lifecycle.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Refusal, Requeued
+from moorage.core.state.invariants import check
+from moorage.core.state.refusals import PASSING
+from moorage.core.turns.effects import Consult, LeaseNews
+from moorage.core.turns.events import (
+    Asked,
+    CancelAsked,
+    ConsultFailed,
+    ReleaseAsked,
+    RenewAsked,
+    Restarted,
+    Tick,
+    WorkloadFailed,
+    WorkloadStarted,
+)
+from moorage.core.turns.turn import Turn
+from moorage.model import REQUEUE_PAUSE_SECONDS_MAX, Code, Demand, Provision, RequestId, Tenant
+from moorage.sandbox.host.circuit_breaker import OPEN_SECONDS_MAX
+
+ONE = Demand(gpus=1)
+AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
+
+
+def fail(hand: Hand, name: str):
+    lease = hand.allocator.state.leases[RequestId(name)]
+    return hand.step(WorkloadFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
+
+
+def release(hand: Hand, name: str):
+    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+
+
+def at_once() -> Hand:
+    """Leases that do not pause before they are tried again."""
+    return Hand(Allocator(requeue_pause_seconds=0.0))
+
+
+def crowded(*names: str) -> Hand:
+    """Leases on one node of as many devices, in the order in which they were asked for."""
+    hand = at_once()
+    hand.see(nodes(1, len(names)))
+    for number, name in enumerate(names):
+        hand.now += 1.0
+        hand.grant(ask(name, ONE, provision=AGAIN), place("n000", str(number)))
+    return hand
+
+
+def test_among_leases_that_failed_in_the_same_place_the_oldest_goes_first() -> None:
+    hand = crowded("old", "young")
+    waiter = ask("waiter", Demand(gpus=2), wait=60.0, terms={"priority": 9})
+    hand.ask(waiter)
+    assert consults(fail(hand, "young")) == []
+    hand.propose(fail(hand, "old"), place("n000", "0", "1"))
+    assert [each.ask.id for each in hand.allocator.requests.queue.in_turn(9)] == ["old", "young"]
+    assert list(hand.allocator.state.waiting) == ["young", "old"]
+    again = Allocator()
+    again.replay(list(condense(hand.allocator.state)))
+    assert [each.ask.id for each in again.requests.queue.in_turn(9)] == ["old", "young"]
+    assert again.state == hand.allocator.state
+    assert consults(release(hand, "waiter")) == ["old", "young"]
+    check(hand.allocator.state)
+
+
+def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
+    state = hand.allocator.state
+    assert state.waiting_bytes == 0
+    turn = fail(hand, "r")
+    assert state.waiting_bytes == 1_000
+    hand.propose(turn, place("n000", "0"))
+    assert (state.waiting_bytes, state.leases[RequestId("r")].attempt) == (0, 2)
+    fail(hand, "r")
+    release(hand, "r")
+    assert state.waiting_bytes == 0
+    assert state.ended[RequestId("r")].ask is None
+
+
+def test_a_policy_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
+    hand = at_once()
+    hand.see(nodes(2, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    turn = fail(hand, "r")
+    (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
+    assert consult.reserved == (("c", "n000"),)
+    no = Refusal(Code.POLICY_ERROR, "KeyError: 'n000'")
+    turn = hand.step(ConsultFailed(consult.ask.id, consult.consultation, no))
+    (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
+    assert consult.reserved == ()
+    hand.step(ConsultFailed(consult.ask.id, consult.consultation, no))
+    ended = hand.allocator.state.ended[RequestId("r")]
+    assert ended.reason == "attempt 1 of 3 failed: no image; then: KeyError: 'n000'"
+
+
+def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
+    hand = at_once()
+    hand.see(nodes(2, 1))
+    hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
+    turn = fail(hand, "r")
+    turn = hand.propose(turn, {"declined": "it must be n000"})
+    assert consults(turn) == ["r"], "the policy wants none of the others"
+    hand.propose(turn, place("n000", "0"))
+    assert hand.allocator.state.leases[RequestId("r")].attempt == 2
+
+
+def test_a_key_finds_its_lease_in_the_queue_and_after_it() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
+    hand.grant(keyed, place("n000", "0"))
+    hand.propose(fail(hand, "r"), {"declined": "not today"})
+    other = ask("other", Demand(gpus=2), provision=AGAIN, terms={"idempotency_key": "key"})
+    assert answers(hand.ask(other))[0].code is Code.IDEMPOTENCY_MISMATCH
+    for state in ("queued", "ended"):
+        same = ask("same", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
+        (answer,) = answers(hand.step(Asked(hand.to(), same)))
+        assert isinstance(answer, LeaseNews)
+        assert (answer.lease.id, answer.lease.state) == ("r", state)
+        release(hand, "r")
+
+
+def test_pages_of_leases_go_on_where_one_of_them_waits() -> None:
+    hand = crowded("a", "b", "c")
+    hand.propose(fail(hand, "a"), {"declined": "not today"})
+    assert [type(fact) for fact in hand.facts].count(Requeued) == 1
+    page = hand.inquire("leases", limit=2)
+    assert [each["id"] for each in page["leases"]] == ["a", "b"]
+    page = hand.inquire("leases", limit=2, after=page["next"])
+    assert [each["id"] for each in page["leases"]] == ["c"]
+    (row,) = hand.inquire("leases", filters={"state": "queued"})["leases"]
+    assert (row["workload"]["phase"], row["placement"]) == ("failed", [])
+    told = hand.inquire("why", subject="a")
+    assert (told["state"], told["reason"]) == ("queued", "attempt 1 of 3 failed: no image")
+
+
+def test_what_started_says_where_it_is_reached_as_long_as_it_runs() -> None:
+    hand = crowded("a")
+    lease = hand.allocator.state.leases[RequestId("a")]
+    hand.step(WorkloadStarted(lease.id, lease.fencing, "http://10.0.0.1:80"))
+    (row,) = hand.inquire("leases")["leases"]
+    assert row["workload"]["endpoint"] == "http://10.0.0.1:80"
+    hand.propose(fail(hand, "a"), {"declined": "not today"})
+    (row,) = hand.inquire("leases")["leases"]
+    assert row["workload"]["endpoint"] == ""
+
+
+def pausing(attempts: int = 3) -> Hand:
+    """A lease whose workload failed, on a node where there is room."""
+    hand = Hand(Allocator(requeue_pause_seconds=2.0))
+    hand.see(nodes(1, 1))
+    again = Provision("memory", on_failure="requeue", attempts_max=attempts)
+    hand.grant(ask("r", ONE, provision=again, terms={"ttl_seconds": 1e6}), place("n000", "0"))
+    return hand
+
+
+def test_each_pause_is_twice_as_long_as_the_one_before_up_to_a_bound() -> None:
+    hand, pauses = pausing(attempts=100), []
+    for _ in range(99):
+        assert consults(fail(hand, "r")) == []
+        due = hand.allocator.next_deadline()
+        assert due is not None
+        pauses.append(due - hand.now)
+        hand.now = due
+        hand.propose(hand.step(Tick()), place("n000", "0"))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, *[REQUEUE_PAUSE_SECONDS_MAX] * 94]
+    check(hand.allocator.state)
+
+
+def test_who_pauses_is_not_tried_whatever_becomes_free_and_says_until_when() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    assert consults(hand.see(nodes(2, 4))) == []
+    (row,) = hand.inquire("queue")["waiting"]
+    assert row["lease"]["retry_at"] == hand.now + 2.0
+    told = hand.inquire("why", subject="r")
+    assert told["lease"]["retry_at"] == hand.now + 2.0
+    assert "it is tried again at retry_at, not before" in told["reason"]
+    hand.now += 2.0
+    assert consults(hand.step(Tick())) == ["r"]
+    (row,) = hand.inquire("queue")["waiting"]
+    assert "retry_at" not in row["lease"]
+
+
+def test_others_get_the_place_of_one_who_pauses() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    hand.grant(ask("other", ONE), place("n000", "0"))
+    hand.now += 2.0
+    assert consults(hand.step(Tick())) == []
+    assert consults(release(hand, "other")) == ["r"]
+
+
+def test_a_pause_survives_a_restart_and_no_longer_than_it_was_to_be() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    for facts in (hand.facts, list(condense(hand.allocator.state))):
+        again = Hand(Allocator(requeue_pause_seconds=2.0), hand.now + 1.0)
+        again.allocator.replay(facts)
+        assert again.allocator.state == hand.allocator.state
+        assert consults(again.step(Restarted(0.0))) == []
+        assert again.allocator.next_deadline() == hand.now + 2.0
+        again.now = hand.now + 2.0
+        assert consults(again.step(Tick())) == ["r"]
+        check(again.allocator.state)
+
+
+def test_a_lease_that_pauses_ends_like_any_other() -> None:
+    def released(hand: Hand):
+        return release(hand, "r")
+
+    def cancelled(hand: Hand):
+        return hand.step(CancelAsked(hand.to(), RequestId("r"), Tenant("ann")))
+
+    def over(hand: Hand):
+        hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", 1.0))
+        hand.now += 1.0
+        return hand.step(Tick())
+
+    for end, reason in ((released, "released"), (cancelled, "cancelled"), (over, "expired")):
+        hand = pausing()
+        fail(hand, "r")
+        end(hand)
+        lease = hand.allocator.state.ended[RequestId("r")]
+        assert (lease.reason, lease.retry_at) == (reason, 0.0)
+        assert hand.allocator.next_deadline() is None
+        check(hand.allocator.state)
+
+
+def test_a_lease_that_pauses_is_renewed_like_any_other() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    retry_at = hand.now + 2.0
+    for ttl in (100.0, 1.0, 50.0):
+        hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", ttl))
+        assert hand.allocator.next_deadline() == min(retry_at, hand.now + ttl)
+    hand.now = retry_at
+    hand.propose(hand.step(Tick()), place("n000", "0"))
+    assert hand.allocator.next_deadline() == 50.0 + retry_at - 2.0
+
+
+def unanswered(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) -> Turn:
+    (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
+    refusal = Refusal(code, "its cell was stopped")
+    return hand.step(ConsultFailed(consult.ask.id, consult.consultation, refusal))
+
+
+@pytest.mark.parametrize("code", sorted(PASSING))
+def test_a_fault_of_the_sandbox_ends_no_lease(code: Code) -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    assert consults(unanswered(hand, fail(hand, "r"), code)) == []
+    told = hand.inquire("why", subject="r")
+    assert told["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
+    assert told["last"]["code"] == code
+    assert "attempt 1 of 3 failed: no image; it is tried again at" in told["reason"]
+    hand.now += FAULT_PAUSE_SECONDS
+    hand.propose(hand.step(Tick()), place("n000", "0"))
+    lease = hand.allocator.state.leases[RequestId("r")]
+    assert (lease.attempt, lease.faults) == (2, 0)
+    check(hand.allocator.state)
+
+
+def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restarts() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    terms = {"ttl_seconds": 1e6}
+    hand.grant(ask("r", ONE, provision=AGAIN, terms=terms), place("n000", "0"))
+    turn, began = fail(hand, "r"), hand.now
+    for _ in range(FAULTS_MAX):
+        assert consults(turn) == ["r"]
+        unanswered(hand, turn)
+        facts = list(condense(hand.allocator.state))
+        hand.allocator = Allocator(requeue_pause_seconds=0.0)
+        hand.allocator.replay(facts)
+        hand.now = hand.allocator.next_deadline() or 0.0
+        turn = hand.step(Tick())
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests is asked again after it"
+    unanswered(hand, turn)
+    ended = hand.allocator.state.ended[RequestId("r")]
+    assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
+
+
+def test_faults_count_again_for_each_start() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    for _ in range(2):
+        unanswered(hand, fail(hand, "r"))
+        assert hand.allocator.next_deadline() == hand.now + FAULT_PAUSE_SECONDS
+        hand.now += FAULT_PAUSE_SECONDS
+        hand.propose(hand.step(Tick()), place("n000", "0"))
+
+
+def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    turn = fail(hand, "r")
+    hand.ask(ask("waiter", ONE, wait=60.0))
+    assert consults(unanswered(hand, turn)) == ["waiter"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"provision": Provision("memory", {"command": ["other"]})},
+        {"provision": Provision("memory", {"command": ["one"], "stop_seconds": 1})},
+        {"parameters": {"x": 1}},
+        {"demand": Demand(gpus=1, cpu_milli=1000)},
+        {"tenant": Tenant("bob")},
+    ],
+    ids=["command", "spec", "parameters", "resources", "tenant"],
+)
+def test_a_request_that_differs_in_anything_takes_no_warm_workload_over(change: dict) -> None:
+    kept = {"demand": ONE, "provision": Provision("memory", {"command": ["one"]})}
+    assert likeness(ask("a", **kept)) == likeness(ask("b", wait=9.0, **kept))
+    assert likeness(ask("a", **kept)) != likeness(ask("b", **kept | change))

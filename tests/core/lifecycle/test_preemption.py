@@ -1,0 +1,161 @@
+"""Who gives way to a request, when, and who does not."""
+
+from typing import Any
+
+import pytest
+from by_hand import Hand, ask, consults, nodes, place
+
+from moorage.core.allocator import Allocator
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import Preempted, Spared
+from moorage.core.state.invariants import check
+from moorage.core.turns.effects import Stop
+from moorage.core.turns.events import (
+    CancelAsked,
+    QuotaAsked,
+    Tick,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.model import Amounts, Demand, Lease, Provision, Quota, RequestId, Tenant
+
+AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
+
+
+@pytest.fixture
+def hand() -> Hand:
+    hand = Hand(Allocator(requeue_pause_seconds=0.0))
+    hand.see(nodes(2, 4))
+    return hand
+
+
+def hold(hand: Hand, name: str, node: str, *gpus: str, **terms: Any) -> Lease:
+    more = {key: terms.pop(key) for key in ("tenant", "provision") if key in terms}
+    terms = {"preemptible": True, "ttl_seconds": 1e6} | terms
+    hand.now += 1.0
+    hand.grant(ask(name, Demand(gpus=len(gpus)), terms=terms, **more), place(node, *gpus))
+    return hand.allocator.state.leases[RequestId(name)]
+
+
+def need(hand: Hand, gpus: int, priority: int = 1, wait: float = 60.0, **more: Any) -> Any:
+    demand = Demand(gpus=gpus, nodes=more.pop("nodes", 1))
+    return hand.ask(ask("needs", demand, wait, terms={"priority": priority}, **more))
+
+
+def told(hand: Hand) -> list[str]:
+    return [fact.lease for fact in hand.facts if isinstance(fact, Preempted)]
+
+
+def test_the_fewest_and_youngest_give_way_and_no_other(hand: Hand) -> None:
+    hold(hand, "old", "n000", "0", "1")
+    hold(hand, "young", "n000", "2", "3")
+    hold(hand, "a", "n001", "0")
+    hold(hand, "b", "n001", "1")
+    hold(hand, "c", "n001", "2", "3", preemptible=False)
+    turn = need(hand, 2)
+    assert told(hand) == ["young"], "one of two GPUs goes, not two of one"
+    assert consults(turn) == ["needs"], "it ran nothing, and has left at once"
+    state = hand.allocator.state
+    assert "of tenant ann, of priority 1" in state.ended[RequestId("young")].reason
+    check(state)
+
+
+def test_none_leaves_for_what_would_not_fit_even_so(hand: Hand) -> None:
+    hold(hand, "a", "n000", "0", "1")
+    hold(hand, "b", "n000", "2", "3", preemptible=False)
+    hold(hand, "c", "n001", "0", "1", "2", "3", preemptible=False)
+    assert consults(need(hand, 4)) == []
+    assert told(hand) == []
+
+
+@pytest.mark.parametrize("priority", [0, -1])
+def test_none_leaves_for_what_is_not_of_higher_priority(hand: Hand, priority: int) -> None:
+    for node in ("n000", "n001"):
+        hold(hand, node, node, "0", "1", "2", "3")
+    need(hand, 4, priority)
+    assert told(hand) == []
+
+
+def test_a_workload_ends_first_and_starts_elsewhere_if_its_request_said_so(hand: Hand) -> None:
+    lease = hold(hand, "a", "n000", "0", "1", "2", "3", provision=AGAIN)
+    hand.step(WorkloadStarted(lease.id, lease.fencing))
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    turn = need(hand, 4)
+    assert [type(each) for each in turn.effects] == [Stop]
+    assert consults(turn) == [], "the end of the victim comes before the grant"
+    turn = hand.step(WorkloadStopped(lease.id, lease.fencing))
+    assert consults(turn) == ["needs"]
+    hand.propose(turn, place("n000", "0", "1", "2", "3"))
+    waiting = hand.allocator.state.waiting[lease.id].lease
+    assert waiting is not None
+    assert (waiting.state, waiting.expires_at) == ("queued", lease.expires_at)
+    assert "preempted by request needs" in waiting.reason
+    check(hand.allocator.state)
+
+
+def test_a_victim_has_its_notice_and_its_minimum_runtime(hand: Hand) -> None:
+    lease = hold(
+        hand, "a", "n000", "0", "1", "2", "3", runtime_seconds_min=20.0, notice_seconds=5.0
+    )
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    need(hand, 4)
+    row = hand.inquire("leases")["leases"][0]
+    assert row["notice"]["by"] == "needs"
+    assert row["notice"]["until"] == lease.granted_at + 20.0
+    assert hand.allocator.next_deadline() == lease.granted_at + 20.0
+    other = Allocator()
+    other.replay(condense(hand.allocator.state))
+    assert other.next_deadline() == lease.granted_at + 20.0, "a checkpoint keeps it"
+    hand.now = lease.granted_at + 20.0
+    assert consults(hand.step(Tick())) == ["needs"]
+
+
+def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
+    lease = hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    need(hand, 4)
+    assert told(hand) == ["a"]
+    hand.step(CancelAsked(hand.to(), RequestId("needs"), Tenant("ann")))
+    hand.now += 5.0
+    hand.step(Tick())
+    assert any(isinstance(fact, Spared) for fact in hand.facts)
+    assert hand.allocator.state.leases[lease.id].notice is None
+    assert hand.allocator.next_deadline() == lease.expires_at
+
+
+def test_none_is_told_to_leave_after_the_request_has_given_up(hand: Hand) -> None:
+    for node in ("n000", "n001"):
+        hold(hand, node, node, "0", "1", "2", "3", notice_seconds=100.0)
+    need(hand, 4, wait=60.0)
+    assert told(hand) == []
+
+
+def test_a_gang_gives_way_as_a_whole_and_is_given_way_to_as_a_whole(hand: Hand) -> None:
+    gang = Demand(gpus=4, nodes=2)
+    wanted = [place(node, "0", "1", "2", "3") for node in ("n000", "n001")]
+    hand.grant(ask("gang", gang, terms={"preemptible": True}), wanted)
+    turn = need(hand, 1)
+    assert told(hand) == ["gang"]
+    hand.propose(turn, place("n000", "0"))
+    hold(hand, "a", "n001", "0", "1", "2", "3")
+    hand.ask(ask("pair", gang, 60.0, terms={"priority": 2}))
+    assert told(hand) == ["gang"], "the other node is held by one that does not give way"
+
+
+def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
+    def allow(tenant: str, gpus: int, borrow: int, notice: float = 0.0) -> None:
+        amounts = Amounts(gpus * 1000), Amounts(borrow * 1000)
+        quota = Quota(1.0, *amounts, notice_seconds=notice)
+        hand.step(QuotaAsked(None, Tenant("op"), Tenant(tenant), None, quota))
+
+    allow("ann", 4, 0, notice=10.0)
+    allow("bob", 4, 4)
+    hold(hand, "own", "n000", "0", "1", "2", "3", tenant=Tenant("bob"), preemptible=False)
+    hold(hand, "lent", "n001", "0", "1", tenant=Tenant("bob"), preemptible=False)
+    hold(hand, "lent2", "n001", "2", "3", tenant=Tenant("bob"), preemptible=False)
+    need(hand, 2, priority=0)
+    assert told(hand) == ["lent2"], "as little as it needs, the youngest first"
+    hand.now += 10.0
+    assert consults(hand.step(Tick())) == ["needs"]
+    reason = hand.allocator.state.ended[RequestId("lent2")].reason
+    assert "wants back what its quota says" in reason

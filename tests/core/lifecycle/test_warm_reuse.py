@@ -1,0 +1,57 @@
+"""Warm leases give way to a request that does not say what it needs."""
+
+from by_hand import Hand, ask, consults, nodes, place
+
+from moorage.core.lifecycle.warm_reuse import EVICTED
+from moorage.core.state.facts import Ending
+from moorage.core.turns.events import ReleaseAsked, WorkloadKept, WorkloadStarted, WorkloadStopped
+from moorage.model import ClusterId, Demand, Provision, RequestId
+
+ONE = Demand(gpus=1)
+
+
+def there(*gpus: str) -> dict[str, object]:
+    return place("n000", *gpus) | {"cluster_id": "d"}
+
+
+def test_a_gang_of_which_a_part_is_kept_for_the_head_gives_way_too() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    hand.see(nodes(1, 2, "d"))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    gang = [place("n000", "0"), there("0")]
+    hand.grant(ask("gang", Demand(gpus=1, nodes=2), provision=kept), gang)
+    hand.grant(ask("b", ONE), place("n000", "1"))
+    hand.grant(ask("d", ONE), there("1"))
+    hand.step(WorkloadStarted(RequestId("gang"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("gang"), "token of gang"))
+    hand.step(WorkloadKept(RequestId("gang"), 1))
+    hand.ask(ask("head", Demand(gpus=2), wait=100.0, candidates=(ClusterId("d"),)))
+    assert hand.allocator.requests.queue.reservation == (("d", "n000"),)
+    hand.now += 1.0
+    turn = hand.ask(ask("unsaid", None, wait=100.0))
+    facts = hand.propose(turn, {"declined": "nothing is free"}).facts
+    assert [each.reason for each in facts if isinstance(each, Ending)] == [EVICTED]
+
+
+def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    for number, name in enumerate(("first", "second")):
+        hand.now += 1.0
+        asked = ask(name, ONE, provision=kept, inputs={"number": number})
+        hand.grant(asked, place("n000", str(number)))
+        lease = hand.allocator.state.leases[asked.id]
+        hand.step(WorkloadStarted(lease.id, lease.fencing))
+        hand.step(ReleaseAsked(hand.to(), lease.id, f"token of {name}"))
+        hand.step(WorkloadKept(lease.id, lease.fencing))
+    turn = hand.ask(ask("pair", None))
+    for number, name in enumerate(("first", "second"), 1):
+        facts = hand.propose(turn, {"declined": "it wants two whole GPUs"}).facts
+        ending = [each for each in facts if isinstance(each, Ending)]
+        assert [(each.lease, each.reason) for each in ending] == [(name, EVICTED)]
+        turn = hand.step(WorkloadStopped(RequestId(name), number))
+        assert consults(turn) == ["pair"]
+    hand.propose(turn, place("n000", "0", "1"))
+    assert list(hand.allocator.state.leases) == ["pair"]

@@ -1,0 +1,69 @@
+"""Who stands where: what the queue keeps for it, against counting all that wait."""
+
+import json
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from by_hand import Hand, ask, nodes, place
+
+from moorage.core.queue.ranking import COUNTED_MAX
+from moorage.core.turns.events import CancelAsked
+from moorage.model import Demand, RequestId
+
+
+def counted(hand: Hand) -> Iterator[RequestId]:
+    for line in hand.allocator.requests.queue.lines():
+        yield from line.waiters
+
+
+@pytest.fixture(params=range(5))
+def hand(request: pytest.FixtureRequest) -> Hand:
+    """Two tenants hold something; tenants of several priorities and sizes wait, and some left."""
+    draw, hand = Random(request.param), Hand()
+    hand.see(nodes(2, 2))
+    hand.grant(ask("a", Demand(gpus=2)), place("n000", "0", "1"))
+    hand.grant(ask("b", Demand(gpus=2), tenant="bob"), place("n001", "0", "1"))
+    for number in range(120):
+        hand.now += draw.choice((0.0, 0.25))
+        terms = {"priority": draw.choice((0, 0, 5))}
+        demand = Demand(gpus=draw.choice((1, 2)))
+        tenant = draw.choice(("ann", "bob", "cay", "dan"))
+        hand.ask(ask(f"w{number}", demand, tenant=tenant, wait=500, terms=terms))
+        if draw.random() < 0.3:
+            waiting = hand.allocator.state.waiting
+            name = draw.choice(list(waiting))
+            hand.step(CancelAsked(hand.to(), name, waiting[name].ask.tenant))
+    return hand
+
+
+def test_positions_are_those_in_the_lines(hand: Hand) -> None:
+    queue, expected = hand.allocator.requests.queue, list(counted(hand))
+    assert len(queue.lines()) > COUNTED_MAX // 2
+    positions = {request: at for at, request in enumerate(expected, 1)}
+    assert queue.positions(expected) == positions
+    for request in expected:  # One alone is counted in another way than many.
+        assert queue.positions([request]) == {request: positions[request]}
+    assert queue.positions([RequestId("unknown")]) == {}
+
+
+def test_the_first_in_turn_are_those_of_all(hand: Hand) -> None:
+    queue = hand.allocator.requests.queue
+    every = [each.ask.id for each in queue.in_turn(1000)]
+    assert sorted(every) == sorted(counted(hand))
+    for many in (1, 7, len(every)):
+        assert [each.ask.id for each in queue.in_turn(many)] == every[:many]
+
+
+def test_pages_are_in_order_of_seniority(hand: Hand) -> None:
+    rows, after = list[dict[str, object]](), ""
+    while True:
+        page = hand.inquire("queue", after=after, limit=7, sees_all=True)
+        rows += page["waiting"]
+        after = page["next"]
+        if after is None:
+            break
+    waiting = hand.allocator.state.waiting.values()
+    expected = sorted((-each.ask.priority, each.at, each.ask.id) for each in waiting)
+    assert [row["request"] for row in rows] == [each[2] for each in expected]
+    assert hand.inquire("queue", after=json.dumps(list(expected[-1])))["waiting"] == []

@@ -1,0 +1,122 @@
+"""What the listings say."""
+
+import pytest
+from by_hand import Hand, answers, ask, nodes, place, plain
+from msgspec.structs import asdict
+
+from moorage.core.turns.events import CancelAsked, Inquired
+from moorage.model import (
+    ClusterId,
+    Code,
+    Demand,
+    Lease,
+    LeaseTerms,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Requirement,
+    Share,
+    Tenant,
+)
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.requests import resources_of
+
+ONE = Demand(gpus=1)
+
+
+def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
+    hand = Hand()
+    assert hand.inquire("fleet") == {"clusters": [], "next": None}
+    for cluster in (nodes(2, 3), nodes(0, 0, name="a"), nodes(1, 1, name="z")):
+        hand.see(cluster)
+    share = ask("r1", Demand(gpus=2, gpu_milli=400, cpu_milli=7, memory_mib=9))
+    hand.grant(share, place("n001", "0", "2", gpu_milli=400, cpu_milli=7, memory_mib=9))
+    clusters = hand.inquire("fleet")["clusters"]
+    assert [row["cluster_id"] for row in clusters] == ["a", "c", "z"]
+    for row in clusters:
+        rows = hand.inquire("fleet", filters={"cluster": row["cluster_id"]})["nodes"]
+        assert row["nodes"] == len(rows)
+        assert row["gpus"] == sum(len(node["gpus"]) for node in rows)
+        assert row["gpu_milli_total"] == 1_000 * row["gpus"]
+        assert row["gpu_milli_free"] == sum(sum(node["gpus"].values()) for node in rows)
+        for name in ("cpu_milli_total", "cpu_milli_free", "memory_mib_total", "memory_mib_free"):
+            assert row[name] == sum(node[name] for node in rows)
+    assert clusters[1]["gpu_milli_free"] == 6_000 - 800
+
+
+def test_the_pages_of_a_cluster_are_its_nodes_each_once() -> None:
+    hand = Hand()
+    hand.see(nodes(7, 1))
+    found, after = [], ""
+    while after is not None:
+        page = hand.inquire("fleet", filters={"cluster": "c"}, after=after, limit=3)
+        found += [node["node_id"] for node in page["nodes"]]
+        after = page["next"]
+    assert found == [f"n{number:03}" for number in range(7)]
+
+
+def test_a_lease_is_listed_whole_but_for_its_token():
+    lease = Lease(
+        id=RequestId("r-1"),
+        tenant=Tenant("acme"),
+        token_digest="secret",  # noqa: S106  # The fixture's, not ours.
+        policy=PolicyRef("p:1-a", "d" * 64),
+        placement=(Share(ClusterId("c"), NodeId("n"), ("0", "2"), 500, 4000, 1024),),
+        fencing=7,
+        granted_at=100.0,
+        expires_at=400.0,
+        terms=LeaseTerms(300.0),
+        state="ended",
+        reason="expired",
+    )
+    share = {"cluster_id": "c", "node_id": "n", "gpus": ["0", "2"], "gpu_milli": 500}
+    assert plain(LeaseAnswer.of(lease)) == {
+        "id": "r-1",
+        "state": "ended",
+        "tenant": "acme",
+        "placement": [{**share, "cpu_milli": 4000, "memory_mib": 1024}],
+        "granted_at": 100.0,
+        "expires_at": 400.0,
+        "fencing": 7,
+        "ttl_seconds": 300.0,
+        "policy_rule_uri": "p:1-a",
+        "reason": "expired",
+    }
+
+
+def test_a_demand_is_shown_as_it_is_asked_for():
+    where = (Requirement("zone", "In", ("eu", "us")), Requirement("spot", "DoesNotExist"))
+    demand = Demand(gpus=2, models=("A100",), topology="nvlink", where=where)
+    shown = plain(resources_of(demand))
+    told = [
+        Requirement(each["key"], each["operator"], tuple(each["values"])) for each in shown["where"]
+    ]
+    read = {**shown, "models": tuple(shown["models"]), "where": tuple(told)}
+    assert read == asdict(demand)
+
+
+def test_pages_of_the_queue_skip_no_waiter_that_moves_up_meanwhile() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 4))
+    hand.grant(ask("held", Demand(gpus=4)), place("n000", "0", "1", "2", "3"))
+    names = [f"w{number}" for number in range(6)]
+    for name in names:
+        hand.ask(ask(name, Demand(gpus=4), wait=600.0, inputs={"name": name}))
+    first = hand.inquire("queue", limit=3)
+    for name in names[:2]:
+        hand.step(CancelAsked(hand.to(), RequestId(name), Tenant("ann")))
+    rest = hand.inquire("queue", limit=3, after=first["next"])
+    listed = [row["request"] for row in (*first["waiting"], *rest["waiting"])]
+    assert listed == names
+    assert [row["position"] for row in rest["waiting"]] == [2, 3, 4]
+    assert rest["next"] is None
+
+
+@pytest.mark.parametrize("after", ["2", "harbour", "[1]", "{}", '["a", 0, "r"]', "[0, 1", "null"])
+def test_a_cursor_that_no_page_gave_is_refused(after: str) -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("held", ONE), place("n000", "0"))
+    hand.ask(ask("waits", ONE, wait=600.0))
+    (refused,) = answers(hand.step(Inquired(hand.to(), "queue", Tenant("ann"), after=after)))
+    assert (refused.code, refused.field) == (Code.BAD_MESSAGE, "after")

@@ -1,0 +1,295 @@
+"""A lease holds devices, not places in a list: what is held moves with its device."""
+
+import itertools
+import json
+import random
+
+import pytest
+from by_hand import Hand, answers, ask, nodes, place, plain
+from msgspec.structs import replace
+
+from moorage.catalog.documents.clusters import cluster_model
+from moorage.core.allocator import Allocator
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import ClusterSet, Fact, Granted, Moved
+from moorage.core.state.invariants import check
+from moorage.core.turns.effects import LeaseNews
+from moorage.core.turns.events import ClusterGone, ReleaseAsked, ReserveAsked
+from moorage.ledger.codec import FACTS
+from moorage.model import Cluster, ClusterId, Demand, Lease, RequestId, Tenant
+from moorage.records.leases import Lease as LeaseAnswer
+
+ONE = Demand(gpus=1)
+
+
+def lab(*uuids: str, node: str = "n1", cluster: str = "c", **gpu: object) -> Cluster:
+    """A cluster of one node; `a/b` is the instance b of the GPU a, and `` a GPU without a UUID."""
+    gpus = []
+    for each in uuids:
+        parent, _, uuid = each.rpartition("/")
+        known = {"uuid": f"GPU-{uuid}"} if uuid else {}
+        known |= {"parentUuid": f"GPU-{parent}"} if parent else {}
+        gpus.append({"modelName": "L4", "memory": 24_000, **known, **gpu})
+    row = {"id": node, "vcpus": {"count": 64}, "memory": 65_536, "gpus": {"gpus": gpus}}
+    return cluster_model({"id": cluster, "nodes": {"nodeData": [row]}})
+
+
+def both(*clusters: Cluster) -> Cluster:
+    return replace(clusters[0], nodes=tuple(node for each in clusters for node in each.nodes))
+
+
+def lease(hand: Hand, name: str) -> Lease:
+    return hand.allocator.state.leases[RequestId(name)]
+
+
+def held(hand: Hand, name: str) -> tuple[str, ...]:
+    return lease(hand, name).placement[0].gpus
+
+
+def free(hand: Hand, node: str = "n1") -> dict[str, int]:
+    fleet = hand.allocator.state.fleet
+    row = fleet.row("c", node)
+    assert row is not None
+    return dict(zip(fleet.gpu_ids[row], fleet.gpu_free[row].tolist(), strict=False))
+
+
+def hold(hand: Hand, name: str, *gpus: str, milli: int = 1000, node: str = "n1") -> None:
+    demand = Demand(gpus=len(gpus), gpu_milli=milli)
+    turn = hand.grant(ask(name, demand), place(node, *gpus, gpu_milli=milli))
+    assert any(isinstance(answer, LeaseNews) for answer in answers(turn)), answers(turn)
+
+
+def release(hand: Hand, name: str) -> None:
+    hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+
+
+def of(facts: list[Fact]) -> list[Moved]:
+    return [fact for fact in facts if isinstance(fact, Moved)]
+
+
+def test_a_card_that_falls_off_the_bus_moves_those_behind_it():
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", "ccc", "ddd"))
+    hold(hand, "first", "0", "1")
+    hold(hand, "second", "2")
+    release(hand, "first")
+    turn = hand.see(lab("aaa", "ccc", "ddd"))
+    assert held(hand, "second") == ("1",)
+    assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
+    (moved,) = of(turn.facts)
+    assert (moved.lease, moved.lost) == ("second", ())
+    refused = hand.grant(ask("third", Demand(gpus=2)), place("n1", "0", "1"))
+    assert not any(isinstance(answer, LeaseNews) for answer in answers(refused))
+    hold(hand, "third", "0", "2")
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["aaa", "bbb", "ccc"])))
+def test_another_order_moves_all_that_is_held(order):
+    hand = Hand()
+    before = ["aaa", "bbb", "ccc"]
+    hand.see(lab(*before))
+    for name, gpu, milli in (("a", "0", 1000), ("b", "1", 300), ("c", "1", 300)):
+        hold(hand, name, gpu, milli=milli)
+    hand.see(lab(*order))
+    assert held(hand, "a") == (str(order.index("aaa")),)
+    assert held(hand, "b") == held(hand, "c") == (str(order.index("bbb")),)
+    left = {"aaa": 0, "bbb": 400, "ccc": 1000}
+    assert free(hand) == {str(index): left[uuid] for index, uuid in enumerate(order)}
+
+
+def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_is_told():
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", "ccc"))
+    hold(hand, "holder", "1")
+    turn = hand.see(lab("aaa", "ccc"))
+    (moved,) = of(turn.facts)
+    assert [device.uuid for device in moved.lost] == ["GPU-bbb"]
+    assert free(hand) == {"0": 1000, "1": 0}, "its holder may still use what is called 1"
+    told = hand.inquire("why", subject="holder")
+    assert told["lease"]["lost_devices"] == ["GPU-bbb"]
+    assert "GPU-bbb is gone from its node" in told["drift"][0]
+    assert (
+        plain(LeaseAnswer.of(hand.inquire("status", subject="holder").answer.lease))
+        == told["lease"]
+    )
+    hand.see(lab("aaa", "ccc", "bbb"))
+    assert (held(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
+    assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
+    release(hand, "holder")
+    assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
+
+
+def test_what_comes_under_the_name_of_a_lost_device_is_its_own_holders():
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", "ccc"))
+    hold(hand, "lost", "1")
+    hold(hand, "kept", "2")
+    hand.see(lab("aaa", "ccc"))
+    assert held(hand, "kept") == ("1",)
+    assert held(hand, "lost") == ("GPU-bbb",)
+    release(hand, "kept")
+    assert free(hand) == {"0": 1000, "1": 1000}
+    hand.see(lab("bbb", "aaa", "ccc"))
+    assert held(hand, "lost") == ("0",)
+    check(hand.allocator.state)
+
+
+def test_a_card_in_another_machine_is_free_for_no_lease_there():
+    hand = Hand()
+    hand.see(both(lab("aaa", "bbb"), lab("ddd", node="n2")))
+    hold(hand, "holder", "1")
+    hand.see(both(lab("aaa"), lab("ddd", "bbb", node="n2")))
+    assert free(hand, "n2") == {"0": 1000, "1": 0}
+    refused = hand.grant(ask("other", ONE), place("n2", "1"))
+    assert not any(isinstance(answer, LeaseNews) for answer in answers(refused))
+    release(hand, "holder")
+    assert free(hand, "n2") == {"0": 1000, "1": 1000}
+    hold(hand, "other", "1", node="n2")
+
+
+def test_instances_and_the_gpu_they_are_of_are_one_device():
+    hand = Hand()
+    hand.see(lab("x/a", "x/b", "yyy"))
+    hold(hand, "a", "0")
+    hand.see(lab("x/b", "x/a", "yyy"))
+    assert held(hand, "a") == ("1",)
+    assert free(hand) == {"0": 1000, "1": 0, "2": 1000}
+    hand.see(lab("x", "yyy"))
+    assert free(hand)["0"] == 0, "a part of it is held"
+    release(hand, "a")
+    hold(hand, "whole", "0")
+    hand.see(lab("yyy", "x/a", "x/b"))
+    assert free(hand) == {"0": 0, "1": 0, "2": 0}, "0 is its name, and the others are parts of it"
+    release(hand, "whole")
+    assert free(hand) == {"0": 1000, "1": 1000, "2": 1000}
+
+
+def test_a_card_that_is_swapped_is_not_its_holders():
+    hand = Hand()
+    hand.see(lab("aaa", "bbb"))
+    hold(hand, "holder", "0", "1")
+    hand.see(lab("eee", "bbb"))
+    assert [device.uuid for device in lease(hand, "holder").lost] == ["GPU-aaa"]
+    assert free(hand) == {"0": 0, "1": 0}
+
+
+def test_a_node_that_comes_back_otherwise_has_what_was_held_of_it():
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", "ccc"))
+    hold(hand, "holder", "0")
+    hand.step(ClusterGone(ClusterId("c")))
+    assert held(hand, "holder") == ("0",)
+    assert lease(hand, "holder").lost
+    hand.see(lab("ccc", "bbb", "aaa"))
+    assert (held(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
+    assert free(hand) == {"0": 1000, "1": 1000, "2": 0}
+
+
+def test_gangs_move_on_each_of_their_nodes():
+    hand = Hand()
+    hand.see(both(lab("a1", "a2"), lab("b1", "b2", node="n2")))
+    value = [place("n1", "0"), place("n2", "1")]
+    hand.grant(ask("gang", Demand(gpus=1, nodes=2)), value)
+    turn = hand.see(both(lab("a2", "a1"), lab("b2", "b1", node="n2")))
+    assert len(of(turn.facts)) == 1
+    assert [share.gpus for share in lease(hand, "gang").placement] == [("1",), ("0",)]
+    assert free(hand) == {"0": 1000, "1": 0}
+    assert free(hand, "n2") == {"0": 0, "1": 1000}
+
+
+def test_reserved_devices_move_too():
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", "ccc"))
+    hold(hand, "holder", "0")
+    until = (100.0, 200.0)
+    hand.step(ReserveAsked(hand.to(), RequestId("r"), Tenant("bob"), ONE, *until))
+    (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
+    kept = {"0": "aaa", "1": "bbb", "2": "ccc"}[part.gpus[0]]
+    order = ["ccc", "aaa", "bbb"]
+    hand.see(lab(*order))
+    (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
+    assert part.gpus == (str(order.index(kept)),)
+    order.remove(kept)
+    hand.see(lab(*order))
+    hold(hand, "beside", *(gpu for gpu, milli in free(hand).items() if milli), milli=100)
+    hand.see(lab(*order, kept))
+    (part,) = hand.allocator.state.reserved.by_id[RequestId("r")].parts
+    assert part.gpus == ("2",), "it is back"
+    check(hand.allocator.state)
+
+
+def test_without_uuids_a_name_is_all_there_is():
+    hand = Hand()
+    hand.see(nodes(1, 3))
+    hold(hand, "holder", "2", node="n000")
+    turn = hand.see(nodes(1, 2))
+    assert held(hand, "holder") == ("2",)
+    assert of(turn.facts) == []
+    assert hand.allocator.state.leases[RequestId("holder")].devices == ()
+
+
+def test_uuids_that_become_known_are_of_the_names_that_were_held():
+    hand = Hand()
+    hand.see(lab("", "", ""))
+    hold(hand, "holder", "1")
+    hand.see(lab("aaa", "bbb", "ccc"))
+    assert held(hand, "holder") == ("1",)
+    hand.see(lab("aaa", "ccc", "bbb"))
+    assert held(hand, "holder") == ("2",)
+    hand.see(lab("", "", ""))
+    assert held(hand, "holder") == ("2",), "a document that says nothing changes nothing"
+    hand.see(lab("bbb", "aaa", "ccc"))
+    assert held(hand, "holder") == ("0",)
+
+
+def test_the_facts_say_it_all_after_a_restart():
+    hand = Hand()
+    hand.see(both(lab("aaa", "bbb", "ccc"), lab("ddd", node="n2")))
+    hold(hand, "lost", "1")
+    hold(hand, "moved", "2", milli=400)
+    hand.see(both(lab("ccc", "aaa"), lab("ddd", "bbb", node="n2")))
+    written = [FACTS.encode(fact) for fact in hand.facts]
+    read = [FACTS.decode(kind.name, kind.version, body, "here", "it") for kind, body in written]
+    for facts in (read, list(condense(hand.allocator.state))):
+        again = Hand(allocator=Allocator())
+        again.allocator.replay(facts)
+        assert again.allocator.state == hand.allocator.state
+        assert free(again) == free(hand)
+        assert free(again, "n2") == free(hand, "n2") == {"0": 1000, "1": 0}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_device_is_promised_twice_however_documents_change(seed):
+    rng, hand = random.Random(seed), Hand()
+    cards = [f"card{number}" for number in range(7)]
+    names = itertools.count()
+    for _ in range(40):
+        rng.shuffle(cards)
+        cut = rng.randint(0, 6)
+        hand.see(both(lab(*cards[:cut]), lab(*cards[cut : rng.randint(cut, 7)], node="n2")))
+        for node in ("n1", "n2"):
+            can = [gpu for gpu, milli in free(hand, node).items() if milli >= 500]
+            if can and rng.random() < 0.6:
+                hold(hand, f"r{next(names)}", rng.choice(can), milli=500, node=node)
+        running = list(hand.allocator.state.leases)
+        if running and rng.random() < 0.3:
+            release(hand, rng.choice(running))
+        check(hand.allocator.state)
+
+
+def test_a_ledger_without_devices_has_those_that_it_names():
+    """As the first release wrote it: UUIDs were in the identity of a node alone."""
+    before = replace(lab("aaa", "bbb", "ccc"), nodes=lab("aaa", "bbb", "ccc").nodes)
+    body = FACTS.encode(ClusterSet(before))[1]
+    old = json.loads(body)
+    for node in old["cluster"]["nodes"]:
+        del node["devices"]
+    hand = Hand()
+    hand.see(before)
+    hold(hand, "holder", "2")
+    granted = replace(lease(hand, "holder"), devices=())
+    read = FACTS.decode("cluster_set", 1, json.dumps(old).encode(), "here", "it")
+    again = Hand()
+    again.allocator.replay([read, Granted(granted)])
+    again.see(lab("aaa", "ccc"))
+    assert held(again, "holder") == ("1",)

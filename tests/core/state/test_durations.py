@@ -1,0 +1,63 @@
+"""What is learned from how long leases lasted: by likeness, bounded, the old ones fading."""
+
+import pytest
+from by_hand import Hand, ask, nodes, place
+from msgspec.structs import replace
+
+from moorage.core.state.durations import COUNT_MAX, ENOUGH, LIKENESSES_MAX, Durations
+from moorage.model import Demand, Lease, RequestId, Tenant
+
+
+@pytest.fixture
+def lease() -> Lease:
+    """One GPU, granted at 0."""
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("a", Demand(gpus=1)), place("n000", "0"))
+    return hand.allocator.state.leases[RequestId("a")]
+
+
+def learned(lease: Lease, seconds: float, times: int = ENOUGH) -> Durations:
+    found = Durations()
+    for _ in range(times):
+        found.add(lease, lease.granted_at + seconds)
+    return found
+
+
+def test_fewer_than_enough_tell_nothing(lease: Lease) -> None:
+    assert learned(lease, 100.0, ENOUGH - 1).of_lease(lease, 0.0) is None
+    assert learned(lease, 100.0).of_lease(lease, 0.0) == pytest.approx(100.0, rel=0.2)
+
+
+def test_one_that_has_lasted_longer_is_like_those_that_did(lease: Lease) -> None:
+    found = learned(lease, 10.0, 10 * ENOUGH)
+    for _ in range(ENOUGH):
+        found.add(lease, lease.granted_at + 1000.0)
+    assert found.of_lease(lease, 0.0) == pytest.approx(10.0, rel=0.2)
+    assert found.of_lease(lease, 100.0) == pytest.approx(1000.0, rel=0.2)
+
+
+def test_a_tenant_is_told_of_its_own_and_a_new_one_of_all(lease: Lease) -> None:
+    found = learned(lease, 10.0)
+    other, third = (replace(lease, tenant=Tenant(name)) for name in ("other", "third"))
+    for _ in range(3 * ENOUGH):
+        found.add(other, lease.granted_at + 1000.0)
+    assert found.of_lease(lease, 0.0) == pytest.approx(10.0, rel=0.2)
+    assert found.of_lease(third, 0.0) == pytest.approx(1000.0, rel=0.2)
+
+
+def test_old_durations_fade(lease: Lease) -> None:
+    found = learned(lease, 10.0, COUNT_MAX)
+    for _ in range(COUNT_MAX):
+        found.add(lease, lease.granted_at + 1000.0)
+        assert all(sum(n for _, n in each) <= COUNT_MAX for _, each in found.counts())
+    assert found.of_lease(lease, 0.0) == pytest.approx(1000.0, rel=0.2)
+
+
+def test_likenesses_are_bounded_and_the_one_seen_least_recently_is_forgotten(lease: Lease) -> None:
+    found = learned(lease, 10.0)
+    for number in range(LIKENESSES_MAX):
+        found.add(replace(lease, tenant=Tenant(f"t{number}")), lease.granted_at + 10.0)
+    likenesses = [each for each, _ in found.counts()]
+    assert len(likenesses) == LIKENESSES_MAX
+    assert not any(tenant == lease.tenant for tenant, *_ in likenesses)

@@ -1,0 +1,150 @@
+"""One machine in the inventory twice: what was there first counts, the other has no capacity."""
+
+from by_hand import Hand, answers, ask, nodes, place
+from msgspec.structs import replace
+
+from moorage.core.allocator import Allocator
+from moorage.core.state.checkpoint import condense
+from moorage.core.state.facts import ClusterSet
+from moorage.core.state.identities import is_same_machine
+from moorage.core.state.invariants import check
+from moorage.core.turns.effects import LeaseNews
+from moorage.core.turns.events import ClusterGone, ReleaseAsked
+from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId
+
+ONE = Demand(gpus=1)
+
+
+def machines(cluster: str, *identities: tuple[str, ...]) -> Cluster:
+    made = nodes(len(identities), 1, cluster)
+    pairs = zip(made.nodes, identities, strict=True)
+    return replace(made, nodes=tuple(replace(node, identity=each) for node, each in pairs))
+
+
+def twins(hand: Hand) -> dict[str, str]:
+    return {
+        f"{cluster.id}/{node.id}": node.duplicate_of
+        for cluster in hand.allocator.state.clusters.values()
+        for node in cluster.nodes
+        if node.duplicate_of
+    }
+
+
+def gpus(hand: Hand) -> int:
+    return int(hand.allocator.state.fleet.gpu_total.sum()) // 1000
+
+
+def test_the_second_of_two_clusters_with_one_machine_counts_for_nothing() -> None:
+    hand = Hand()
+    hand.see(machines("b", ("device GPU-1",)))
+    hand.see(machines("a", ("device GPU-1",), ("device GPU-2",)))
+    assert twins(hand) == {"a/n000": "b/n000"}
+    assert gpus(hand) == 2
+    (row, _) = hand.inquire("fleet", filters={"cluster": "a"})["nodes"]
+    assert (row["duplicate_of"], row["gpus"], row["cpu_milli_total"]) == ("b/n000", {}, 0)
+    refused = hand.grant(ask("r", ONE), place("n000", "0") | {"cluster_id": "a"})
+    assert not any(isinstance(answer, LeaseNews) for answer in answers(refused))
+    check(hand.allocator.state)
+
+
+def test_two_names_in_one_cluster_are_one_machine() -> None:
+    hand = Hand()
+    hand.see(machines("a", ("machine m",), ("machine m",), ("machine n",)))
+    assert twins(hand) == {"a/n001": "a/n000"}
+
+
+def test_what_says_nothing_of_itself_is_no_duplicate() -> None:
+    hand = Hand()
+    hand.see(machines("a", (), ()))
+    hand.see(machines("b", (), ()))
+    assert twins(hand) == {}
+    assert gpus(hand) == 4
+
+
+def test_seeing_the_same_again_changes_nothing() -> None:
+    hand = Hand()
+    for cluster in ("a", "b"):
+        hand.see(machines(cluster, ("machine m",)))
+    facts = len(hand.facts)
+    for cluster in ("b", "a"):
+        hand.see(machines(cluster, ("machine m",)))
+    assert len(hand.facts) == facts
+
+
+def test_a_duplicate_counts_once_the_first_is_gone() -> None:
+    hand = Hand()
+    for cluster in ("a", "b", "c"):
+        hand.see(machines(cluster, ("machine m",)))
+    assert twins(hand) == {"b/n000": "a/n000", "c/n000": "a/n000"}
+    hand.step(ClusterGone(ClusterId("a")))
+    assert twins(hand) == {"c/n000": "b/n000"}
+    assert gpus(hand) == 1
+    check(hand.allocator.state)
+
+
+def test_a_machine_that_is_moved_counts_once_its_leases_have_ended() -> None:
+    hand = Hand()
+    hand.see(machines("c", ("device GPU-1",)))
+    hand.grant(ask("holder", ONE), place("n000", "0"))
+    hand.step(ClusterGone(ClusterId("c")))
+    hand.see(machines("d", ("device GPU-1",)))
+    assert twins(hand) == {"d/n000": "c/n000"}, "the workload still runs there"
+    assert gpus(hand) == 0
+    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    assert twins(hand) == {}
+    assert gpus(hand) == 1
+
+
+def test_a_node_that_is_renamed_makes_room_for_its_new_name() -> None:
+    hand = Hand()
+    hand.see(machines("c", ("machine m",)))
+    old = machines("c", ("machine m",))
+    renamed = replace(old, nodes=(replace(old.nodes[0], id=NodeId("new")),))
+    hand.see(renamed)
+    assert twins(hand) == {}
+    hand.grant(ask("holder", ONE), place("new", "0"))
+    hand.see(old)
+    assert twins(hand) == {"c/n000": "c/new"}
+    hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder"))
+    assert twins(hand) == {}
+
+
+def test_what_counts_goes_on_counting_wherever_it_stands_in_the_list() -> None:
+    hand = Hand()
+    old = machines("c", ("machine m",))
+    hand.see(old)
+    first = replace(old.nodes[0], id=NodeId("a-first"))
+    hand.see(replace(old, nodes=(first, *old.nodes)))
+    assert twins(hand) == {"c/a-first": "c/n000"}
+
+
+def test_the_facts_say_it_all_after_a_restart() -> None:
+    hand = Hand()
+    for cluster in ("a", "b"):
+        hand.see(machines(cluster, ("machine m", "device GPU-1")))
+    again = Allocator()
+    again.replay(condense(hand.allocator.state))
+    assert again.state.clusters == hand.allocator.state.clusters
+    later = Hand(again)
+    later.see(machines("b", ("machine m", "device GPU-1")))
+    assert not any(isinstance(fact, ClusterSet) for fact in later.facts)
+    later.step(ClusterGone(ClusterId("a")))
+    assert twins(later) == {}
+
+
+def test_copies_of_one_disk_with_gpus_of_their_own_are_two_machines() -> None:
+    assert is_same_machine(("machine m",), ("machine m", "device GPU-1"))
+    assert not is_same_machine(("machine m", "device GPU-2"), ("machine m", "device GPU-1"))
+    assert is_same_machine(("machine m", "device GPU-1"), ("machine n", "device GPU-1"))
+    assert not is_same_machine(("machine m", "provider p"), ("machine n", "provider p"))
+    assert not is_same_machine(("machine m", "provider p"), ("machine m", "provider q"))
+    assert is_same_machine(("machine m", "provider p"), ("provider p",))
+    assert not is_same_machine((), ())
+
+
+def test_one_alone_is_refused_as_nothing_fits() -> None:
+    hand = Hand()
+    hand.see(machines("a", ("machine m",)))
+    hand.see(machines("b", ("machine m",)))
+    refused = hand.ask(ask("r", ONE, candidates=(ClusterId("b"),)))
+    assert answers(refused)[0].code is Code.NEVER_FITS

@@ -1,0 +1,141 @@
+"""Counts of shapes: those of the feasibility code, also where only what changed was counted."""
+
+import random
+
+import pytest
+
+from moorage.daemon.news.shapes import SHAPES_MAX, USUAL, AskedShapes, ShapeCounts
+from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share, Tenant
+from moorage.policy import Fleet
+
+ANN, BOB = Tenant("ann"), Tenant("bob")
+DEMANDS = [
+    Demand(gpus=1),
+    Demand(gpus=2, cpu_milli=3_000),
+    Demand(gpus=4, topology="nvlink"),
+    Demand(gpus=2, topology="numa", models=("A",)),
+    Demand(gpus=8, memory_mib=50_000),
+    Demand(gpus=1, gpu_milli=300),
+    Demand(gpus=3, gpu_milli=450, models=("A", "B")),
+    Demand(cpu_milli=5_000),
+]
+
+
+def node(number: int, chance: random.Random) -> Node:
+    gpus = tuple(
+        Gpu(
+            str(n),
+            chance.choice("AB"),
+            link_group=str(n // 4),
+            numa=n % 2,
+            exclusive=chance.random() < 0.1,
+        )
+        for n in range(chance.choice((0, 4, 8)))
+    )
+    closed = "broken" if chance.random() < 0.1 else ""
+    return Node(NodeId(f"n{number:02}"), 32_000, 100_000, gpus, unavailable=closed)
+
+
+def fleet_of(nodes: list[Node]) -> Fleet:
+    fleet = Fleet()
+    fleet.install([Cluster(ClusterId("c"), tuple(nodes))])
+    return fleet
+
+
+def take_some(fleet: Fleet, chance: random.Random, times: int = 30) -> None:
+    for _ in range(times):
+        demand = chance.choice(DEMANDS)
+        row = chance.randrange(len(fleet))
+        columns = fleet.pick_gpus(row, demand) if demand.gpus else []
+        if fleet.feasible(demand, slice(row, row + 1))[0]:
+            fleet.take(fleet.share(row, demand, columns))
+
+
+def one_by_one(fleet: Fleet, demand: Demand, row: int) -> int:
+    """Count by placing: what a policy that asks again and again would get."""
+    tried, count = fleet.imagined(), 0
+    while tried.feasible(demand, slice(row, row + 1))[0]:
+        tried.take(tried.share(row, demand, tried.pick_gpus(row, demand) if demand.gpus else []))
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_are_as_many_as_can_be_placed(seed):
+    chance = random.Random(seed)
+    fleet = fleet_of([node(n, chance) for n in range(12)])
+    take_some(fleet, chance)
+    for demand in DEMANDS:
+        copies = fleet.copies(demand).tolist()
+        assert [each > 0 for each in copies] == fleet.feasible(demand).tolist()
+        placed = [one_by_one(fleet, demand, row) for row in range(len(fleet))]
+        if demand.gpus <= 1 or demand.gpu_milli == 1000:
+            assert copies == placed
+        else:  # Shares on several devices: the tightest ones first is not always the best.
+            assert all(had <= able for had, able in zip(placed, copies, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_changed_is_counted_as_all_of_it_would_be(seed):
+    chance = random.Random(seed)
+    fleet = fleet_of([node(n, chance) for n in range(12)])
+    known = [ShapeCounts(demand, fleet) for demand in DEMANDS[:-1]]
+    for round_ in range(5):
+        take_some(fleet, chance, 4)
+        if round_ == 3:
+            fleet.put(Cluster(ClusterId("b"), (node(0, chance),)))
+        for demand, counts in zip(DEMANDS, known, strict=False):
+            assert counts.told() == ShapeCounts(demand, fleet).told()
+
+
+def test_what_lies_scattered_would_fit_if_it_were_gathered():
+    gpus = tuple(Gpu(str(n)) for n in range(8))
+    fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
+    for n in range(3):
+        fleet.take(Share(ClusterId("c"), NodeId(f"n{n}"), tuple("0123")))
+    told = ShapeCounts(Demand(gpus=8), fleet).told()
+    assert told == {"fits": 1, "defragmented": 2, "stranded": 12, "where": [["c", "n3", 1]]}
+    fits_all = ShapeCounts(Demand(gpus=4), fleet).told()
+    assert (fits_all["fits"], fits_all["defragmented"], fits_all["stranded"]) == (5, 5, 0)
+
+
+def test_gathering_makes_no_cpu():
+    gpus = tuple(Gpu(str(n)) for n in range(8))
+    fleet = fleet_of([Node(NodeId(f"n{n}"), 8_000, 1, gpus) for n in range(2)])
+    demand = Demand(gpus=1, cpu_milli=4_000)
+    told = ShapeCounts(demand, fleet).told()
+    assert (told["fits"], told["defragmented"], told["stranded"]) == (4, 4, 12)
+
+
+def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
+    gpus = tuple(Gpu(str(n)) for n in range(8))
+    racks = ("a", "a", "b")
+    nodes = [Node(NodeId(f"n{n}"), 1, 1, gpus, rack, zone=rack) for n, rack in enumerate(racks)]
+    fleet = fleet_of(nodes)
+    assert ShapeCounts(Demand(gpus=4, nodes=3), fleet).told()["fits"] == 2
+    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="rack"), fleet).told()["fits"] == 2
+    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).told()["fits"] == 2
+
+
+def test_the_most_asked_shapes_are_shown_and_the_usual_ones_behind():
+    asked = AskedShapes()
+    for times, gpus in ((3, 3), (5, 5), (1, 8)):
+        for _ in range(times):
+            asked.note(ANN, Demand(gpus=gpus))
+    asked.note(BOB, Demand(gpus=7))
+    asked.note(BOB, Demand(cpu_milli=1))
+    most = [(demand.gpus, count) for demand, count in asked.most(ANN)]
+    assert most == [(5, 5), (3, 3), (8, 1), (1, 0), (2, 0), (4, 0)]
+    assert Demand(gpus=7) in [demand for demand, _ in asked.most(None)]
+    assert [demand for demand, _ in AskedShapes().most(None)] == list(USUAL)
+
+
+def test_what_is_counted_is_bounded_and_what_is_asked_most_stays():
+    asked = AskedShapes()
+    for _ in range(50):
+        asked.note(ANN, Demand(gpus=5))
+    for number in range(20_000):
+        asked.note(ANN, Demand(gpus=1, cpu_milli=number))
+    assert len(asked._asked) <= 4_096
+    assert len(asked.most(ANN)) == SHAPES_MAX
+    assert asked.most(ANN)[0][0] == Demand(gpus=5)
