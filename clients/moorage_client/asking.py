@@ -6,6 +6,7 @@ from typing import Any, Final, TypedDict, Unpack
 import msgspec
 
 from moorage.model import Demand, LeaseTerms, Provision
+from moorage.records.requests import resources_of
 
 Document = Mapping[str, Any]
 
@@ -84,9 +85,8 @@ def request_message(
 
 def _demand_object(demand: Demand) -> dict[str, Any]:
     """Return what must fit as the wire has it; `where` only where given, as it is newer."""
-    wanted = msgspec.to_builtins(demand)
-    where = [requirement._asdict() for requirement in demand.where]
-    return wanted | {"where": where} if where else {k: wanted[k] for k in wanted if k != "where"}
+    wanted = resources_of(demand)
+    return wanted if demand.where else {k: wanted[k] for k in wanted if k != "where"}
 
 
 def _terms_object(terms: LeaseTerms) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from moorage.protocol.fields import TTL_SECONDS
+from moorage.records.fields import TTL_SECONDS
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
 from moorage_client.lazy import LazyModule
 

@@ -9,7 +9,7 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from moorage.protocol.fields import TTL_SECONDS
+from moorage.records.fields import TTL_SECONDS
 from moorage_client.lazy import LazyModule
 
 if TYPE_CHECKING:

@@ -8,12 +8,13 @@ that is busy or half dead, must not cost a lease.
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import random
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from moorage.model import Code, Placement
 from moorage_client.answers import Lease
@@ -128,7 +129,7 @@ class HeldLease:
 
     def renewed(self, lease: Lease, deadline: float) -> None:
         """Take note of a renewal. For the keeper."""
-        self._lease = dataclasses.replace(lease, token=self._lease.token)
+        self._lease = replace(lease, token=self._lease.token)
         self._deadline = deadline
 
     def lose(self, reason: str) -> LeaseLost:

@@ -436,31 +436,43 @@ export interface LargestNode {
 /**
  * A lease. Only the reply to its owner has its `token`.
  *
+ * It ends at `expires_at`, by the server's clock, unless it is renewed. Where it is `queued` and
+ * pauses after a failure, it is tried again at `retry_at`; 0 and absent: it does not pause.
  * `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
  * drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
  * `lost_devices`: UUIDs of GPUs that it holds, and that its nodes have no more.
  */
 export interface LeaseAnswer {
+  /** Its id, also that of the request it was granted to. */
   id: string;
   state: "active" | "ended" | "ending" | "failing" | "granted" | "queued" | "starting" | "warm";
+  /** Whose it is. */
   tenant: string;
+  /** What is held: one share per node; nothing while it is `queued`. */
   placement: ShareObject[];
   /** Seconds since the epoch. */
   granted_at: number;
   /** Seconds since the epoch. */
   expires_at: number;
+  /** Grows with every grant; hand it to storage that must refuse earlier holders. */
   fencing: number;
+  /** It ends this long after its grant or last renewal. */
   ttl_seconds: number;
+  /** The policy that placed it. */
   policy_rule_uri: string;
-  token?: string;
+  choice?: number;
+  /** Why it is queued, ending or ended. */
   reason?: string;
   /** Seconds since the epoch. */
   retry_at?: number;
-  notice?: NoticeAnswer;
-  workload?: WorkloadAnswer;
-  ttl_max_seconds?: number;
-  choice?: number;
   lost_devices?: string[];
+  /** That it has to give way, and to whom. */
+  notice?: NoticeAnswer;
+  /** What runs on it. */
+  workload?: WorkloadAnswer;
+  /** Its holder may renew and release. */
+  token?: string;
+  ttl_max_seconds?: number;
 }
 
 /** Who holds what: the tenant's own; for operators, all. */
@@ -610,14 +622,14 @@ export interface NewsMessage {
 export interface NodeCapacity {
   cluster_id: string;
   node_id: string;
+  duplicate_of?: string;
+  unavailable?: string;
   models: string[];
   gpus: { [name: string]: number };
   cpu_milli_total: number;
   cpu_milli_free: number;
   memory_mib_total: number;
   memory_mib_free: number;
-  duplicate_of?: string;
-  unavailable?: string;
 }
 
 /** A node by name. */
@@ -1164,11 +1176,17 @@ export interface SetQuotaReply {
 
 /** One node's part of a placement. */
 export interface ShareObject {
+  /** The cluster. */
   cluster_id: string;
+  /** The node within it. */
   node_id: string;
+  /** Ids of the devices held. */
   gpus?: string[];
+  /** Thousandths held of each of them. */
   gpu_milli?: number;
+  /** CPU held. */
   cpu_milli?: number;
+  /** Memory held. */
   memory_mib?: number;
 }
 
@@ -1348,25 +1366,37 @@ export interface WhyReply {
 
 /** How the workload of a lease is. */
 export interface WorkloadAnswer {
+  /** What starts it. */
   backend: string;
+  /** From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`. */
   phase: string;
+  /** Where it is reached; empty where nowhere, or not yet. */
   endpoint: string;
+  /** Which start of it this is, from 1. */
   attempt: number;
+  /** Starts that there are in all, should it fail. */
   attempts_max: number;
-  detail?: string;
+  /** It was running when the lease was granted. */
   warm?: boolean;
+  /** How the last start that came to an end by itself did. */
   outcome?: WorkloadEnd;
+  /** What is going on while it starts. */
+  detail?: string;
 }
 
 /** How one start of a workload came to an end by itself. */
 export interface WorkloadEnd {
+  /** Which start of it this was, from 1. */
   attempt: number;
+  /** `succeeded` or `failed`. */
   phase: string;
   detail: string;
   /** Seconds since the epoch. */
   at: number;
   nodes: NodeName[];
+  /** Of a process; negative: a signal's number; null: not known. */
   exit_code: number | null;
+  /** The last lines it wrote, where it failed. */
   log_tail: string[];
 }
 

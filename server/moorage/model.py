@@ -150,9 +150,9 @@ class Demand(msgspec.Struct, frozen=True, gc=False):
 
 
 class Share(msgspec.Struct, frozen=True, gc=False):
-    """What one lease holds of one node.
+    """One node's part of a placement.
 
-    Args:
+    Attributes:
         cluster_id: The cluster.
         node_id: The node within it.
         gpus: Ids of the devices held.
@@ -519,8 +519,12 @@ class Code(StrEnum):
     INTERNAL = "internal"
 
 
-for _kind in (Demand, AntiAffinity, LeaseTerms, Provision, Share, Outcome):
-    # Policies and programs of users call `dataclasses.replace` and `asdict` with what has them.
-    _like = make_dataclass(_kind.__name__, _kind.__struct_fields__, init=False, eq=False)
-    _fields = {each.name: each for each in fields(_like)}
-    setattr(_kind, "__dataclass_fields__", _fields)  # noqa: B010  # No type declares it.
+def like_dataclasses(*kinds: type[msgspec.Struct]) -> None:
+    """Let `dataclasses.replace` and `asdict` take records: policies and programs of users do."""
+    for kind in kinds:
+        like = make_dataclass(kind.__name__, kind.__struct_fields__, init=False, eq=False)
+        named = {each.name: each for each in fields(like)}
+        setattr(kind, "__dataclass_fields__", named)  # noqa: B010  # No type declares it.
+
+
+like_dataclasses(Demand, AntiAffinity, LeaseTerms, Provision, Share, Outcome)

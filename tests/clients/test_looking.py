@@ -2,8 +2,9 @@
 
 import pytest
 
+from moorage.records.replies import NodeCapacity
+from moorage_client.answers import read_as
 from moorage_client.cli.looking import node_state
-from moorage_client.cli.shapes import NodeRow
 
 
 @pytest.mark.parametrize(
@@ -18,8 +19,8 @@ from moorage_client.cli.shapes import NodeRow
     ],
 )
 def test_a_node_has_a_state(unavailable: str, state: str) -> None:
-    assert node_state(NodeRow(unavailable=unavailable)) == state
+    assert node_state(read_as(NodeCapacity, {"unavailable": unavailable})) == state
 
 
 def test_a_machine_that_is_registered_twice_counts_once() -> None:
-    assert node_state(NodeRow(duplicate_of="east/n1")) == "duplicate"
+    assert node_state(read_as(NodeCapacity, {"duplicate_of": "east/n1"})) == "duplicate"

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import json
+
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact
 from moorage.core.turns.effects import Address, Consult, Information, Respond
@@ -80,7 +82,12 @@ class Hand:
     def inquire(self, question: Any, tenant: str = "ann", **more: Any) -> Any:
         turn = self.step(Inquired(self.to(), question, Tenant(tenant), **more))
         (effect,) = turn.effects
-        return effect.answer.data if is_told(effect) else effect  # type: ignore[union-attr]  # Plain values in tests.
+        return plain(effect.answer.data) if is_told(effect) else effect  # type: ignore[union-attr]  # Plain values in tests.
+
+
+def plain(value: Any) -> Any:
+    """Return a value as clients decode it."""
+    return json.decode(json.encode(value))
 
 
 def is_told(effect: Any) -> bool:

@@ -16,7 +16,7 @@ SEVERAL = {
     "Allocator": "Documented of slots; the core's is the allocator of the whole server.",
     "Inventory": "Documented of slots; the client's is what a site's own tools say.",
     "Outcome": "Documented of slots; the model's is part of stored facts.",
-    "Lease": "The client's has what a holder may see.",
+    "Lease": "That of `records` has what a holder may see.",
 }
 METAPHORS = re.compile(
     r"(?:^|_)(crank|desk|nursery|obituar(?:y|ies)|mourn|shelf|shelves|wings)(?:_|$)",

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from moorage.model import Code
-from moorage.protocol import fields
 from moorage.protocol import json_bounds as bounds
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import AllocationRequest, decode, ignored_fields
+from moorage.records import fields
 
 MEBIBYTE = 2**20
 HEAD = '{"adhoc":true,"policy_rule_uri":"first_fit:1","id":"a","inputs":'

@@ -7,7 +7,6 @@ import pytest
 
 from moorage import model
 from moorage.model import Code
-from moorage.protocol import fields
 from moorage.protocol.diagnosis import expectations
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import (
@@ -23,6 +22,7 @@ from moorage.protocol.messages import (
     decode_allocation,
     ignored_fields,
 )
+from moorage.records import fields
 
 SAMPLE = {
     "adhoc": True,

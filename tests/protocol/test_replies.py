@@ -21,30 +21,35 @@ from moorage.protocol.replies import (
     raw,
     success,
 )
+from moorage.records.leases import Lease
+from moorage.records.reading import read_record
 
 # A lease as the core shows it to its owner.
-OWNED = {
-    "id": "r-1",
-    "state": "ended",
-    "tenant": "acme",
-    "placement": [
-        {
-            "cluster_id": "c",
-            "node_id": "n",
-            "gpus": ["0", "2"],
-            "gpu_milli": 500,
-            "cpu_milli": 4000,
-            "memory_mib": 1024,
-        }
-    ],
-    "granted_at": 100.0,
-    "expires_at": 400.0,
-    "fencing": 7,
-    "ttl_seconds": 300.0,
-    "policy_rule_uri": "p:1-a",
-    "reason": "expired",
-    "token": "secret",
-}
+OWNED = read_record(
+    Lease,
+    {
+        "id": "r-1",
+        "state": "ended",
+        "tenant": "acme",
+        "placement": [
+            {
+                "cluster_id": "c",
+                "node_id": "n",
+                "gpus": ["0", "2"],
+                "gpu_milli": 500,
+                "cpu_milli": 4000,
+                "memory_mib": 1024,
+            }
+        ],
+        "granted_at": 100.0,
+        "expires_at": 400.0,
+        "fencing": 7,
+        "ttl_seconds": 300.0,
+        "policy_rule_uri": "p:1-a",
+        "reason": "expired",
+        "token": "secret",
+    },
+)
 
 
 def test_an_existing_client_gets_exactly_what_it_knows() -> None:

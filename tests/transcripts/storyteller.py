@@ -388,7 +388,7 @@ def _share(share: Share) -> str:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
 
 
 def event_line(event: Event) -> str:

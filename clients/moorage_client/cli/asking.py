@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import LeaseTerms
-from moorage.protocol.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
+from moorage.records.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
 from moorage_client.answers import Answer, Lease, read_lease
 from moorage_client.cli import completing
 from moorage_client.cli.exits import TokenMissing

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
 from moorage_client.cli.output import SHORT_CHARS, counted, note, print_json, say, short_name, table
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import ClusterStored, NodeRow
 from moorage_client.errors import MoorageError, RequestRefused, refusal
 
 _BEGINNING: Final = re.compile(rf"[0-9a-f]{{{SHORT_CHARS},39}}")
@@ -32,6 +33,22 @@ class FleetGroup(typer.core.TyperGroup):
         """Put the name of the default command before arguments that name none."""
         named = bool(args) and (args[0] in self.commands or args[0] in _HELPS)
         return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+
+class _Count(Struct):
+    """How many of something a cluster has; CPUs may be parts of one."""
+
+    count: int | float = 0
+
+
+class _Stored(Struct):
+    """A cluster document, as far as it is shown."""
+
+    id: str
+    nodes: _Count | None = None
+    gpus: _Count | None = None
+    vcpus: _Count | None = None
+    memory: int | float | None = 0
 
 
 def import_fleet(
@@ -125,7 +142,7 @@ def _watch(
 def _known(services: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     wanted = [document["id"] for document in documents]
     found: list[dict[str, Any]] = services.clusters({"id": {"$in": wanted}})
-    stored = read_as(list[ClusterStored], found)
+    stored = read_as(list[_Stored], found)
     return {each.id: document for each, document in zip(stored, found, strict=True)}
 
 
@@ -168,7 +185,7 @@ def _register(
 
 
 def _row(document: Mapping[str, Any], action: str) -> dict[str, Any]:
-    stored = read_as(ClusterStored, document)
+    stored = read_as(_Stored, document)
     totals = {"nodes": stored.nodes, "gpus": stored.gpus, "vcpus": stored.vcpus}
     counts = {name: 0 if group is None else group.count for name, group in totals.items()}
     return {"cluster_id": stored.id, "action": action, **counts, "memory_mib": stored.memory or 0}
@@ -282,7 +299,7 @@ async def _node(client: Any, place: str) -> tuple[str, str]:
     cluster, _, node = place.partition("/")
     if not _BEGINNING.fullmatch(node):
         return cluster, node
-    names = [row.node_id for row in read_as(list[NodeRow], await client.fleet(cluster).all())]
+    names = [row.node_id for row in read_as(list[NodeCapacity], await client.fleet(cluster).all())]
     begin = [name for name in names if name.startswith(node)]
     return cluster, begin[0] if node not in names and len(begin) == 1 else node
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage.records.replies import ClusterCapacity, NodeCapacity
 from moorage_client.answers import read_as
 from moorage_client.cli.completing import clusters as complete_clusters
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import ClusterRow, NodeRow
 
 SIZES: Final = (1, 2, 4, 8)
 """GPUs of one node that requests usually ask for."""
@@ -39,7 +39,7 @@ class _Model:
     fits: list[int] = field(default_factory=lambda: [0] * len(SIZES))
     clusters: dict[str, None] = field(default_factory=dict[str, None])
 
-    def add(self, cluster: str, node: NodeRow) -> None:
+    def add(self, cluster: str, node: NodeCapacity) -> None:
         """Count a node."""
         self.total += len(node.gpus)
         self.clusters[cluster] = None
@@ -69,9 +69,9 @@ def gpus(
         named = [cluster] if cluster else await _clusters(client)
         limit = asyncio.Semaphore(AT_ONCE)
 
-        async def nodes(name: str) -> tuple[str, list[NodeRow]]:
+        async def nodes(name: str) -> tuple[str, list[NodeCapacity]]:
             async with limit:
-                return name, read_as(list[NodeRow], await client.fleet(name).all())
+                return name, read_as(list[NodeCapacity], await client.fleet(name).all())
 
         return _rows(await asyncio.gather(*map(nodes, named)), model)
 
@@ -91,11 +91,11 @@ def gpus(
 
 
 async def _clusters(client: Any) -> list[str]:
-    rows = read_as(list[ClusterRow], await client.fleet().all())
+    rows = read_as(list[ClusterCapacity], await client.fleet().all())
     return [row.cluster_id for row in rows if row.gpus]
 
 
-def _rows(found: Iterable[tuple[str, Sequence[NodeRow]]], wanted: str) -> list[dict[str, Any]]:
+def _rows(found: Iterable[tuple[str, Sequence[NodeCapacity]]], wanted: str) -> list[dict[str, Any]]:
     models: dict[str, _Model] = {}
     for cluster, nodes in found:
         for node in nodes:

@@ -9,9 +9,17 @@ from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import to_builtins
 
-from moorage.protocol.replies import WorkloadObject
-from moorage_client.answers import Lease, read_as, read_lease, read_object
+from moorage.records.replies import (
+    ClusterCapacity,
+    DecisionRow,
+    NodeCapacity,
+    NodeVerdict,
+    QueuedWaiter,
+)
+from moorage.records.requests import Resources
+from moorage_client.answers import Lease, Workload, read_as, read_lease, read_object
 from moorage_client.cli import completing
 from moorage_client.cli.live import WatchFlag, shown
 from moorage_client.cli.output import (
@@ -27,13 +35,6 @@ from moorage_client.cli.output import (
     where,
 )
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import (
-    ClusterRow,
-    NodeRow,
-    NodeVerdictRow,
-    ShownDecision,
-    ShownWaiter,
-)
 from moorage_client.listing import pages
 
 HISTORY_MAX: Final = 10_000
@@ -102,7 +103,7 @@ def why(
     if session.json or not nodes:
         _about(session, answer)
         return
-    rows = read_as(list[NodeVerdictRow], answer.pop("node_verdicts", None) or [])
+    rows = read_as(list[NodeVerdict], answer.pop("node_verdicts", None) or [])
     more = answer.pop("next", None)
     _about(session, answer)
     for row in rows:
@@ -156,7 +157,7 @@ def history(
                 _wants(row.resources),
                 row.reason,
             ]
-            for row in read_as(list[ShownDecision], rows)
+            for row in read_as(list[DecisionRow], rows)
         ],
         empty="Nothing yet. What holds: moorage leases; what waits: moorage queue",
         watch=False,
@@ -168,10 +169,10 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
 
     async def work(client: Any) -> list[dict[str, Any]]:
         waiting = await client.queue().all()
-        pairs = zip(read_as(list[ShownWaiter], waiting), waiting, strict=True)
+        pairs = zip(read_as(list[QueuedWaiter], waiting), waiting, strict=True)
         return [document for _, document in sorted(pairs, key=lambda pair: pair[0].position)]
 
-    def cells(waiter: ShownWaiter) -> list[Any]:
+    def cells(waiter: QueuedWaiter) -> list[Any]:
         shown: list[Any] = [
             waiter.position,
             waiter.request,
@@ -199,7 +200,7 @@ def queue(session: CommandSession, watch: WatchFlag = False) -> None:
             ),
             *(("since",) if session.wide else ()),
         ],
-        lambda rows: [cells(each) for each in read_as(list[ShownWaiter], rows)],
+        lambda rows: [cells(each) for each in read_as(list[QueuedWaiter], rows)],
         empty="Nothing of yours waits.",
         watch=watch,
     )
@@ -253,20 +254,20 @@ def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
             node.cpu_milli_free,
             node.memory_mib_free,
         ]
-        for node in read_as(list[NodeRow], rows)
+        for node in read_as(list[NodeCapacity], rows)
     ]
 
 
-def node_state(node: NodeRow) -> str:
+def node_state(node: NodeCapacity) -> str:
     """Return `ready`, or in short why the node takes no new lease."""
     if node.duplicate_of:
         return "duplicate"
-    return re.split(r":| by | since |;", node.unavailable)[0] or "ready"
+    return re.split(r":| by | since |;", node.unavailable or "")[0] or "ready"
 
 
 def _node_notes(rows: list[dict[str, Any]]) -> list[str]:
     said: list[str] = []
-    for node in read_as(list[NodeRow], rows):
+    for node in read_as(list[NodeCapacity], rows):
         if node.duplicate_of:
             same = f"{short_name(node.node_id)} is the same machine as {node.duplicate_of}"
             said.append(f"{same}: it counts there.")
@@ -285,7 +286,7 @@ def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
             _thousandths(row.cpu_milli_free, row.cpu_milli_total),
             f"{row.memory_mib_free}/{row.memory_mib_total}",
         ]
-        for row in read_as(list[ClusterRow], rows)
+        for row in read_as(list[ClusterCapacity], rows)
     ]
 
 
@@ -293,7 +294,7 @@ def _cluster_notes(rows: list[dict[str, Any]]) -> list[str]:
     return [
         f"{row.cluster_id}: {_of(row.nodes_unavailable, row.nodes)} nothing new;"
         f" why: moorage fleet {row.cluster_id}"
-        for row in read_as(list[ClusterRow], rows)
+        for row in read_as(list[ClusterCapacity], rows)
         if row.nodes_unavailable
     ]
 
@@ -336,7 +337,7 @@ def _about(session: CommandSession, document: dict[str, Any]) -> None:
 
 def _about_workload(lease: dict[str, Any], document: dict[str, Any]) -> None:
     """Say how a lease and its workload are, and of the last failure what it wrote."""
-    workload = read_as(WorkloadObject, document)
+    workload = read_as(Workload, document)
     shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}
     shown["attempt"] = f"{workload.attempt} of {workload.attempts_max}"
     fields({name: value for name, value in lease.items() if name != "workload"} | shown)
@@ -363,6 +364,5 @@ def _of(some: int, nodes: int | str) -> str:
     return f"{some} of {counted(nodes, 'node')} take{'s' * (some == 1)}"
 
 
-def _wants(resources: Mapping[str, Any] | None) -> str:
-    usual = {"gpu_milli": 1000, "nodes": 1}  # Whole GPUs on one node.
-    return in_words({k: v for k, v in (resources or {}).items() if v and usual.get(k) != v})
+def _wants(resources: Resources | None) -> str:
+    return in_words(to_builtins(resources) if resources else {})

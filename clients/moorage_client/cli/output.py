@@ -18,10 +18,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from msgspec import Struct
+
 from moorage.model import Code, Placement
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
-from moorage_client.cli.shapes import Finding
 from moorage_client.endpoint import HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
     CertificateRefused,
@@ -91,6 +92,15 @@ _STATES: Final = {
     "ended": "dim",
 }
 """Colours of states; there are none in files, in pipes, and with NO_COLOR."""
+
+
+class _Finding(Struct):
+    """What is wrong with a policy's code."""
+
+    message: str = ""
+    file: str | None = ""
+    line: int | None = None
+    text: str | None = ""
 
 
 def print_json(document: Any) -> None:
@@ -424,7 +434,7 @@ def _detail(name: str, value: Any) -> str:
 
 def _explain_findings(findings: Any) -> None:
     """Show what is wrong with a policy's code beyond the first, which the error says itself."""
-    for each in read_as(list[Finding], findings)[1:]:
+    for each in read_as(list[_Finding], findings)[1:]:
         line = f", line {each.line}" if each.line else ""
         where = f"{each.file}{line}: " if each.file else ""
         note(f"{where}{each.message}" + (f"\n{each.text}" if each.text else ""))

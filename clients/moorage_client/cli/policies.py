@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from moorage.model import Code
+from moorage.records.policies import PolicyHistoryEntry, PolicyOutput
 from moorage_client.answers import read_as
 from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import PolicyLogs, PolicyRow, ShownPolicyChange
 from moorage_client.cli.testing import own_names, test_first, with_own_names
 from moorage_client.errors import RequestRefused
 from moorage_client.text_files import decode_source, read_text
@@ -36,6 +37,13 @@ _FILE: Final = re.compile(r"[\w.-]{1,96}\.py")
 
 DOCUMENT: Final = "policy.json"
 """Beside `code/`: the fields of the PolicyRule document other than the code."""
+
+
+class _Listed(Struct):
+    """A policy in a list."""
+
+    policy_rule_uri: str = ""
+    description: str | None = ""
 
 
 def push(
@@ -111,7 +119,7 @@ def list_policies(session: CommandSession) -> None:
         ("policy", "description"),
         (
             (policy.policy_rule_uri, policy.description or "")
-            for policy in read_as(list[PolicyRow], found)
+            for policy in read_as(list[_Listed], found)
         ),
         empty="No policies. Register one: moorage policy push my_rule.py --uri my-rule:1-stable",
     )
@@ -145,7 +153,7 @@ def show(
                 " ".join(each.fields),
                 each.digest[:12],
             )
-            for each in read_as(list[ShownPolicyChange], changes)
+            for each in read_as(list[PolicyHistoryEntry], changes)
         ),
         empty="It was never changed.",
     )
@@ -154,7 +162,7 @@ def show(
 def _changed(services: Any, uri: str) -> dict[str, Any]:
     """Return what `management` changed; nothing where a server keeps policies and runs none."""
     try:
-        return read_as(PolicyLogs, services.policy_logs(uri)).changed
+        return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:
         if refused.code != Code.NOT_FOUND:
             raise

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import become_server, check_installed
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import PoolState, ShownHolding, Slot
 from moorage_client.errors import refusal
 
 AddressOption = Annotated[
@@ -33,6 +33,29 @@ _WANTED: Final = re.compile(r"([^=]+?)(?:=(\d+)(?:x(\d+(?:\.\d+)?))?)?")
 """TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""
 _SLOTS_PER: Final = "slots_per_"
 _AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
+
+
+class _Slot(Struct):
+    """An instance of a pool, with what is free of it or held."""
+
+    id: str | int
+    slots: int | float = 0
+
+
+class _Holding(Struct):
+    """Who holds what of a pool."""
+
+    transaction: str
+    resources: dict[str, list[_Slot]] = {}
+    pid: int | None = None
+    expires_at: float | None = None
+
+
+class _State(Struct):
+    """What a pool has, and who holds what of it."""
+
+    resources: dict[str, list[_Slot]] = {}
+    holdings: list[_Holding] = []
 
 
 def serve(
@@ -94,7 +117,7 @@ def show(session: CommandSession, address: AddressOption = None) -> None:
     if session.json:
         print_json(state)
         return
-    shown = read_as(PoolState, state)
+    shown = read_as(_State, state)
     held: dict[tuple[str, str | int], list[str]] = {}
     for each in shown.holdings:
         for kind, rows in each.resources.items():
@@ -144,7 +167,7 @@ def checkout(
     if session.json:
         print_json({"transaction": taken.transaction, "resources": taken})
         return
-    for kind, rows in read_as(dict[str, list[Slot]], dict(taken)).items():
+    for kind, rows in read_as(dict[str, list[_Slot]], dict(taken)).items():
         say(f"{kind}  {','.join(str(row.id) for row in rows)}")
     say(f"transaction  {taken.transaction}")
 
@@ -226,7 +249,7 @@ def _number(text: str) -> int | float:
     return float(text) if "." in text else int(text)
 
 
-def _holder(holding: ShownHolding) -> str:
+def _holder(holding: _Holding) -> str:
     parts = [f"process {holding.pid}"] if holding.pid is not None else []
     if holding.expires_at is not None:
         parts.append(f"until {local_time(holding.expires_at)}")

@@ -5,9 +5,19 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import UNSET
 
+from moorage.records.policies import (
+    AliasDocument,
+    CanaryOutcomes,
+    CanaryShare,
+    ComparedAnswer,
+    Latency,
+    PolicyOutput,
+    ShadowComparison,
+)
 from moorage_client.answers import read_as
-from moorage_client.cli import completing, shapes
+from moorage_client.cli import completing
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import CommandSession
@@ -98,7 +108,7 @@ def aliases(
             if session.json:
                 print_json(document)
             else:
-                was = read_as(shapes.ShownAlias, document)
+                was = read_as(AliasDocument, document)
                 say(f"{was.alias} is deleted; it meant {was.policy_rule_uri}")
         else:
             _show(session, services.alias(alias))
@@ -189,11 +199,12 @@ def logs(
     if session.json:
         print_json(found)
         return
-    shown = read_as(shapes.PolicyLogs, found)
+    shown = read_as(PolicyOutput, found)
     if circuit := shown.rests:
         note(
-            f"{shown.policy_rule_uri} rests for another {circuit.retry_after_seconds:g} s:"
-            f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline."
+            f"{shown.policy_rule_uri} rests for another {circuit.get('retry_after_seconds', 0):g}"
+            f" s: {circuit.get('overruns', 0):g} of its latest evaluations for you were stopped at"
+            " their deadline."
         )
     if not shown.printed:
         note(f"{shown.policy_rule_uri} has printed nothing lately.")
@@ -211,10 +222,10 @@ def _differences(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
         return
-    report = read_as(shapes.ShadowReport, document)
+    report = read_as(ShadowComparison, document)
     counts = ("asked", "dropped", "compared", "same", "differ", "differ_alone", "cost")
     shown = {name: getattr(report, name) for name in counts}
-    fields({name: value for name, value in shown.items() if value is not None})
+    fields({name: value for name, value in shown.items() if value is not UNSET})
     if not report.whole:
         note("The alias is another tenant's: figures move in steps, and samples are your own.")
     table(
@@ -224,8 +235,8 @@ def _differences(session: CommandSession, document: dict[str, Any]) -> None:
                 side.policy_rule_uri,
                 side.placed,
                 side.refused,
-                side.gpus_opened,
-                side.nodes_opened,
+                "" if side.gpus_opened is UNSET else side.gpus_opened,
+                "" if side.nodes_opened is UNSET else side.nodes_opened,
                 *_percentiles(side.latency_ms),
             )
             for side in (report.active, report.candidate)
@@ -236,15 +247,15 @@ def _differences(session: CommandSession, document: dict[str, Any]) -> None:
         say(f"{sample.request}  {_answer(sample.active)}  |  {_answer(sample.candidate)}")
 
 
-def _percentiles(latency: shapes.Latency | None) -> tuple[float | str, float | str]:
-    return ("", "") if latency is None else (latency.p50, latency.p99)
+def _percentiles(latency: Latency) -> tuple[float | str, float | str]:
+    return ("", "") if latency is None else (latency.get("p50", ""), latency.get("p99", ""))
 
 
-def _answer(side: shapes.ShownAnswer) -> str:
-    if side.error is not None:
+def _answer(side: ComparedAnswer) -> str:
+    if side.error:
         return f"{side.error.code}: {side.error.reason}"
-    if side.placement is None:
-        return side.data
+    if not side.placement:
+        return side.data or ""
     return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
 
 
@@ -252,7 +263,7 @@ def _changed(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
         return
-    alias = read_as(shapes.ShownAlias, document)
+    alias = read_as(AliasDocument, document)
     beside = [("canary", _canary(alias.canary)), ("shadow", alias.shadow)]
     others = "".join(f", {what} {which}" for what, which in beside if which)
     say(f"{alias.alias} -> {alias.policy_rule_uri}{others}")
@@ -271,9 +282,9 @@ def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
                 alias.former or "",
                 _canary(alias.canary),
                 alias.shadow or "",
-                alias.who,
+                alias.who or "",
             )
-            for alias in read_as(list[shapes.ShownAlias], found)
+            for alias in read_as(list[AliasDocument], found)
         ),
         empty="No aliases. Make one: moorage policy activate my-rule:1-stable",
     )
@@ -283,7 +294,7 @@ def _show(session: CommandSession, alias: dict[str, Any]) -> None:
     if session.json:
         print_json(alias)
         return
-    shown = read_as(shapes.ShownAlias, alias)
+    shown = read_as(AliasDocument, alias)
     alias.pop("history", None)
     fields({**alias, "canary": _canary(shown.canary)})
     for change in shown.history:
@@ -291,7 +302,7 @@ def _show(session: CommandSession, alias: dict[str, Any]) -> None:
         fields(change)
 
 
-def _canary(canary: shapes.ShownCanary | None) -> str:
+def _canary(canary: CanaryShare | None) -> str:
     return f"{canary.version} {canary.percent:g} % by {canary.by}" if canary else ""
 
 
@@ -299,7 +310,7 @@ def _report(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
         return
-    report = read_as(shapes.CanaryReport, document)
+    report = read_as(CanaryOutcomes, document)
     versions = [version for version in (report.active, report.candidate) if version]
     table(
         ("policy", "asked>", "granted>", "advised>", "refused>", "faults>", "p50 ms>", "p99 ms>"),

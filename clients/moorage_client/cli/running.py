@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec import Struct
 
 from moorage.model import Code
-from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
+from moorage.records.fields import ATTEMPTS_MAX, TTL_SECONDS, StartNumber
+from moorage.records.replies import ExecutionAnswer, OutputPart
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import (
     LOOK_SECONDS,
@@ -24,7 +26,6 @@ from moorage_client.cli.asking import (
 )
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import Attempt, Known, ShownExecution, ShownOutput
 from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
@@ -142,6 +143,14 @@ def run(
     raise typer.Exit(_exit_code(code))
 
 
+class _Known(Struct):
+    """The names that a refusal of an unknown name lists."""
+
+    nearest: list[str] = []
+    registered: list[str] = []
+    backends: list[str] = []
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """The policy and the backend that a run tries."""
@@ -160,7 +169,7 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
         backend: The same.
 
     """
-    known = read_as(Known, refused.details)
+    known = read_as(_Known, refused.details)
     there = [*known.nearest, *known.registered]
     if refused.code == Code.UNKNOWN_POLICY and not policy and there:
         if choice.policy in there:
@@ -281,7 +290,7 @@ def execute(
         return await client.call(message, idempotent=False)
 
     answer = replace(session, timeout=limit + SPARE_SECONDS).run(work)
-    done = read_as(ShownExecution, answer)
+    done = read_as(ExecutionAnswer, answer)
     if session.json:
         print_json(answer)
     else:
@@ -358,7 +367,7 @@ class _Reader:
     async def skip(self) -> None:
         """Go to the end of what there is."""
         answer = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
-        part = read_as(ShownOutput, answer)
+        part = read_as(OutputPart, answer)
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
@@ -394,7 +403,7 @@ class _Reader:
                 return part.exit_code
             self._go_on(part)
 
-    async def _next(self, wait_seconds: float, *, skip: bool) -> ShownOutput:
+    async def _next(self, wait_seconds: float, *, skip: bool) -> OutputPart:
         """Pass the next piece on; return the reply it came with.
 
         Args:
@@ -405,19 +414,19 @@ class _Reader:
         while True:
             where = {"offset": self.offset, "attempt": self.attempt, "wait_seconds": wait_seconds}
             try:
-                part = read_as(ShownOutput, await self._client.call(self._message | where))
+                part = read_as(OutputPart, await self._client.call(self._message | where))
             except NotFound as error:
-                attempts = read_as(list[Attempt], error.details.get("attempts") or [])
+                attempts = read_as(list[StartNumber], error.details.get("attempts") or [])
                 later = [attempt for attempt in attempts if attempt > self.attempt]
                 if not (skip and later):
                     raise
                 note(f"of attempt {self.attempt} there is no output")
                 self.attempt, self.offset = min(later), 0
             else:
-                self._write(_decoded(part.base64))
+                self._write(_decoded(part.base64 or ""))
                 return part
 
-    def _go_on(self, part: ShownOutput) -> None:
+    def _go_on(self, part: OutputPart) -> None:
         """Take note of where the next piece is.
 
         Raises:

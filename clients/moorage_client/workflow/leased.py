@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
-from moorage.protocol.fields import TTL_SECONDS
+from moorage.records.fields import TTL_SECONDS
 from moorage_client.asking import Request, request_message
 from moorage_client.client import Client
 from moorage_client.errors import LeaseLost, MoorageError, RequestRefused

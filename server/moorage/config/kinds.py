@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
-from moorage.protocol.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
 from moorage.protocol.origins import is_loopback, read_origin
+from moorage.records.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
 from moorage.records.rights import Role
 
 __all__ = [

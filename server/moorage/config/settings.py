@@ -58,7 +58,7 @@ from moorage.config.sources import (
 )
 from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
 from moorage.model import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
-from moorage.protocol.fields import TTL_SECONDS_MAX
+from moorage.records.fields import TTL_SECONDS_MAX
 from moorage.records.rights import Role
 
 __all__ = [

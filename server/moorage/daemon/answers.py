@@ -1,16 +1,19 @@
 """From the core's answers to the replies of the wire: the one place where the two meet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from moorage.backends.base import WorkloadReport
-from moorage.core.reports import explain
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId
+from moorage.records.leases import EMPTY
+from moorage.records.leases import Lease as LeaseAnswer
 
 
 def encode(
@@ -38,58 +41,24 @@ def encode(
         JSON text.
 
     """
+    shared: replies.Shared = {"id": message_id, "warnings": tuple(warnings)}
+    if not isinstance(answer, Information):
+        shared |= {"request": request, "policy_rule_uri": version}
     match answer:
         case Advice(data, reasons):
-            return replies.success(
-                data,
-                id=message_id,
-                request=request,
-                warnings=warnings,
-                reasons=reasons,
-                policy_rule_uri=version,
-            )
-        case LeaseNews(lease, data, reasons, owner):
-            told: dict[str, Any] = {"token": token} if owner and token else {}
-            if answer.ttl_max_seconds is not None:
-                told["ttl_max_seconds"] = answer.ttl_max_seconds
-            return replies.success(
-                placement(lease) if data is None else data,
-                id=message_id,
-                request=request,
-                warnings=warnings,
-                reasons=reasons,
-                lease=lease_object(lease, workload) | told,
-                policy_rule_uri=version,
-            )
+            shared |= {"reasons": reasons}
+            return replies.success(data, **shared)
+        case LeaseNews(lease, data, reasons, owner, longest):
+            own = token if owner else ""
+            shown = lease_answer(lease, workload, token=own, ttl_max_seconds=longest)
+            shared |= {"reasons": reasons, "lease": shown}
+            return replies.success(placement(lease) if data is None else data, **shared)
         case Information(data):
-            return replies.success(data, id=message_id, warnings=warnings)
-        case Refusal():
-            return refuse(
-                answer, message_id=message_id, request=request, warnings=warnings, version=version
+            return replies.success(data, **shared)
+        case Refusal(code, reason, field, expected, details):
+            return replies.failure(
+                code, reason, field=field, expected=expected, details=details, **shared
             )
-
-
-def refuse(
-    refusal: Refusal,
-    *,
-    message_id: MessageId = None,
-    request: str = "",
-    warnings: Sequence[str] = (),
-    version: str = "",
-) -> bytes:
-    """Write a refusal as a failure reply."""
-    details: Mapping[str, Any] = refusal.details
-    return replies.failure(
-        refusal.code,
-        refusal.reason,
-        field=refusal.field,
-        expected=refusal.expected,
-        details=details,
-        id=message_id,
-        request=request,
-        warnings=warnings,
-        policy_rule_uri=version,
-    )
 
 
 def refusal_of(error: ServiceError) -> Refusal:
@@ -97,26 +66,34 @@ def refusal_of(error: ServiceError) -> Refusal:
     return Refusal(error.code, error.reason, error.field, error.expected, error.details)
 
 
-def lease_object(lease: Lease, workload: WorkloadReport | None = None) -> dict[str, Any]:
-    """Return a lease as the wire has it, without its token.
+def lease_answer(
+    lease: Lease,
+    workload: WorkloadReport | None = None,
+    *,
+    token: str = "",
+    ttl_max_seconds: float | None = None,
+) -> LeaseAnswer:
+    """Return a lease as the wire has it.
 
     Args:
         lease: As the core knows it.
         workload: What its backend last said of its workload; more than the core knows as long as
             that starts.
+        token: For its owner.
+        ttl_max_seconds: See `LeaseNews`.
 
     """
-    row = explain.lease_row(lease)
-    if workload is not None and "workload" in row:
-        known = row["workload"]
-        if lease.state == "starting" and not workload.phase.over:
-            known |= {"phase": workload.phase, "detail": workload.detail}
-        if lease.state == "active":
-            known["endpoint"] = lease.endpoint or workload.endpoint
-    return row
+    answer = LeaseAnswer.of(lease, token=token, ttl_max_seconds=ttl_max_seconds)
+    known = answer.workload
+    if workload is None or known is None:
+        return answer
+    if lease.state == "starting" and not workload.phase.over:
+        known = replace(known, phase=workload.phase, detail=workload.detail or EMPTY)
+    if lease.state == "active":
+        known = replace(known, endpoint=lease.endpoint or workload.endpoint)
+    return replace(answer, workload=known)
 
 
 def placement(lease: Lease) -> Any:
     """Return the placement of a lease as a policy would have proposed it."""
-    shares = [explain.share_row(share) for share in lease.placement]
-    return shares[0] if len(shares) == 1 else shares
+    return lease.placement[0] if len(lease.placement) == 1 else lease.placement

@@ -14,7 +14,6 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.documents.clusters import read_cluster_document
-from moorage.core.reports.explain import share_row
 from moorage.core.state.facts import Granted, Refusal
 from moorage.core.state.state import apply
 from moorage.core.turns.effects import LeaseNews
@@ -23,15 +22,7 @@ from moorage.lab import policy_test
 from moorage.lab.backtest import BacktestJob, backtest
 from moorage.lab.errors import CommandError
 from moorage.lab.rehearsal import Decision, Document, Rehearsal
-from moorage.model import (
-    Cluster,
-    Lease,
-    LeaseTerms,
-    PolicyRef,
-    RequestId,
-    Share,
-    Tenant,
-)
+from moorage.model import Cluster, Lease, LeaseTerms, PolicyRef, RequestId, Share, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.wire.frames import ENTRY
@@ -130,7 +121,7 @@ def _result(decision: Decision) -> Document:
         told["data"] = value if len(msgspec.json.encode(value)) <= VALUE_BYTES_MAX else "too large"
     match decision.answer:
         case LeaseNews(lease):
-            return told | {"ok": True, "placement": [share_row(each) for each in lease.placement]}
+            return told | {"ok": True, "placement": msgspec.to_builtins(lease.placement)}
         case Refusal(code=code, reason=reason, details=details):
             where = {name: details[name] for name in ("file", "line") if name in details}
             return told | {"code": code, "reason": reason, **where}

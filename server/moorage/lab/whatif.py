@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.documents.policies import record_from
 from moorage.core.allocator import Allocator
-from moorage.core.reports.explain import refusal_object, share_row
+from moorage.core.reports.explain import refusal_object
 from moorage.core.state.facts import Carried, Fact, Granted, Preempted, Queued, Refusal
 from moorage.core.turns.effects import Address, Advice, Information, LeaseNews, Respond, Stop
 from moorage.core.turns.events import (
@@ -30,17 +30,7 @@ from moorage.core.turns.turn import Turn
 from moorage.daemon.policies.finder import code_of
 from moorage.lab.rehearsal import SESSION, Document, Rehearsal
 from moorage.ledger.codec import FactRow, unseal
-from moorage.model import (
-    Ask,
-    Cluster,
-    ClusterId,
-    Lease,
-    Node,
-    NodeId,
-    PolicyRef,
-    RequestId,
-    Tenant,
-)
+from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
@@ -110,7 +100,8 @@ async def whatif(job: WhatIfJob) -> Document:
             await world.step(ClusterSeen(_grown(world.allocator, documents, added)))
         for quota in job.change.quotas:
             about = (Tenant(quota.tenant), quota.project)
-            await world.step(QuotaAsked(None, _NOBODY, *about, quota.quota()))
+            wanted = None if quota.remove else quota.quota()
+            await world.step(QuotaAsked(None, _NOBODY, *about, wanted))
         leaving: dict[RequestId, Lease] = {}
         for mode, _, place in job.change.places():
             left = await world.cordon(ClusterId(place.cluster), NodeId(place.node), mode)
@@ -342,4 +333,5 @@ class _Told:
         return Tenant("") if found is None else found.tenant
 
     def _placement(self, lease: Lease) -> list[Document]:
-        return [share_row(share) for share in lease.placement]
+        placed: list[dict[str, Any]] = msgspec.to_builtins(lease.placement)
+        return placed

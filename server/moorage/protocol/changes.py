@@ -9,10 +9,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from moorage import model
-from moorage.protocol import fields as f
 from moorage.protocol.diagnosis import diagnose
-from moorage.protocol.parts import QuotaAmounts
+from moorage.records import fields as f
+from moorage.records.requests import QuotaChange
 
 CHANGES_MAX: Final = 100
 """Of each kind, in one what-if."""
@@ -40,24 +39,12 @@ class ChangedPlace(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     node: f.OptionalName = ""
 
 
-class ChangedQuota(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class ChangedQuota(QuotaChange, frozen=True, kw_only=True):
     """A quota that would be set, with the fields of `set_quota`, or removed."""
 
     tenant: f.Name
     project: f.OptionalIdentifier | None = None
-    weight: f.Weight = 1.0
-    nominal: QuotaAmounts = QuotaAmounts()
-    borrow: QuotaAmounts = QuotaAmounts()
-    lend: QuotaAmounts = QuotaAmounts()
-    notice_seconds: f.WaitSeconds = 0.0
     remove: f.Flag = False
-
-    def quota(self) -> model.Quota | None:
-        """Return it as the core knows it; None: there would be none."""
-        if self.remove:
-            return None
-        limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
-        return model.Quota(self.weight, *limits, self.notice_seconds)
 
 
 class Change(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -19,9 +19,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from moorage.model import Code
-from moorage.protocol import fields as f
 from moorage.protocol import json_bounds as bounds
 from moorage.protocol.errors import BadMessage
+from moorage.records import fields as f
 
 QUOTED_CHARS_MAX: Final = 64
 """Characters of a client's own words that a failure reply repeats."""

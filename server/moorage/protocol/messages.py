@@ -18,7 +18,6 @@ from msgspec.structs import force_setattr
 
 from moorage import model
 from moorage.model import Code
-from moorage.protocol import fields as f
 from moorage.protocol.diagnosis import (
     check_bounds,
     check_names,
@@ -59,7 +58,8 @@ from moorage.protocol.operations import (
     WatchTopics,
     Why,
 )
-from moorage.protocol.parts import (
+from moorage.records import fields as f
+from moorage.records.requests import (
     Alternatives,
     LeaseRequest,
     ProvisionRequest,
@@ -174,36 +174,11 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def terms(self) -> model.LeaseTerms | None:
         """Return `lease` as the core knows it, or None for advice."""
-        wanted = self.lease
-        if wanted is None:
-            return None
-        apart = wanted.anti_affinity
-        return model.LeaseTerms(
-            anti_affinity=None if apart is None else apart.terms(),
-            ttl_seconds=wanted.ttl_seconds,
-            wait_seconds=wanted.wait_seconds,
-            priority=wanted.priority,
-            preemptible=wanted.preemptible,
-            runtime_seconds_min=wanted.runtime_seconds_min,
-            notice_seconds=wanted.notice_seconds,
-            idempotency_key=wanted.idempotency_key,
-            project=wanted.project,
-            ttl_seconds_min=wanted.ttl_seconds_min,
-        )
+        return None if self.lease is None else self.lease.terms()
 
     def provisioning(self) -> model.Provision | None:
         """Return `provision` as the core knows it, or None."""
-        wanted = self.provision
-        if wanted is None:
-            return None
-        attempts = model.ATTEMPTS_MAX if wanted.attempts_max is None else wanted.attempts_max
-        return model.Provision(
-            backend=wanted.backend,
-            spec=wanted.spec,
-            on_failure=wanted.on_failure,
-            attempts_max=attempts,
-            keep_warm_seconds=wanted.keep_warm_seconds,
-        )
+        return None if self.provision is None else self.provision.provisioning()
 
 
 class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,8 +3,8 @@
 from msgspec import Struct
 
 from moorage import model
-from moorage.protocol import fields as f
-from moorage.protocol.parts import QuotaAmounts, Resources, cluster_ids
+from moorage.records import fields as f
+from moorage.records.requests import QuotaAmounts, Resources, cluster_ids
 
 
 class OpMessage(

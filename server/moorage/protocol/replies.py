@@ -7,15 +7,17 @@ existing clients look for.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, field
 
-from moorage import model
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage, BadReply
+from moorage.records.fields import ESSENTIAL
+from moorage.records.leases import Lease
+from moorage.records.reading import read_record
 
 MessageId = str | int | None
 
@@ -23,37 +25,78 @@ _encode: Final = msgspec.json.Encoder().encode
 _UNENCODABLE: Final = (TypeError, ValueError, RecursionError, OverflowError)
 
 
-class _Success(Struct, omit_defaults=True):
-    success: bool
-    data: Any
-    id: MessageId = None
-    request: str = ""
-    lease: Mapping[str, Any] | None = None
-    warnings: Sequence[str] = ()
-    reasons: Mapping[str, Any] | None = None
-    policy_rule_uri: str = ""
+class ErrorObject(Struct, frozen=True):
+    """`error` of a failure reply. Codes that this client does not know stay readable."""
+
+    code: str = Code.INTERNAL
+    reason: str = ""
+    field: str = ""
+    expected: str = ""
 
 
-def success(
-    data: Any,
-    *,
-    id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
-    request: str = "",
-    lease: Mapping[str, Any] | None = None,
-    warnings: Sequence[str] = (),
-    reasons: Mapping[str, Any] | None = None,
-    policy_rule_uri: str = "",
-) -> bytes:
-    """Write a success reply.
+class Reply(Struct, frozen=True, omit_defaults=True):
+    """A reply, of either kind, as the server writes it and a client reads it.
 
     Args:
-        data: What the policy returned, or what the operation answers; plain JSON values.
-        id: The message's own `id`, echoed.
+        success: Which kind it is.
+        data: Of a success: what the policy returned, or what the operation answers.
+        message: Of a failure: one sentence for a person.
+        details: `error` of a failure, with further data of the refusal.
+        id: That of the message.
         request: The server's id of the request.
-        lease: As made by `lease_object`.
+        lease: The lease, if any.
         warnings: Sentences for a person.
         reasons: Why it was decided so.
         policy_rule_uri: The version that answered, where the request named an alias.
+
+    """
+
+    success: Annotated[bool, ESSENTIAL]
+    data: Any = UNSET
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict, name="error")
+    id: MessageId = None
+    request: str = ""
+    lease: Lease | None = None
+    warnings: tuple[str, ...] = ()
+    reasons: Mapping[str, Any] | None = None
+    policy_rule_uri: str = ""
+
+    @property
+    def error(self) -> ErrorObject | None:
+        """What a failure says to programs; servers older than `error` say only `message`."""
+        if self.success:
+            return None
+        found = msgspec.convert(self.details, ErrorObject)
+        return found if found.reason else msgspec.structs.replace(found, reason=self.message)
+
+
+class Event(Struct, frozen=True):
+    """A pushed message; `id` is that of the request whose progress it tells."""
+
+    event: Annotated[str, ESSENTIAL]
+    data: Any = None
+    topic: str = ""
+    id: str | int | None = None
+
+
+class Shared(TypedDict, total=False):
+    """What a reply of either kind may say beside its answer: fields of `Reply`."""
+
+    id: MessageId
+    request: str
+    lease: Lease | None
+    warnings: tuple[str, ...]
+    reasons: Mapping[str, Any] | None
+    policy_rule_uri: str
+
+
+def success(data: Any, **shared: Unpack[Shared]) -> bytes:
+    """Write a success reply.
+
+    Args:
+        data: What the policy returned, or what the operation answers.
+        **shared: Further fields.
 
     Returns:
         JSON. Where `data` or `reasons` hold what JSON cannot say (NaN, infinity, objects), a
@@ -61,21 +104,17 @@ def success(
 
     """
     try:
-        text = _encode(
-            _Success(True, data, id, request, lease, tuple(warnings), reasons, policy_rule_uri)  # noqa: FBT003  # Positional is faster.
-        )
+        text = _encode(Reply(success=True, data=data, **shared))
         if b"null" in text:  # What NaN and infinity become, silently.
-            _check_finite([data, reasons])
+            _check_finite([data, shared.get("reasons")])
     except _UNENCODABLE as error:
+        shared |= {"reasons": None, "warnings": ()}
         return failure(
             Code.POLICY_BAD_OUTPUT,
             f"The result cannot be written as JSON: {_sayable(error)}.",
-            id=id,
-            request=request,
             field="data",
             expected="null, booleans, finite numbers, strings, lists, and objects with string keys",
-            lease=lease,
-            policy_rule_uri=policy_rule_uri,
+            **shared,
         )
     return text
 
@@ -84,30 +123,20 @@ def failure(
     code: Code,
     reason: str,
     *,
-    id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
-    request: str = "",
     field: str = "",
     expected: str = "",
     details: Mapping[str, Any] | None = None,
-    lease: Mapping[str, Any] | None = None,
-    warnings: Sequence[str] = (),
-    reasons: Mapping[str, Any] | None = None,
-    policy_rule_uri: str = "",
+    **shared: Unpack[Shared],
 ) -> bytes:
     """Write a failure reply: `message` for existing clients, `error` for machines.
 
     Args:
         code: Machine-readable.
         reason: One sentence for a person.
-        id: The message's own `id`, echoed.
-        request: The server's id of the request.
         field: The field that was wrong, or empty.
         expected: What was expected there, or empty.
         details: More data for `error`; `code`, `reason`, `field` and `expected` win over it.
-        lease: A lease that exists all the same, so that its owner can release it.
-        warnings: Sentences for a person.
-        reasons: Why it was decided so.
-        policy_rule_uri: The version that was evaluated, where the request named an alias.
+        **shared: Further fields; a lease that exists all the same is there to be released.
 
     """
     error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
@@ -116,22 +145,13 @@ def failure(
             error[name] = value
         else:
             error.pop(name, None)
-    extras = {
-        "id": id,
-        "request": request or None,
-        "lease": lease,
-        "warnings": list(warnings) or None,
-        "reasons": reasons,
-        "policy_rule_uri": policy_rule_uri or None,
-    }
-    reply = {"success": False, "message": reason, "error": error}
-    reply |= {name: extra for name, extra in extras.items() if extra is not None}
     try:
-        return _encode(reply)
+        return _encode(Reply(success=False, message=reason, details=error, **shared))
     except _UNENCODABLE:
         # Details of a refusal may quote a policy's own text. The refusal must arrive all the same.
-        plain = {"code": code, "reason": _sayable(reason)}
-        return _encode({"success": False, "message": plain["reason"], "error": plain, "id": id})
+        text = _sayable(reason)
+        plain = {"code": code, "reason": text}
+        return _encode(Reply(success=False, message=text, details=plain, id=shared.get("id")))
 
 
 def failure_from(error: BadMessage) -> bytes:
@@ -191,120 +211,7 @@ def _sayable(text: object) -> str:
 
 # The other side -----------------------------------------------------------------------------
 
-
-class ErrorObject(Struct, frozen=True):
-    """`error` of a failure reply. Codes that this client does not know stay readable."""
-
-    code: str = Code.INTERNAL
-    reason: str = ""
-    field: str = ""
-    expected: str = ""
-
-
-class ShareObject(Struct, frozen=True):
-    """One node's part of a placement."""
-
-    cluster_id: str
-    node_id: str
-    gpus: tuple[str, ...] = ()
-    gpu_milli: int = model.GPU_MILLI
-    cpu_milli: int = 0
-    memory_mib: int = 0
-
-
-class NodeObject(Struct, frozen=True):
-    """A node by name."""
-
-    cluster_id: str
-    node_id: str
-
-
-class OutcomeObject(Struct, frozen=True):
-    """How one start of a workload came to an end by itself; fields as in `model.Outcome`."""
-
-    attempt: int = 1
-    phase: str = ""
-    detail: str = ""
-    at: float = 0.0
-    nodes: tuple[NodeObject, ...] = ()
-    exit_code: int | None = None
-    log_tail: tuple[str, ...] = ()
-
-
-class WorkloadObject(Struct, frozen=True):
-    """How the workload of a lease is, as clients see it."""
-
-    backend: str = ""
-    phase: str = ""
-    detail: str = ""
-    endpoint: str = ""
-    attempt: int = 1
-    attempts_max: int = 1
-    outcome: OutcomeObject | None = None
-
-
-class LeaseObject(Struct, frozen=True):
-    """A lease as clients see it; times in seconds since the epoch."""
-
-    id: str
-    state: str
-    tenant: str = ""
-    placement: tuple[ShareObject, ...] = ()
-    granted_at: float = 0.0
-    expires_at: float = 0.0
-    fencing: int = 0
-    ttl_seconds: float = 0.0
-    policy_rule_uri: str = ""
-    token: str = ""
-    reason: str = ""
-    retry_at: float = 0.0
-    workload: WorkloadObject | None = None
-    ttl_max_seconds: float | None = None
-    choice: int | None = None
-
-
-class Reply(Struct, frozen=True):
-    """A reply, of either kind. `error` is set exactly where `success` is false."""
-
-    success: bool
-    data: Any = None
-    message: str = ""
-    error: ErrorObject | None = None
-    lease: LeaseObject | None = None
-    warnings: tuple[str, ...] = ()
-    reasons: dict[str, Any] | None = None
-    id: MessageId = None
-    request: str = ""
-    policy_rule_uri: str = ""
-    details: dict[str, Any] = {}
-    """All of `error`, its further data included."""
-
-
-class Event(Struct, frozen=True):
-    """A pushed message; `id` is that of the request whose progress it tells."""
-
-    event: str
-    data: Any = None
-    topic: str = ""
-    id: str | int | None = None
-
-
-class _Incoming(Struct, frozen=True):
-    success: bool | None = None
-    data: Any = None
-    message: str = ""
-    error: dict[str, Any] | None = None
-    lease: LeaseObject | None = None
-    warnings: tuple[str, ...] = ()
-    reasons: dict[str, Any] | None = None
-    id: MessageId = None
-    request: str = ""
-    policy_rule_uri: str = ""
-    event: str = ""
-    topic: str = ""
-
-
-_incoming: Final = msgspec.json.Decoder(_Incoming).decode
+_reply: Final = msgspec.json.Decoder(Reply).decode
 
 
 def decode_reply(frame: str | bytes) -> Reply | Event:
@@ -319,32 +226,14 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
 
     """
     try:
-        came = _incoming(frame)
+        try:
+            reply = _reply(frame)
+        except msgspec.ValidationError:  # News, or what a server of another version says.
+            document = msgspec.json.decode(frame)
+            if isinstance(document, dict) and "success" not in document:
+                return read_record(Event, document)
+            reply = read_record(Reply, document)
+        reply.error  # noqa: B018  # Raises where it cannot be read.
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the server sent what is not a reply: {error}") from error
-    if came.success is None:
-        if came.event:
-            return Event(came.event, came.data, came.topic, came.id)
-        raise BadReply("the server sent neither `success` nor `event`")
-    return Reply(
-        success=came.success,
-        data=came.data,
-        message=came.message,
-        error=None if came.success else _error(came),
-        lease=came.lease,
-        warnings=came.warnings,
-        reasons=came.reasons,
-        id=came.id,
-        request=came.request,
-        policy_rule_uri=came.policy_rule_uri,
-        details=came.error or {},
-    )
-
-
-def _error(came: _Incoming) -> ErrorObject:
-    """Return the error of a failure; servers older than `error` say only `message`."""
-    try:
-        found = msgspec.convert(came.error or {}, ErrorObject)
-    except msgspec.ValidationError as error:
-        raise BadReply(f"the server sent an `error` that cannot be read: {error}") from error
-    return found if found.reason else msgspec.structs.replace(found, reason=came.message)
+    return reply

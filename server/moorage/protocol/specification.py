@@ -1,17 +1,23 @@
 """The socket as machines read it: a JSON Schema of every message, and the AsyncAPI document.
 
-All of it is made of the types in `messages` and `answers`. `web` serves it; the TypeScript client
-is generated from it.
+All of it is made of the types in `messages` and `records.replies`. `web` serves it; the TypeScript
+client is generated from it.
 """
 
 import inspect
+import json
 from functools import cache
 from typing import Any, Final
 
 import msgspec
 
-from moorage.protocol import answers, messages
+from moorage.model import Share
+from moorage.protocol import messages
+from moorage.protocol import messages as m
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Status, Why
+from moorage.records import replies
+from moorage.records.fields import Sparse
+from moorage.records.leases import Lease as LeaseAnswer
 
 __all__ = ["MESSAGES", "asyncapi", "documents", "explain", "schemas"]
 
@@ -22,17 +28,51 @@ MESSAGES: Final[dict[str, type[messages.Message]]] = {
     **messages.OPERATIONS,
 }
 """What a client may send, by the name of the operation."""
+_PLACEMENT: Final = (Share, list[Share])
+ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
+    m.AllocationRequest: (Any,),
+    m.BlockRequest: (Any,),
+    m.Release: _PLACEMENT,
+    m.Renew: _PLACEMENT,
+    m.Flush: (replies.FlushedLeases,),
+    m.Cordon: (replies.OutOfService,),
+    m.Drain: (replies.OutOfService,),
+    m.Uncordon: (replies.OutOfService,),
+    m.ReserveNodes: (replies.ReservationAnswer,),
+    m.UnreserveNodes: (replies.ReservationAnswer,),
+    m.ReservationListing: (replies.ReservationPage,),
+    m.SetQuota: (replies.QuotaState,),
+    m.RemoveQuota: (replies.QuotaState,),
+    m.QuotaListing: (replies.QuotaPage,),
+    m.Status: (*_PLACEMENT, replies.WaiterStatus),
+    m.Why: (replies.Reasons,),
+    m.Cancel: (replies.CancelledRequest,),
+    m.QueueListing: (replies.QueuePage,),
+    m.LeaseListing: (replies.LeasePage,),
+    m.FleetListing: (replies.ClusterPage, replies.NodePage),
+    m.DecisionListing: (replies.DecisionPage,),
+    m.DecisionFleet: (replies.RecalledFleet,),
+    m.PastFleet: (replies.PastFleetAnswer,),
+    m.Manage: (Any,),
+    m.Logs: (replies.OutputPart,),
+    m.Exec: (replies.ExecutionAnswer,),
+    m.WhatIf: (replies.Consequences,),
+    m.WatchTopics: (replies.WatchedTopics,),
+    m.Resume: (replies.ResumedSession,),
+}
+"""What `data` of the reply to each message may be; `Any` is what a policy returned."""
 _TYPES: Final = tuple(
     dict.fromkeys(
         (
             *MESSAGES.values(),
-            answers.FailureMessage,
-            answers.NewsMessage,
-            answers.LeaseAnswer,
-            *(kind for kinds in answers.ANSWERS.values() for kind in kinds if kind is not Any),
+            replies.FailureMessage,
+            replies.NewsMessage,
+            LeaseAnswer,
+            *(kind for kinds in ANSWERS.values() for kind in kinds if kind is not Any),
         )
     )
 )
+_WIRE_NAMES: Final = {"Lease": "LeaseAnswer", "Share": "ShareObject", "Workload": "WorkloadAnswer"}
 _SENT: Final = frozenset(kind.__name__ for kind in MESSAGES.values())
 _DESCRIPTION: Final = """\
 One JSON text message in, one out. A reply carries the `id` of its message; messages of one socket
@@ -149,6 +189,8 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, dict[str, Any]]:
     _, found = msgspec.json.schema_components(_TYPES, ref_template=reference)
     for name, schema in found.items():
         explain(name, schema)
+    for sparse in Sparse.__subclasses__():
+        _sparse(found[sparse.__name__])
     placement = found["AllocationRequest"]
     adhoc = {"description": "true", "const": True}
     placement["properties"] = {"adhoc": adhoc, **placement["properties"]}
@@ -158,15 +200,32 @@ def schemas(reference: str = "#/$defs/{name}") -> dict[str, dict[str, Any]]:
     for kind in MESSAGES.values():
         if kind is not BlockRequest:  # What answers it comes without an envelope.
             found[f"{kind.__name__}Reply"] = _reply(kind, reference)
-    return dict(sorted(found.items()))
+    return dict(sorted(_with_wire_names(found, reference).items()))
+
+
+def _with_wire_names(found: dict[str, Any], reference: str) -> dict[str, Any]:
+    """Call records what existing clients call them."""
+    text = json.dumps(found)
+    for name, wire_name in _WIRE_NAMES.items():
+        old, new = (json.dumps(reference.format(name=each)) for each in (name, wire_name))
+        text = text.replace(old, new).replace(f'"title": "{name}"', f'"title": "{wire_name}"')
+    return {_WIRE_NAMES.get(name, name): schema for name, schema in json.loads(text).items()}
+
+
+def _sparse(schema: dict[str, Any]) -> None:
+    """Describe a reply that leaves out what is at its default: it is never null."""
+    for part in schema["properties"].values():
+        if "default" in part and part.pop("default") is None:
+            kinds = [kind for kind in part.pop("anyOf") if kind != {"type": "null"}]
+            part |= kinds[0]
 
 
 def _reply(kind: type[messages.Message], reference: str) -> dict[str, Any]:
     """Return the schema of the successful reply to a message."""
-    kinds = answers.ANSWERS[kind]
+    kinds = ANSWERS[kind]
     parts, _ = msgspec.json.schema_components(kinds, ref_template=reference)
     data = parts[0] if len(parts) == 1 else {"anyOf": list(parts)}
-    failure = msgspec.json.schema_components((answers.FailureMessage,), ref_template=reference)[1]
+    failure = msgspec.json.schema_components((replies.FailureMessage,), ref_template=reference)[1]
     shared = {**failure["FailureMessage"]["properties"]}
     for name in ("success", "message", "error"):
         del shared[name]
@@ -216,7 +275,7 @@ def asyncapi(version: str) -> dict[str, Any]:
 
     """
     made = schemas("#/components/schemas/{name}")
-    pushed = (answers.FailureMessage, answers.NewsMessage)
+    pushed = (replies.FailureMessage, replies.NewsMessage)
     names = [
         *(kind.__name__ for kind in MESSAGES.values()),
         *(name for name in made if name.endswith("Reply")),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from moorage.model import Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import Activation, CanaryStart
+from moorage.records.policies import AliasDocument, CanaryOutcomes, PolicyOutput, ShadowComparison
 from moorage.records.rights import Right
 from moorage.web.bodies import (
     AFTER,
@@ -23,11 +24,7 @@ from moorage.web.bodies import (
 )
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
-    AliasDocument,
-    CanaryOutcomes,
     ManagementCall,
-    PolicyOutput,
-    ShadowComparison,
     VersionChoice,
     operation,
 )

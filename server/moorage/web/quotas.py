@@ -6,28 +6,17 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.fields import WaitSeconds, Weight
-from moorage.protocol.parts import QuotaAmounts
+from moorage.records.replies import QuotaPage, QuotaState
+from moorage.records.requests import QuotaChange
 from moorage.web.bodies import BodyReader, caller_of, read_document
 from moorage.web.router import HttpRouter
-from moorage.web.schemas import WebType, operation
+from moorage.web.schemas import operation
 from moorage.web.services import WebServices
 
 __all__ = ["quota_routes"]
 
 _NO_CHANGE: Final[Mapping[str, Any]] = {}
-
-
-class QuotaChange(WebType, rename=None, forbid_unknown_fields=True):
-    """A quota, with the fields of `set_quota`; what is left out is as it is at first."""
-
-    weight: Weight = 1.0
-    nominal: QuotaAmounts = QuotaAmounts()
-    borrow: QuotaAmounts = QuotaAmounts()
-    lend: QuotaAmounts = QuotaAmounts()
-    notice_seconds: WaitSeconds = 0.0
 
 
 def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:

@@ -14,6 +14,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Document
+from moorage.records.policies import PolicyHistoryEntry
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
 from moorage.web.bodies import (
@@ -42,7 +43,6 @@ from moorage.web.schemas import (
     MetricsPipeline,
     MongoQuery,
     PolicyDocument,
-    PolicyHistoryEntry,
     PublishedPolicy,
     QueryEnvelope,
     RankingQuery,

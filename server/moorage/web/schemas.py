@@ -13,11 +13,13 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from moorage.model import Code
-from moorage.protocol.answers import QuotaPage, QuotaState
 from moorage.protocol.faults import status_of
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
+from moorage.records.policies import OF_POLICIES
+from moorage.records.replies import QuotaPage, QuotaState
+from moorage.records.requests import QuotaChange
 from moorage.web.bodies import is_of_clusters
 
 __all__ = ["components", "failures", "operation", "text_operation"]
@@ -25,7 +27,6 @@ __all__ = ["components", "failures", "operation", "text_operation"]
 Amount = float | str | None
 """A number; their database casts texts."""
 Name = str | int
-Latency = dict[str, float] | None
 Yes = Annotated[bool, Meta(extra_json_schema={"const": True})]
 No = Annotated[bool, Meta(extra_json_schema={"const": False})]
 _REFERENCE: Final = "#/components/schemas/{name}"
@@ -317,98 +318,6 @@ class PublishedPolicy(WebType, rename=None):
     policy_rule_uri: str
 
 
-class PolicyHistoryEntry(WebType):
-    """A change of a policy; `at` is in seconds since the epoch."""
-
-    at: float
-    who: str
-    what: Literal["registered", "described", "removed"]
-    digest: str
-    fields: list[str] = []
-
-
-class PolicyOutput(WebType, rename=None):
-    """What a version printed and logged, and whether it rests for the caller's tenant."""
-
-    policy_rule_uri: str
-    printed: dict[str, str]
-    rests: dict[str, float] | None
-
-
-class CanaryShare(WebType):
-    """A share of the requests goes to another version."""
-
-    version: str
-    percent: float
-    by: Literal["request", "tenant"]
-    seed: int
-
-
-class AliasDocument(WebType, rename=None):
-    """What an alias means; a list of aliases leaves the histories out."""
-
-    alias: str
-    policy_rule_uri: str
-    canary: CanaryShare | None
-    shadow: str | None
-    history: list[dict[str, Any]] = []
-
-
-class VersionReport(WebType, rename=None):
-    """How a version did under an alias."""
-
-    policy_rule_uri: str
-    asked: int
-    granted: int
-    advised: int
-    refused: dict[str, int]
-    faults: int
-    consecutive_faults: int
-    tenants: int
-    failing_tenants: int
-    latency_ms: Latency
-
-
-class CanaryOutcomes(WebType):
-    """How the active version and the candidate do."""
-
-    alias: str
-    canary: CanaryShare | None
-    active: VersionReport
-    candidate: VersionReport | None
-
-
-class ComparedVersion(WebType, rename=None):
-    """What one of two versions did with the same requests."""
-
-    policy_rule_uri: str
-    placed: int
-    refused: int
-    latency_ms: Latency
-    outcomes: dict[str, int] = {}
-    gpus_opened: int = 0
-    nodes_opened: int = 0
-
-
-class ShadowComparison(WebType, rename=None):
-    """How the candidate differs; whole for the alias's owner, else figures of many requests."""
-
-    alias: str
-    since: float
-    whole: bool
-    asked: int
-    dropped: int
-    abandoned: int
-    compared: int
-    same: int
-    differ: int
-    active: ComparedVersion
-    candidate: ComparedVersion
-    cost: dict[str, int]
-    samples: list[dict[str, Any]]
-    differ_alone: int = 0
-
-
 class AllocationAnswer(WebType, rename=None):
     """What the WebSocket answers."""
 
@@ -512,8 +421,8 @@ def _refusals() -> dict[str, dict[str, Any]]:
 
 def components() -> dict[str, Any]:
     """Return the schemas that all descriptions refer to, by name."""
-    of_the_socket = (AllocationRequest, QuotaPage, QuotaState)
-    types = (*WebType.__subclasses__(), *of_the_socket, Activation, CanaryStart)
+    of_the_socket = (AllocationRequest, QuotaChange, QuotaPage, QuotaState)
+    types = (*WebType.__subclasses__(), *of_the_socket, *OF_POLICIES, Activation, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for name, schema in schemas.items():
         explain(name, schema)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from by_hand import Hand, answers, ask, consults, nodes, place
+from by_hand import Hand, answers, ask, consults, nodes, place, plain
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
@@ -34,7 +34,7 @@ def reserve(hand: Hand, starts: float, ends: float, demand: Demand = ONE, **more
     name = RequestId(f"reserved-{next(hand.numbers)}")
     asked = ReserveAsked(hand.to(), name, BOB, demand, starts, ends, **more)
     (answer,) = answers(hand.step(asked))
-    return answer.data if hasattr(answer, "data") else answer
+    return plain(answer.data) if hasattr(answer, "data") else answer
 
 
 def where(told: Any) -> list[tuple[str, str]]:

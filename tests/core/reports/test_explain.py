@@ -1,10 +1,9 @@
 """What the listings say."""
 
 import pytest
-from by_hand import Hand, answers, ask, nodes, place
+from by_hand import Hand, answers, ask, nodes, place, plain
 from msgspec.structs import asdict
 
-from moorage.core.reports import explain
 from moorage.core.turns.events import CancelAsked, Inquired
 from moorage.model import (
     ClusterId,
@@ -19,6 +18,8 @@ from moorage.model import (
     Share,
     Tenant,
 )
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.requests import resources_of
 
 ONE = Demand(gpus=1)
 
@@ -69,7 +70,7 @@ def test_a_lease_is_listed_whole_but_for_its_token():
         reason="expired",
     )
     share = {"cluster_id": "c", "node_id": "n", "gpus": ["0", "2"], "gpu_milli": 500}
-    assert explain.lease_row(lease) == {
+    assert plain(LeaseAnswer.of(lease)) == {
         "id": "r-1",
         "state": "ended",
         "tenant": "acme",
@@ -86,7 +87,7 @@ def test_a_lease_is_listed_whole_but_for_its_token():
 def test_a_demand_is_shown_as_it_is_asked_for():
     where = (Requirement("zone", "In", ("eu", "us")), Requirement("spot", "DoesNotExist"))
     demand = Demand(gpus=2, models=("A100",), topology="nvlink", where=where)
-    shown = explain.demand_row(demand)
+    shown = plain(resources_of(demand))
     told = [
         Requirement(each["key"], each["operator"], tuple(each["values"])) for each in shown["where"]
     ]

@@ -5,12 +5,11 @@ import json
 import random
 
 import pytest
-from by_hand import Hand, answers, ask, nodes, place
+from by_hand import Hand, answers, ask, nodes, place, plain
 from msgspec.structs import replace
 
 from moorage.catalog.documents.clusters import cluster_model
 from moorage.core.allocator import Allocator
-from moorage.core.reports.explain import lease_row
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import ClusterSet, Fact, Granted, Moved
 from moorage.core.state.invariants import check
@@ -18,6 +17,7 @@ from moorage.core.turns.effects import LeaseNews
 from moorage.core.turns.events import ClusterGone, ReleaseAsked, ReserveAsked
 from moorage.ledger.codec import FACTS
 from moorage.model import Cluster, ClusterId, Demand, Lease, RequestId, Tenant
+from moorage.records.leases import Lease as LeaseAnswer
 
 ONE = Demand(gpus=1)
 
@@ -108,7 +108,10 @@ def test_a_lost_device_is_free_for_no_other_lease_and_its_holder_is_told():
     told = hand.inquire("why", subject="holder")
     assert told["lease"]["lost_devices"] == ["GPU-bbb"]
     assert "GPU-bbb is gone from its node" in told["drift"][0]
-    assert lease_row(hand.inquire("status", subject="holder").answer.lease) == told["lease"]
+    assert (
+        plain(LeaseAnswer.of(hand.inquire("status", subject="holder").answer.lease))
+        == told["lease"]
+    )
     hand.see(lab("aaa", "ccc", "bbb"))
     assert (held(hand, "holder"), lease(hand, "holder").lost) == (("2",), ())
     assert free(hand) == {"0": 1000, "1": 1000, "2": 0}

@@ -14,7 +14,7 @@ from typing import Any
 import moorage
 from mutated.edits import DoesNotApply, Edit, Function
 
-PARTS = ("core", "policy", "model.py")
+PARTS = ("core", "policy", "model.py", "records/leases.py")
 """Of the package: what the simulation plays."""
 
 

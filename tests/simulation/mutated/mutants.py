@@ -629,14 +629,14 @@ MUTANTS = [
     Mutant(
         "lists other tenants' leases",
         "explain.answer",
-        Replace("(lease_row(X) for X in Y if _)", "(lease_row(X) for X in Y)"),
+        Replace("(LeaseAnswer.of(X) for X in Y if _)", "(LeaseAnswer.of(X) for X in Y)"),
         "nor others",
         1,
     ),
     Mutant(
         "shows tokens",
-        "lease_row",
-        Replace("return X", "return X | {'token': lease.token_digest}"),
+        "records.leases.Lease.of",
+        Replace("token", "lease.token_digest"),
         "a listing shows no token",
         0,
     ),

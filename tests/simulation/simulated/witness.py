@@ -6,6 +6,7 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
@@ -466,7 +467,7 @@ class Witness:
                     law(answer.lease.tenant == tenant, "tenants keep to themselves", answer)
                     law(not answer.owner, "a status shows no token", answer)
                 elif isinstance(answer, Information):
-                    text = repr(answer.data)
+                    text = repr(msgspec.to_builtins(answer.data))
                     law("token of" not in text, "a listing shows no token", answer)
                     others = [name for name in self.world.tenants if name != tenant]
                     law(all(f"'{name}'" not in text for name in others), "nor others", answer)

@@ -23,6 +23,7 @@ from moorage.core.turns.events import ReserveAsked, UnreserveAsked
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Code, Demand, Lease, Nodes, Placement, RequestId, Share
 from moorage.policy import Fleet, Misfit
+from moorage.records.requests import resources_of
 
 RESERVATIONS_MAX: Final = 1_000
 """Reservations at one time; one more is refused."""
@@ -233,12 +234,11 @@ def _first(ends: dict[RequestId, float], kind: str) -> list[dict[str, Any]]:
 
 def row(reservation: NodeReservation) -> dict[str, Any]:
     """Return a reservation as JSON values."""
-    where = [each._asdict() for each in reservation.demand.where]
     return {
         "reservation": reservation.id,
         "tenant": reservation.tenant,
         "nodes": [_node_row(reservation, place) for place in reservation.nodes],
-        "resources": asdict(reservation.demand) | {"where": where},
+        "resources": resources_of(reservation.demand),
         "starts_at": reservation.starts_at,
         "ends_at": reservation.ends_at,
         "lapse_seconds": reservation.lapse_seconds,

@@ -5,11 +5,12 @@ what is not yet durable.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, assert_never, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, get_args
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from moorage.core.fit import reservations
 from moorage.core.fit.feasibility import Feasibility
@@ -22,19 +23,10 @@ from moorage.core.state.state import State
 from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
-from moorage.model import (
-    ClusterId,
-    Code,
-    Demand,
-    DeviceId,
-    Lease,
-    LeaseState,
-    NodeId,
-    Outcome,
-    Provision,
-    RequestId,
-    Share,
-)
+from moorage.model import ClusterId, Code, Lease, LeaseState, NodeId, RequestId, Share
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
+from moorage.records.requests import resources_of
 
 _NODE_FILTERS: Final = (
     "node_id",
@@ -117,8 +109,8 @@ def answer(  # noqa: C901  # One case per question.
                 pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
-            shown = (lease_row(lease) for lease in pool if inquiry.may_see(lease.tenant))
-            return page(inquiry, "leases", shown, lambda row: row["fencing"])
+            seen = (LeaseAnswer.of(lease) for lease in pool if inquiry.may_see(lease.tenant))
+            return page(inquiry, "leases", seen, lambda row: row.fencing)
         case "queue":
             return _queue(inquiry, state, queue, feasibility, now)
         case "quotas":
@@ -135,7 +127,7 @@ def answer(  # noqa: C901  # One case per question.
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
-            return page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+            return page(inquiry, "clusters", _clusters(state), lambda row: row.cluster_id)
 
 
 def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
@@ -226,9 +218,9 @@ def _why(
     if lease is None and asked is not None and asked[0] is not None:
         awaited = forecast.awaited(state, feasibility, *asked)
         if record.get("verdict", "not_now") == "not_now" and awaited:
-            record["waits_for"] = [_awaited_row(inquiry, *each) for each in awaited]
+            record["waits_for"] = [_awaited(inquiry, *each) for each in awaited]
     if lease is not None:
-        record |= {"state": lease.state, "lease": lease_row(lease)}
+        record |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
         if lease.retry_at:
             record["reason"] += "; it is tried again at retry_at, not before"
@@ -246,14 +238,10 @@ def _remembered(decisions: Mapping[str, dict[str, Any]], request: RequestId) -> 
     return record
 
 
-def _awaited_row(inquiry: Inquired, lease: Lease, share: Share) -> dict[str, Any]:
-    """Return a lease that is waited for; whose it is, is told only to who may see it."""
-    row: dict[str, Any] = {
-        "cluster_id": share.cluster_id,
-        "node_id": share.node_id,
-        "expires_at": lease.expires_at,
-    }
-    return row | ({"lease": lease.id} if inquiry.may_see(lease.tenant) else {})
+def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
+    """Return a lease that is waited for; its id only if the caller may see it."""
+    name = lease.id if inquiry.may_see(lease.tenant) else UNSET
+    return AwaitedLease(share.cluster_id, share.node_id, lease.expires_at, name)
 
 
 def _add_nodes(
@@ -323,98 +311,6 @@ def refusal_object(refusal: Refusal) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part} | details
 
 
-def share_row(share: Share) -> dict[str, Any]:
-    """Return one node's part of a placement as JSON values."""
-    return {
-        "cluster_id": share.cluster_id,
-        "node_id": share.node_id,
-        "gpus": list(share.gpus),
-        "gpu_milli": share.gpu_milli,
-        "cpu_milli": share.cpu_milli,
-        "memory_mib": share.memory_mib,
-    }
-
-
-def lease_row(lease: Lease) -> dict[str, Any]:
-    """Return a lease as the listings show it: without its token."""
-    row: dict[str, Any] = {
-        "id": lease.id,
-        "state": lease.state,
-        "tenant": lease.tenant,
-        "placement": [share_row(share) for share in lease.placement],
-        "granted_at": lease.granted_at,
-        "expires_at": lease.expires_at,
-        "fencing": lease.fencing,
-        "ttl_seconds": lease.terms.ttl_seconds,
-        "policy_rule_uri": lease.policy.uri,
-    }
-    if lease.choice is not None:
-        row["choice"] = lease.choice
-    if lease.reason:
-        row["reason"] = lease.reason
-    if lease.retry_at:
-        row["retry_at"] = lease.retry_at
-    if lease.lost:
-        row["lost_devices"] = lost_row(lease.lost)
-    if (notice := lease.notice) is not None:
-        row["notice"] = {"by": notice.by, "until": notice.until, "reason": notice.reason}
-    if lease.provision is not None:
-        row["workload"] = _workload_row(lease, lease.provision)
-    return row
-
-
-def lost_row(lost: Sequence[DeviceId]) -> list[str]:
-    """Return the UUIDs of devices that a lease holds, and that its nodes have no more."""
-    return [device.uuid for device in lost]
-
-
-def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:
-    """Return what is known for good of a lease's workload; backends know more while it starts."""
-    outcome = lease.outcome
-    row: dict[str, Any] = {
-        "backend": provision.backend,
-        "phase": _phase(lease),
-        "endpoint": lease.endpoint,
-        "attempt": lease.attempt,
-        "attempts_max": provision.attempts_max if provision.on_failure == "requeue" else 1,
-    }
-    if lease.inherited:
-        row["warm"] = True  # It was running when the lease was granted.
-    return row | ({} if outcome is None else {"outcome": outcome_row(outcome)})
-
-
-def _phase(lease: Lease) -> str:
-    match lease.state:
-        case "granted" | "starting":
-            return "starting"
-        case "active":
-            return "ready"
-        case "failing" | "queued":
-            return "failed"
-        case "ending":
-            return "stopping"
-        case "warm":
-            return "warm"
-        case "ended":
-            last = lease.outcome
-            return last.phase if last is not None and last.attempt == lease.attempt else "stopped"
-        case _:
-            assert_never(lease.state)
-
-
-def outcome_row(outcome: Outcome) -> dict[str, Any]:
-    """Return how a workload came to an end, as JSON values."""
-    return {
-        "attempt": outcome.attempt,
-        "phase": outcome.phase,
-        "detail": outcome.detail,
-        "at": outcome.at,
-        "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in outcome.nodes],
-        "exit_code": outcome.exit_code,
-        "log_tail": list(outcome.log_tail),
-    }
-
-
 def waiter_row(waiter: Waiter) -> dict[str, Any]:
     """Return a waiter as JSON values."""
     ask = waiter.ask
@@ -425,30 +321,11 @@ def waiter_row(waiter: Waiter) -> dict[str, Any]:
         "priority": ask.terms.priority if ask.terms else 0,
         "since": waiter.at,
         "deadline": waiter.deadline,
-        "resources": None if ask.demand is None else demand_row(ask.demand),
+        "resources": None if ask.demand is None else resources_of(ask.demand),
     }
     if ask.alternatives:
-        row["alternatives"] = [demand_row(each) for each in ask.alternatives]
-    return row if waiter.lease is None else row | {"lease": lease_row(waiter.lease)}
-
-
-def demand_row(demand: Demand) -> dict[str, Any]:
-    """Return a demand as the `resources` it came from."""
-    where = [
-        {"key": each.key, "operator": each.operator, "values": list(each.values)}
-        for each in demand.where
-    ]
-    return {
-        "gpus": demand.gpus,
-        "gpu_milli": demand.gpu_milli,
-        "models": list(demand.models),
-        "gpu_memory_mib": demand.gpu_memory_mib,
-        "cpu_milli": demand.cpu_milli,
-        "memory_mib": demand.memory_mib,
-        "nodes": demand.nodes,
-        "topology": demand.topology,
-        "where": where,
-    }
+        row["alternatives"] = [resources_of(each) for each in ask.alternatives]
+    return row if waiter.lease is None else row | {"lease": LeaseAnswer.of(waiter.lease)}
 
 
 def waiter_document(waiter: Waiter, state: str) -> Information:
@@ -456,7 +333,7 @@ def waiter_document(waiter: Waiter, state: str) -> Information:
     return Information({"state": state, **waiter_row(waiter)})
 
 
-def _clusters(state: State) -> Iterable[dict[str, Any]]:
+def _clusters(state: State) -> Iterable[ClusterCapacity]:
     fleet = state.fleet
 
     def sums(column: npt.NDArray[Any]) -> list[int]:
@@ -464,19 +341,18 @@ def _clusters(state: State) -> Iterable[dict[str, Any]]:
         np.add.at(totals, fleet.cluster, column)
         return totals.tolist()
 
-    columns = {
-        "nodes": sums(np.ones(len(fleet), np.int64)),
-        "nodes_unavailable": sums(fleet.closed),
-        "gpus": sums((fleet.gpu_total > 0).sum(1)),
-        "gpu_milli_total": sums(fleet.gpu_total.sum(1)),
-        "gpu_milli_free": sums(fleet.gpu_free.sum(1)),
-        "cpu_milli_total": sums(fleet.cpu_total),
-        "cpu_milli_free": sums(np.where(fleet.closed, 0, fleet.cpu_free)),
-        "memory_mib_total": sums(fleet.memory_total),
-        "memory_mib_free": sums(fleet.memory_free),
-    }
-    for name, *values in zip(fleet.cluster_ids, *columns.values(), strict=True):
-        yield {"cluster_id": name, **dict(zip(columns, values, strict=True))}
+    columns = (  # In the order of the fields of `ClusterCapacity`.
+        sums(np.ones(len(fleet), np.int64)),
+        sums(fleet.closed),
+        sums((fleet.gpu_total > 0).sum(1)),
+        sums(fleet.gpu_total.sum(1)),
+        sums(fleet.gpu_free.sum(1)),
+        sums(fleet.cpu_total),
+        sums(np.where(fleet.closed, 0, fleet.cpu_free)),
+        sums(fleet.memory_total),
+        sums(fleet.memory_free),
+    )
+    return map(ClusterCapacity, fleet.cluster_ids, *columns)
 
 
 def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
@@ -484,33 +360,30 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     if cluster not in fleet.cluster_ids:
         return refusals.no_such_cluster(cluster, fleet.cluster_ids)
 
-    known = state.offered(state.clusters[ClusterId(cluster)]).nodes
-    told = {
-        node.id: {"duplicate_of": node.duplicate_of, "unavailable": node.unavailable}
-        for node in known
-        if node.duplicate_of or node.unavailable
-    }
+    known = {node.id: node for node in state.offered(state.clusters[ClusterId(cluster)]).nodes}
 
-    def rows() -> Iterable[dict[str, Any]]:
+    def rows() -> Iterable[NodeCapacity]:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
-            if fleet.node_ids[row][1] <= inquiry.after:
+            name = NodeId(fleet.node_ids[row][1])
+            if name <= inquiry.after:
                 continue  # Before a thousand rows are made that no page shows.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
-            said = told.get(NodeId(fleet.node_ids[row][1]), {})
-            yield {
-                "cluster_id": cluster,
-                "node_id": fleet.node_ids[row][1],
-                **{name: text for name, text in said.items() if text},
-                "models": sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
-                "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
-                "cpu_milli_total": int(fleet.cpu_total[row]),
-                "cpu_milli_free": cpu if not fleet.closed[row] else 0,
-                "memory_mib_total": int(fleet.memory_total[row]),
-                "memory_mib_free": memory,
-            }
+            node = known.get(name)
+            yield NodeCapacity(
+                cluster_id=cluster,
+                node_id=name,
+                duplicate_of=(node and node.duplicate_of) or UNSET,
+                unavailable=(node and node.unavailable) or UNSET,
+                models=sorted({fleet.models[code] for code in codes if code >= 0} - {""}),
+                gpus=dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+                cpu_milli_total=int(fleet.cpu_total[row]),
+                cpu_milli_free=cpu if not fleet.closed[row] else 0,
+                memory_mib_total=int(fleet.memory_total[row]),
+                memory_mib_free=memory,
+            )
 
-    return page(inquiry, "nodes", rows(), lambda row: row["node_id"])
+    return page(inquiry, "nodes", rows(), lambda row: row.node_id)
 
 
 def _seniority(row: dict[str, Any]) -> Seniority:
@@ -521,8 +394,8 @@ def _seniority(row: dict[str, Any]) -> Seniority:
 def page(
     inquiry: Inquired,
     name: str,
-    rows: Iterable[dict[str, Any]],
-    key: Callable[[dict[str, Any]], Any],
+    rows: Iterable[Any],
+    key: Callable[[Any], Any],
 ) -> Response:
     """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
 
@@ -530,7 +403,7 @@ def page(
     """
     # The cluster chose what is listed, but for leases: of those it is where they are.
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
-    shown: list[dict[str, Any]] = []
+    shown: list[Any] = []
     for row in rows:
         try:
             if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
@@ -559,8 +432,9 @@ def _cursor(like: Any, after: str) -> Any:
     return tuple(found)
 
 
-def _matches(row: dict[str, Any], key: str, value: Any) -> bool:
-    if key in {"cluster", "cluster_id", "node_id"} and "placement" in row:
+def _matches(row: Any, key: str, value: Any) -> bool:
+    if key in {"cluster", "cluster_id", "node_id"} and isinstance(row, LeaseAnswer):
         at = "node_id" if key == "node_id" else "cluster_id"
-        return any(share[at] == value for share in row["placement"])
-    return bool(row.get(key) == value)
+        return any(getattr(share, at) == value for share in row.placement)
+    field = row.get(key) if isinstance(row, dict) else getattr(row, key, None)
+    return bool(field == value)

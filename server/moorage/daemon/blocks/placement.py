@@ -16,7 +16,7 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord
 from moorage.core.turns.effects import Information
-from moorage.daemon.answers import encode, refusal_of, refuse
+from moorage.daemon.answers import encode, refusal_of
 from moorage.daemon.blocks.run import BlockRun, Candidate
 from moorage.daemon.blocks.specification import BlockSpec, PolicySpec, read_block
 from moorage.daemon.policies.finder import Finder
@@ -94,7 +94,7 @@ class BlockPlacement:
         try:
             outcome = await self.place(tenant, message.input, message.mode)
         except ServiceError as error:
-            return refuse(refusal_of(error), message_id=message.id, warnings=warnings)
+            return encode(refusal_of(error), message_id=message.id, warnings=warnings)
         if message.id is None:
             return replies.raw(outcome.result)
         all_warnings = [*warnings, *outcome.warnings]

@@ -12,7 +12,7 @@ import msgspec
 
 from moorage.model import Code, Demand
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.parts import Resources
+from moorage.records.requests import Resources
 
 Role = Literal["clusterAllocator", "resourceAllocator"]
 

@@ -20,6 +20,7 @@ from moorage.core.turns.turn import Turn
 from moorage.ledger.base import PAGE_FACTS_MAX, Ledger, LedgerEntry, LedgerError
 from moorage.model import Ask, Code, Lease, RequestId
 from moorage.protocol.messages import DecisionListing
+from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 REFUSALS_MAX: Final = 10_000
@@ -191,8 +192,7 @@ class Decisions:
                 return _row(entry.seq, entry.at, ask, told)
             case Granted(lease):
                 asks.setdefault(lease.id, lease)
-                placement = [explain.share_row(share) for share in lease.placement]
-                told = {"reason": explain.granted_reason(lease), "placement": placement}
+                told = {"reason": explain.granted_reason(lease), "placement": lease.placement}
                 return _row(entry.seq, entry.at, asks[lease.id], {"state": "granted", **told})
             case Dequeued(request, _, refusal):
                 told = _told(refusal)
@@ -220,7 +220,7 @@ def resources(subject: Subject) -> dict[str, Any] | None:
     """Return what was asked for; of a lease that has no request any more, what it was granted."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     if ask is not None:
-        return None if ask.demand is None else explain.demand_row(ask.demand)
+        return None if ask.demand is None else resources_of(ask.demand)
     if not isinstance(subject, Lease) or not subject.placement:
         return None
     share = subject.placement[0]

@@ -44,6 +44,8 @@ from moorage.core.state.facts import (
 from moorage.core.turns.effects import Information, Recall, Response
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Code
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.leases import WorkloadEnd
 
 log = structlog.get_logger("moored")
 
@@ -93,10 +95,10 @@ def answer(  # One case per fact.
             case Queued():
                 story |= {"state": "waiting"}
             case Granted(lease):
-                story |= {"state": lease.state, "lease": explain.lease_row(lease)}
+                story |= {"state": lease.state, "lease": LeaseAnswer.of(lease)}
                 story["reason"] = explain.granted_reason(lease)
             case Finished(_, outcome):
-                story |= {"outcome": explain.outcome_row(outcome)}
+                story |= {"outcome": WorkloadEnd.of(outcome)}
             case Requeued(_, _, reason):
                 story |= {"state": "queued", "reason": reason}
             case Ended(_, _, reason):

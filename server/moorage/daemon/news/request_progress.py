@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moorage.backends.base import WorkloadReport
-from moorage.core.reports.explain import lease_row
 from moorage.core.state.facts import Ended, Fact, Granted, Queued, Requeued, Started
 from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.model import RequestId, SessionId
@@ -85,8 +84,8 @@ class RequestProgress:
                     self._tell(lease, "queued", reason=reason)
                     self._wait(lease)
                 case Granted(lease):
-                    row = lease_row(lease)
-                    placed = {name: row[name] for name in ("placement", "fencing", "expires_at")}
+                    names = ("placement", "fencing", "expires_at")
+                    placed = {name: getattr(lease, name) for name in names}
                     self._tell(lease.id, "decided", lease=lease.id, **placed)
                 case Started(lease, _, endpoint):
                     self._tell(lease, "ready", endpoint=endpoint)

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from moorage.core.reports.explain import demand_row
 from moorage.core.state.state import State
 from moorage.daemon.news.shapes import AskedShapes, ShapeCounts
 from moorage.model import Demand, SessionId, Tenant
 from moorage.protocol.replies import event
+from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 TOPIC: Final = "shapes"
@@ -99,5 +99,5 @@ class ShapeNews:
                 known = self._counts.get(demand)
                 counted[demand] = known or ShapeCounts(demand, fleet)
             told = counted[demand].told()
-            rows.append({"resources": demand_row(demand), "asked": asked, **told})
+            rows.append({"resources": resources_of(demand), "asked": asked, **told})
         return rows

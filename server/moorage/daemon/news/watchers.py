@@ -13,7 +13,6 @@ import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from moorage.backends.base import Phase, WorkloadReport
-from moorage.core.reports.explain import lease_row, lost_row, outcome_row, share_row
 from moorage.core.state.facts import (
     ClockMoved,
     ClusterRemoved,
@@ -45,6 +44,8 @@ from moorage.daemon.observability.counters import gauges
 from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.leases import WorkloadEnd
 from moorage.records.rights import Caller
 from moorage.sandbox.host.sandbox import OpenCircuit
 
@@ -149,15 +150,13 @@ class Watchers:
         if isinstance(event, Asked) and event.ask.demand is not None:
             self._shapes.asked.note(event.ask.tenant, event.ask.demand)
 
-    def tell(
-        self, topic: str, name: str, data: dict[str, Any], tenant: Tenant | None = None
-    ) -> None:
+    def tell(self, topic: str, name: str, data: Any, tenant: Tenant | None = None) -> None:
         """Pass on news.
 
         Args:
             topic: One of `TOPICS`.
             name: What happened.
-            data: Plain JSON values.
+            data: What JSON can say.
             tenant: Whose news it is; None: everybody's.
 
         """
@@ -181,7 +180,7 @@ class Watchers:
             if isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
                 self.tell("fleet", *_about_fleet(fact))
             elif isinstance(fact, Granted):
-                self.tell("leases", "granted", lease_row(fact.lease), fact.lease.tenant)
+                self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
             elif isinstance(fact, _AboutLease):
                 # Only what the fact says: the state may be ahead of what is durable.
                 lease = self.lease(fact.lease)
@@ -262,7 +261,7 @@ def _about_lease(  # noqa: C901  # One case per fact.
         case Started(lease, at, endpoint):
             return "started", {"id": lease, "at": at, "state": "active", "endpoint": endpoint}
         case Finished(lease, outcome):
-            return "finished", {"id": lease, "at": outcome.at, "outcome": outcome_row(outcome)}
+            return "finished", {"id": lease, "at": outcome.at, "outcome": WorkloadEnd.of(outcome)}
         case Requeued(lease, at, reason):
             return "requeued", {"id": lease, "at": at, "state": "queued", "reason": reason}
         case Paused(lease, at, retry_at):
@@ -274,13 +273,8 @@ def _about_lease(  # noqa: C901  # One case per fact.
         case Spared(lease, at):
             return "spared", {"id": lease, "at": at}
         case Moved(lease, at, placement, _, lost):
-            rows = [share_row(share) for share in placement]
-            return "moved", {
-                "id": lease,
-                "at": at,
-                "placement": rows,
-                "lost_devices": lost_row(lost),
-            }
+            gone = [device.uuid for device in lost]
+            return "moved", {"id": lease, "at": at, "placement": placement, "lost_devices": gone}
         case Ending(lease, at, reason):
             return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
         case Warmed(lease, at, expires_at):

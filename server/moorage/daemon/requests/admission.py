@@ -14,7 +14,7 @@ from moorage.catalog.ports import Catalog
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Address
 from moorage.core.turns.events import Asked
-from moorage.daemon.answers import refusal_of, refuse
+from moorage.daemon.answers import encode, refusal_of
 from moorage.daemon.inbox import Inbox
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.requests.asks import Asks
@@ -93,7 +93,7 @@ class Admission:
             warnings += await fetch(uri, self._asks.wanted(message), allowance)
         except ServiceError as error:
             refusal = refusal_of(error)
-            self._replies.send(to, refuse(refusal, message_id=message.id, warnings=warnings))
+            self._replies.send(to, encode(refusal, message_id=message.id, warnings=warnings))
         else:
             self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
 
@@ -104,7 +104,7 @@ class Admission:
             return False
         reason = f"as many requests for {record.ref.uri} wait to be decided as may"
         refusal = Refusal(Code.BUSY, reason, expected="the same request, in a second")
-        self._replies.send(to, refuse(refusal, message_id=message.id))
+        self._replies.send(to, encode(refusal, message_id=message.id))
         return True
 
     def _versioned(
@@ -128,7 +128,7 @@ class Admission:
         verdict = self._asks.ask(tenant, message, warnings)
         version = message.policy_rule_uri if alias else ""
         if isinstance(verdict, Refusal):
-            reply = refuse(verdict, message_id=message.id, warnings=warnings, version=version)
+            reply = encode(verdict, message_id=message.id, warnings=warnings, version=version)
             self._replies.send(to, reply)
             return
         # Existing clients get the two documented keys; one that asks for more gets the id.

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.daemon.access.lease_tokens import LeaseTokens
-from moorage.daemon.answers import encode, lease_object, refusal_of
+from moorage.daemon.answers import encode, lease_answer, refusal_of
 from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.publishing.aliases import Noting
 from moorage.daemon.requests.http_calls import HttpCalls
@@ -23,6 +23,7 @@ from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import MessageId
+from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.rights import Caller
 
 _NONE: Final = RequestId("")
@@ -174,7 +175,7 @@ class Replies:
                 if each.request
             ],
             "leases": [
-                {"message": message, "lease": self._lease_row(lease)}
+                {"message": message, "lease": self._shown(lease)}
                 for request, message in self._granted[to.session].items()
                 if (lease := find(request)) is not None and lease.state != "ended"
             ],
@@ -187,8 +188,8 @@ class Replies:
             if len(granted) > GRANTED_MAX:
                 del granted[next(iter(granted))]
 
-    def _lease_row(self, lease: Lease) -> dict[str, Any]:
-        return lease_object(lease, self._workloads.seen(lease)) | {"token": self._tokens.of(lease)}
+    def _shown(self, lease: Lease) -> LeaseAnswer:
+        return lease_answer(lease, self._workloads.seen(lease), token=self._tokens.of(lease))
 
     def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
         """Answer with what this returns, or with the `ServiceError` that it raises."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from moorage.core.turns.effects import Address
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.rights import refusal
-from moorage.daemon.answers import refuse
+from moorage.daemon.answers import encode
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.operations import Operations
@@ -63,7 +63,7 @@ class Router:
         if (no := refusal(caller, message)) is not None:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
-            self._replies.send(to, refuse(no, message_id=message.id))
+            self._replies.send(to, encode(no, message_id=message.id))
         elif isinstance(message, AllocationRequest):
             return self._admission.request(to, caller.tenant, message, warnings)
         elif isinstance(message, BlockRequest):

@@ -20,7 +20,7 @@ from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.state.facts import Refusal
 from moorage.daemon.access.tokens import LOCAL
-from moorage.daemon.answers import refuse
+from moorage.daemon.answers import encode
 from moorage.daemon.policies.finder import Finder
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
@@ -212,7 +212,7 @@ class AllocationServices:
     ) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer to a message."""
         if self._calls.draining:
-            return status_of(STOPPING.code), refuse(STOPPING, message_id=message.id)
+            return status_of(STOPPING.code), encode(STOPPING, message_id=message.id)
         to, future = self._calls.open(caller)
         taking = self._router.request(to, caller, message, warnings)
         if isinstance(taking, Coroutine):  # No next message waits for a future.
@@ -233,7 +233,7 @@ def _allocation(body: bytes) -> tuple[Request, list[str]]:
 
 def _unread(error: BadMessage) -> bytes:
     refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
-    return refuse(refusal, message_id=error.id)
+    return encode(refusal, message_id=error.id)
 
 
 async def settle(router: Router, calls: HttpCalls) -> None:

@@ -1,25 +1,16 @@
-"""What the server says to each message, as types: the specifications are made of them.
+"""What the server says to each message, as types: the wire, the specifications, the clients.
 
-The core and the daemon write these as plain JSON; tests hold what they write against these types.
-Objects may have more fields later. `replies` has what all replies share.
+Objects may have more fields later. `protocol.replies` has what all replies share.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from moorage.model import Code, LeaseState
-from moorage.protocol import messages as m
-from moorage.protocol import parts
-from moorage.protocol import recalled_answers as recalled
-from moorage.protocol import reservation_answers as reserved
-from moorage.protocol.replies import ShareObject
-from moorage.protocol.reservation_answers import Next, NodeName, Seconds
-
-__all__ = ["ANSWERS", "FailureMessage", "LeaseAnswer", "NewsMessage"]
-
-_PLACE: Final = (ShareObject, list[ShareObject])
-
+from moorage.model import Code, Share
+from moorage.records.fields import ESSENTIAL, ExitCode, Next, Seconds, StartNumber, values
+from moorage.records.leases import Lease as LeaseAnswer
+from moorage.records.requests import QuotaAmounts, Resources
 
 Verdict = Annotated[
     Literal["never", "not_now", "not_you"],
@@ -54,7 +45,7 @@ class NodeVerdict(Struct):
 
     cluster_id: str
     node_id: str
-    verdict: Literal["fits", "not_now", "never"]
+    verdict: Annotated[str, values("fits", "not_now", "never")]
     text: str
     misfit: str | UnsetType = UNSET
     has: int | UnsetType = UNSET
@@ -84,66 +75,6 @@ class FailureReason(Struct):
     ttl_max_seconds: float | UnsetType = UNSET
 
 
-class WorkloadEnd(Struct):
-    """How one start of a workload came to an end by itself."""
-
-    attempt: int
-    phase: str
-    detail: str
-    at: Seconds
-    nodes: list[NodeName]
-    exit_code: int | None
-    log_tail: list[str]
-
-
-class WorkloadAnswer(Struct):
-    """How the workload of a lease is."""
-
-    backend: str
-    phase: str
-    endpoint: str
-    attempt: int
-    attempts_max: int
-    detail: str | UnsetType = UNSET
-    warm: bool | UnsetType = UNSET
-    outcome: WorkloadEnd | UnsetType = UNSET
-
-
-class NoticeAnswer(Struct):
-    """A lease has to give way to a request, by then at the latest."""
-
-    by: str
-    until: Seconds
-    reason: str
-
-
-class LeaseAnswer(Struct):
-    """A lease. Only the reply to its owner has its `token`.
-
-    `ttl_max_seconds` is there where it was not renewed for longer, since its nodes are reserved or
-    drained then. `choice` is there where the request had `alternatives`: 0 is `resources` itself.
-    `lost_devices`: UUIDs of GPUs that it holds, and that its nodes have no more.
-    """
-
-    id: str
-    state: LeaseState
-    tenant: str
-    placement: list[ShareObject]
-    granted_at: Seconds
-    expires_at: Seconds
-    fencing: int
-    ttl_seconds: float
-    policy_rule_uri: str
-    token: str | UnsetType = UNSET
-    reason: str | UnsetType = UNSET
-    retry_at: Seconds | UnsetType = UNSET
-    notice: NoticeAnswer | UnsetType = UNSET
-    workload: WorkloadAnswer | UnsetType = UNSET
-    ttl_max_seconds: float | UnsetType = UNSET
-    choice: int | UnsetType = UNSET
-    lost_devices: list[str] | UnsetType = UNSET
-
-
 class WaiterAnswer(Struct):
     """A request that waits."""
 
@@ -153,8 +84,8 @@ class WaiterAnswer(Struct):
     priority: int
     since: Seconds
     deadline: Seconds
-    resources: parts.Resources | None
-    alternatives: list[parts.Resources] | UnsetType = UNSET
+    resources: Resources | None
+    alternatives: list[Resources] | UnsetType = UNSET
     lease: LeaseAnswer | UnsetType = UNSET
 
 
@@ -227,9 +158,9 @@ class OutOfService(Struct):
 class QuotaTerms(Struct):
     """A quota, as it was set."""
 
-    nominal: parts.QuotaAmounts
-    borrow: parts.QuotaAmounts
-    lend: parts.QuotaAmounts
+    nominal: QuotaAmounts
+    borrow: QuotaAmounts
+    lend: QuotaAmounts
     notice_seconds: float
 
 
@@ -296,19 +227,19 @@ class ClusterCapacity(Struct):
     memory_mib_free: int
 
 
-class NodeCapacity(Struct):
+class NodeCapacity(Struct, kw_only=True):
     """A node: what it has, and what of it is free; `gpus` says how many thousandths of each."""
 
     cluster_id: str
     node_id: str
+    duplicate_of: str | UnsetType = UNSET
+    unavailable: str | UnsetType = UNSET
     models: list[str]
     gpus: dict[str, int]
     cpu_milli_total: int
     cpu_milli_free: int
     memory_mib_total: int
     memory_mib_free: int
-    duplicate_of: str | UnsetType = UNSET
-    unavailable: str | UnsetType = UNSET
 
 
 class ClusterPage(Struct):
@@ -331,13 +262,13 @@ class DecisionRow(Struct):
     request: str
     at: Seconds
     seq: int
-    state: Literal["granted", "queued", "refused", "requeued", "ended"]
+    state: Annotated[str, values("granted", "queued", "refused", "requeued", "ended")]
     tenant: str
     policy_rule_uri: str
     reason: str
-    resources: parts.Resources | None
+    resources: Resources | None
     code: Code | UnsetType = UNSET
-    placement: list[ShareObject] | UnsetType = UNSET
+    placement: list[Share] | UnsetType = UNSET
 
 
 class DecisionPage(Struct):
@@ -352,9 +283,9 @@ class OutputPart(Struct):
     """A piece of a workload's output; the next one starts at `offset`."""
 
     offset: int
-    attempt: int
+    attempt: StartNumber
     over: bool
-    exit_code: int | None
+    exit_code: ExitCode | None
     text: str | UnsetType = UNSET
     base64: str | UnsetType = UNSET
 
@@ -362,7 +293,7 @@ class OutputPart(Struct):
 class ExecutionAnswer(Struct):
     """What a command inside of a workload did."""
 
-    exit_code: int
+    exit_code: Annotated[ExitCode, ESSENTIAL]
     output: str
 
 
@@ -377,7 +308,7 @@ class WhatIfAnswer(Struct):
 
     state: Literal["granted", "waiting", "advised", "refused"]
     request: str
-    placement: list[ShareObject] | UnsetType = UNSET
+    placement: list[Share] | UnsetType = UNSET
     data: Any = UNSET
     code: Code | UnsetType = UNSET
     reason: str | UnsetType = UNSET
@@ -388,7 +319,7 @@ class WouldBeGranted(Struct):
     """A waiter that would be granted a lease, or a lease that would go on elsewhere."""
 
     request: str
-    placement: list[ShareObject]
+    placement: list[Share]
 
 
 class WouldGiveWay(Struct):
@@ -407,7 +338,7 @@ class WouldLeave(Struct):
 
     lease: str
     becomes: Literal["stays", "moves", "waits", "ends"]
-    placement: list[ShareObject] | UnsetType = UNSET
+    placement: list[Share] | UnsetType = UNSET
 
 
 class Consequences(Struct):
@@ -458,6 +389,55 @@ class ResumedSession(Struct):
     topics: list[str]
 
 
+class ReservedNode(Struct):
+    """What is reserved of a node: all of it if `whole`, else devices and a part of the rest."""
+
+    cluster_id: str
+    node_id: str
+    whole: bool
+    gpus: list[str] | None = None
+    gpu_milli: int | None = None
+    cpu_milli: int | None = None
+    memory_mib: int | None = None
+
+
+class ReservationAnswer(Struct):
+    """What only one tenant gets for a time. `used`: it has had a lease on a node of it since."""
+
+    reservation: str
+    tenant: str
+    nodes: list[ReservedNode]
+    resources: Resources
+    starts_at: Seconds
+    ends_at: Seconds
+    lapse_seconds: float
+    used: bool
+
+
+class ReservationPage(Struct):
+    """One page of reservations."""
+
+    reservations: list[ReservationAnswer]
+    next: Next
+
+
+class RecalledFleet(Struct):
+    """The fleet before a decision, as topic `map` packs it, and the message to ask again."""
+
+    at: Seconds
+    seq: int
+    request: dict[str, Any]
+    packed: str
+
+
+class PastFleetAnswer(Struct):
+    """The fleet at a time, as topic `map` packs it, after the fact `seq`; 0: before the first."""
+
+    at: Seconds
+    seq: int
+    packed: str
+
+
 class FailureMessage(Struct):
     """Every failure: `message` is a sentence for a person, `error` is for programs."""
 
@@ -482,37 +462,3 @@ class NewsMessage(Struct):
     data: dict[str, Any]
     topic: str | UnsetType = UNSET
     id: str | int | UnsetType = UNSET
-
-
-ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
-    m.AllocationRequest: (Any,),
-    m.BlockRequest: (Any,),
-    m.Release: _PLACE,
-    m.Renew: _PLACE,
-    m.Flush: (FlushedLeases,),
-    m.Cordon: (OutOfService,),
-    m.Drain: (OutOfService,),
-    m.Uncordon: (OutOfService,),
-    m.ReserveNodes: (reserved.ReservationAnswer,),
-    m.UnreserveNodes: (reserved.ReservationAnswer,),
-    m.ReservationListing: (reserved.ReservationPage,),
-    m.SetQuota: (QuotaState,),
-    m.RemoveQuota: (QuotaState,),
-    m.QuotaListing: (QuotaPage,),
-    m.Status: (*_PLACE, WaiterStatus),
-    m.Why: (Reasons,),
-    m.Cancel: (CancelledRequest,),
-    m.QueueListing: (QueuePage,),
-    m.LeaseListing: (LeasePage,),
-    m.FleetListing: (ClusterPage, NodePage),
-    m.DecisionListing: (DecisionPage,),
-    m.DecisionFleet: (recalled.RecalledFleet,),
-    m.PastFleet: (recalled.PastFleetAnswer,),
-    m.Manage: (Any,),
-    m.Logs: (OutputPart,),
-    m.Exec: (ExecutionAnswer,),
-    m.WhatIf: (Consequences,),
-    m.WatchTopics: (WatchedTopics,),
-    m.Resume: (ResumedSession,),
-}
-"""What `data` of the reply to each message may be; `Any` is what a policy returned."""

@@ -1,12 +1,12 @@
-"""The fields of the messages: their types, their bounds, and how each is described to a person.
+"""The fields of the records: their types, their bounds, and how each is described to a person.
 
-`messages` is made of these. A bound is written once: msgspec enforces it, and the description
-beside it becomes the `expected` of the failure reply that a client gets.
+Messages and replies are made of these. A bound is written once: msgspec enforces it, and the
+description beside it becomes the `expected` of the failure reply that a client gets.
 """
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 ID_CHARS_MAX: Final = 128
 """Characters of a message's `id`, of a lease or request id, of a token, key or cursor."""
@@ -64,6 +64,26 @@ _NAMED = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 _IDENTIFIER = f"a string of 1 to {ID_CHARS_MAX} characters"
 _OBJECT = Meta(description="an object")
 
+
+class Sparse(Struct, frozen=True, omit_defaults=True):
+    """A reply in which fields are left out where they have their defaults."""
+
+
+ESSENTIAL: Final = Meta(extra={"essential": True})
+"""Without such a field a record is none; a lenient reader leaves no other one missing."""
+
+
+def values(*known: str) -> Meta:
+    """Describe the values that a text of a reply may have; those of newer servers are read, too."""
+    return Meta(extra_json_schema={"enum": sorted(known)})
+
+
+Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]
+StartNumber = Annotated[int, Meta(ge=0, le=ATTEMPTS_MAX)]
+"""Which start of a workload a reply is about."""
+ExitCode = Annotated[int, Meta(ge=-64, le=255)]
+"""Of a process that ended; negative: the signal that ended it."""
+Next = Annotated[str | None, Meta(description="`after` of the next page; null: this is the last.")]
 MessageId = Annotated[
     Annotated[str, Meta(max_length=ID_CHARS_MAX)]
     | Annotated[int, Meta(ge=-_INT64_MAX - 1, le=_INT64_MAX)]

@@ -3,12 +3,13 @@
 `messages` is the only one that reads them; the fields themselves are in `fields`.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 
 from moorage import model
-from moorage.protocol import fields as f
+from moorage.records import fields as f
 
 
 class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,17 +74,12 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
     def demand(self) -> model.Demand:
         """Return it as the core knows it."""
-        return model.Demand(
-            gpus=self.gpus,
-            gpu_milli=self.gpu_milli,
-            models=self.models,
-            gpu_memory_mib=self.gpu_memory_mib,
-            cpu_milli=self.cpu_milli,
-            memory_mib=self.memory_mib,
-            nodes=self.nodes,
-            topology=self.topology,
-            where=self.requirements(),
-        )
+        return model.Demand(**asdict(self) | {"where": self.requirements()})
+
+
+def resources_of(demand: model.Demand) -> dict[str, Any]:
+    """Return a demand as the `resources` it came from, with all of its fields."""
+    return asdict(demand) | {"where": [each._asdict() for each in demand.where]}
 
 
 Alternatives = Annotated[
@@ -106,10 +102,6 @@ class AntiAffinityRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     group: f.Identifier
     topology: f.ApartTopology = "node"
-
-    def terms(self) -> model.AntiAffinity:
-        """Return it as the core knows it."""
-        return model.AntiAffinity(self.group, self.topology)
 
 
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -145,6 +137,12 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
         if self.ttl_seconds_min > self.ttl_seconds:
             raise ValueError("`ttl_seconds_min` of at most `ttl_seconds`")
 
+    def terms(self) -> model.LeaseTerms:
+        """Return it as the core knows it."""
+        apart = self.anti_affinity
+        near = None if apart is None else model.AntiAffinity(apart.group, apart.topology)
+        return model.LeaseTerms(**asdict(self) | {"anti_affinity": near})
+
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`provision` of a request: which backend starts what, and what becomes of it if that fails.
@@ -164,6 +162,11 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
     attempts_max: f.Attempts | None = None
     keep_warm_seconds: f.KeepSeconds = 0.0
 
+    def provisioning(self) -> model.Provision:
+        """Return it as the core knows it."""
+        attempts = model.ATTEMPTS_MAX if self.attempts_max is None else self.attempts_max
+        return model.Provision(**asdict(self) | {"attempts_max": attempts})
+
 
 class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """So much of each resource; nothing is said of those that are left out.
@@ -182,6 +185,23 @@ class QuotaAmounts(Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def amounts(self) -> model.Amounts:
         """Return them as the core knows them."""
         return model.Amounts(self.gpu_milli, self.cpu_milli, self.memory_mib)
+
+
+class QuotaChange(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A quota, with the fields of `set_quota`; what is left out is as it is at first."""
+
+    weight: f.Weight = 1.0
+    nominal: QuotaAmounts = QuotaAmounts()
+    borrow: QuotaAmounts = QuotaAmounts()
+    lend: QuotaAmounts = QuotaAmounts()
+    notice_seconds: f.WaitSeconds = 0.0
+
+    def quota(self) -> model.Quota:
+        """Return it as the core knows it."""
+        limits = (self.nominal.amounts(), self.borrow.amounts(), self.lend.amounts())
+        return model.Quota(self.weight, *limits, self.notice_seconds)
 
 
 def cluster_ids(names: f.Clusters) -> tuple[model.ClusterId, ...] | None:

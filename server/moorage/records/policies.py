@@ -1,0 +1,139 @@
+"""Policies that work: aliases, canaries, shadows, and what a version did and printed."""
+
+from typing import Annotated, Any, Final
+
+from msgspec import UNSET, Struct, UnsetType
+
+from moorage.model import Share
+from moorage.records.fields import values
+
+Latency = dict[str, float] | None
+"""Median and 99th percentile, in milliseconds: `p50`, `p99`."""
+
+
+class PolicyHistoryEntry(Struct):
+    """A change of a policy; `at` is in seconds since the epoch."""
+
+    at: float
+    who: str
+    what: Annotated[str, values("registered", "described", "removed")]
+    digest: str
+    fields: list[str] = []
+
+
+class PolicyOutput(Struct):
+    """What a version printed and logged, and whether it rests for the caller's tenant."""
+
+    policy_rule_uri: str
+    printed: dict[str, str]
+    rests: dict[str, float] | None
+    changed: dict[str, Any] | UnsetType = UNSET
+
+
+class CanaryShare(Struct):
+    """A share of the requests goes to another version."""
+
+    version: str
+    percent: float
+    by: Annotated[str, values("request", "tenant")]
+    seed: int
+
+
+class AliasDocument(Struct):
+    """What an alias means; a list of aliases leaves the histories out."""
+
+    alias: str
+    policy_rule_uri: str
+    canary: CanaryShare | None
+    shadow: str | None
+    former: str | None = None
+    who: str | None = None
+    history: list[dict[str, Any]] = []
+
+
+class VersionReport(Struct):
+    """How a version did under an alias."""
+
+    policy_rule_uri: str
+    asked: int
+    granted: int
+    advised: int
+    refused: dict[str, int]
+    faults: int
+    consecutive_faults: int
+    tenants: int
+    failing_tenants: int
+    latency_ms: Latency
+
+
+class CanaryOutcomes(Struct):
+    """How the active version and the candidate do."""
+
+    alias: str
+    canary: CanaryShare | None
+    active: VersionReport
+    candidate: VersionReport | None
+
+
+class ComparedVersion(Struct):
+    """What one of two versions did with the same requests."""
+
+    policy_rule_uri: str
+    placed: int
+    refused: int
+    latency_ms: Latency
+    outcomes: dict[str, int] = {}
+    gpus_opened: int | UnsetType = UNSET
+    nodes_opened: int | UnsetType = UNSET
+
+
+class RefusedAnswer(Struct):
+    """Why a version said no."""
+
+    code: str
+    reason: str
+
+
+class ComparedAnswer(Struct):
+    """What a version answered to one request: where it goes, why not, or what else it returned."""
+
+    error: RefusedAnswer | UnsetType = UNSET
+    placement: list[Share] | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+
+
+class ComparedRequest(Struct):
+    """A request that two versions answered differently."""
+
+    request: str
+    active: ComparedAnswer
+    candidate: ComparedAnswer
+
+
+class ShadowComparison(Struct):
+    """How the candidate differs; whole for the alias's owner, else figures of many requests."""
+
+    alias: str
+    since: float
+    whole: bool
+    asked: int
+    dropped: int
+    abandoned: int
+    compared: int
+    same: int
+    differ: int
+    active: ComparedVersion
+    candidate: ComparedVersion
+    cost: dict[str, int]
+    samples: list[ComparedRequest]
+    differ_alone: int | UnsetType = UNSET
+
+
+OF_POLICIES: Final = (
+    AliasDocument,
+    CanaryOutcomes,
+    PolicyHistoryEntry,
+    PolicyOutput,
+    ShadowComparison,
+)
+"""All of them, with what they are made of."""

@@ -1,0 +1,92 @@
+"""Reading what a server of another version wrote: one lenient decoder for all records.
+
+Clients call it. Unknown fields are ignored, fields that an older server does not know are empty,
+and a code that is newer than this client is left out. What is of the wrong kind is an error.
+"""
+
+from collections.abc import Hashable, Mapping
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from moorage.records.fields import ESSENTIAL
+
+__all__ = ["read_record"]
+
+T = TypeVar("T")
+
+_EMPTY: Final[Mapping[type[inspect.Type], Any]] = {
+    inspect.StrType: "",
+    inspect.BoolType: False,
+    inspect.IntType: 0,
+    inspect.FloatType: 0,
+    inspect.ListType: (),
+    inspect.VarTupleType: (),
+    inspect.DictType: {},
+}
+"""What there is where nothing is said; of an object, or of one of some words, none is empty."""
+
+
+def read_record(kind: type[T], document: Any) -> T:
+    """Return a document as a record, or whatever else a type can say.
+
+    Raises:
+        msgspec.ValidationError: It is something else, or lacks what is essential.
+
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError:
+        described: Any = kind  # Types can be hashed; mypy does not know.
+        return msgspec.convert(_completed(document, _described(described)), kind)
+
+
+@cache
+def _described(kind: Hashable) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _completed(document: Any, kind: inspect.Type) -> Any:
+    """Return a document with the fields that its kind needs, and without those it refuses."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _completed(document, inner)
+        case inspect.StructType(fields=fields) if isinstance(document, Mapping):
+            return _with_fields(document, fields)
+        case inspect.ListType(item_type=inner) | inspect.VarTupleType(item_type=inner) if (
+            isinstance(document, list)
+        ):
+            return [_completed(each, inner) for each in document]
+        case inspect.DictType(value_type=inner) if isinstance(document, Mapping):
+            return {name: _completed(each, inner) for name, each in document.items()}
+        case inspect.UnionType(types=kinds):
+            for each in kinds:
+                document = _completed(document, each)
+        case _:  # A value, which is right or wrong.
+            pass
+    return document
+
+
+def _with_fields(document: Mapping[str, Any], fields: tuple[inspect.Field, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in fields:
+        name, kind = field.encode_name, field.type
+        if name in document:
+            found[name] = _completed(document[name], kind)
+            codes = list(kind.cls) if isinstance(kind, inspect.EnumType) else [found[name]]
+            if not field.required and found[name] not in codes:
+                del found[name]  # A code that is newer than this client.
+        elif field.required and isinstance(kind, inspect.UnionType) and kind.includes_none:
+            found[name] = None
+        elif field.required and type(bare := _bare(kind)) in _EMPTY:
+            found[name] = _EMPTY[type(bare)]
+    return found
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    """Return a kind without what is said about it; an essential one stays as it is."""
+    while isinstance(kind, inspect.Metadata) and kind.extra != ESSENTIAL.extra:
+        kind = kind.type
+    return kind

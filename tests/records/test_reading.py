@@ -1,0 +1,51 @@
+"""Records of servers of other versions."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.records.leases import Lease
+from moorage.records.reading import read_record
+from moorage.records.replies import DecisionRow, ExecutionAnswer, QueuedWaiter
+
+
+def test_an_older_server_leaves_fields_empty() -> None:
+    lease = read_record(Lease, {"id": "r-1", "state": "active", "workload": {"phase": "ready"}})
+    assert (lease.tenant, lease.placement, lease.fencing, lease.choice) == ("", (), 0, None)
+    assert lease.workload is not None
+    assert (lease.workload.phase, lease.workload.attempts_max) == ("ready", 0)
+
+
+def test_a_newer_server_says_more() -> None:
+    row = {"state": "pondered", "code": "of_the_future", "resources": {"gpus": 1, "planets": 2}}
+    read = read_record(DecisionRow, row | {"colour": "red"})
+    assert (read.state, read.code) == ("pondered", msgspec.UNSET)
+    assert read.resources is not None
+    assert read.resources.gpus == 1
+
+
+def test_known_codes_stay() -> None:
+    assert read_record(DecisionRow, {"code": "busy"}).code == "busy"
+
+
+@pytest.mark.parametrize(
+    ("kind", "document"),
+    [
+        (Lease, {}),
+        (Lease, {"id": "r-1"}),
+        (Lease, {"id": "r-1", "state": "active", "fencing": "seven"}),
+        (ExecutionAnswer, {"output": "hello"}),
+        (QueuedWaiter, []),
+        (list[QueuedWaiter], [{"position": "first"}]),
+    ],
+)
+def test_what_is_essential_or_wrong_is_an_error(kind: Any, document: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        read_record(kind, document)
+
+
+def test_a_lease_shows_its_token_to_no_log() -> None:
+    lease = read_record(Lease, {"id": "r-1", "state": "active", "token": "secret"})
+    assert "secret" not in repr(lease)
+    assert "token" not in lease.document()
