@@ -22,15 +22,7 @@ from moorage.lab import policy_test
 from moorage.lab.backtest import BacktestJob, backtest
 from moorage.lab.errors import CommandError
 from moorage.lab.rehearsal import Decision, Document, Rehearsal
-from moorage.model import (
-    Cluster,
-    Lease,
-    LeaseTerms,
-    PolicyRef,
-    RequestId,
-    Share,
-    Tenant,
-)
+from moorage.model import Cluster, Lease, LeaseTerms, PolicyRef, RequestId, Share, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.wire.frames import ENTRY

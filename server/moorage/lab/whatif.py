@@ -30,17 +30,7 @@ from moorage.core.turns.turn import Turn
 from moorage.daemon.policies.finder import code_of
 from moorage.lab.rehearsal import SESSION, Document, Rehearsal
 from moorage.ledger.codec import FactRow, unseal
-from moorage.model import (
-    Ask,
-    Cluster,
-    ClusterId,
-    Lease,
-    Node,
-    NodeId,
-    PolicyRef,
-    RequestId,
-    Tenant,
-)
+from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode

@@ -23,15 +23,7 @@ from moorage.core.state.state import State
 from moorage.core.state.waiters import Seniority, Waiter
 from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.core.turns.events import Inquired
-from moorage.model import (
-    ClusterId,
-    Code,
-    Lease,
-    LeaseState,
-    NodeId,
-    RequestId,
-    Share,
-)
+from moorage.model import ClusterId, Code, Lease, LeaseState, NodeId, RequestId, Share
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.replies import AwaitedLease, ClusterCapacity, NodeCapacity
 from moorage.records.requests import resources_of
