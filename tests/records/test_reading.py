@@ -49,3 +49,12 @@ def test_a_lease_shows_its_token_to_no_log() -> None:
     lease = read_record(Lease, {"id": "r-1", "state": "active", "token": "secret"})
     assert "secret" not in repr(lease)
     assert "token" not in lease.document()
+
+
+def test_a_document_has_what_scripts_read() -> None:
+    workload = {"backend": "local", "phase": "ready"}
+    lease = read_record(Lease, {"id": "r-1", "state": "active", "workload": workload})
+    document = lease.document()
+    assert (document["reason"], document["retry_at"]) == ("", 0.0)
+    assert (document["workload"]["detail"], document["workload"]["outcome"]) == ("", None)
+    assert not document.keys() & {"choice", "ttl_max_seconds", "notice", "lost_devices"}

@@ -183,7 +183,7 @@ class Lease(Sparse, frozen=True):
         return f"Lease({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
-like_dataclasses(WorkloadEnd, Workload, Lease)
+like_dataclasses(NodeName, NoticeAnswer, WorkloadEnd, Workload, Lease)
 
 
 def _workload(lease: model.Lease, provision: model.Provision) -> Workload:
