@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.records.leases import Lease
+from moorage.records.leases import Lease, NodeName
 from moorage.records.reading import read_record
 from moorage.records.replies import DecisionRow, ExecutionAnswer, QueuedWaiter
 
@@ -58,3 +58,10 @@ def test_a_document_has_what_scripts_read() -> None:
     assert (document["reason"], document["retry_at"]) == ("", 0.0)
     assert (document["workload"]["detail"], document["workload"]["outcome"]) == ("", None)
     assert not document.keys() & {"choice", "ttl_max_seconds", "notice", "lost_devices"}
+
+
+def test_a_node_is_a_pair_for_programs_of_users() -> None:
+    name = NodeName("c", "n")
+    cluster, node = name
+    assert (name, name[1], hash(name)) == ((cluster, node), "n", hash(("c", "n")))
+    assert name != ("c", "m")

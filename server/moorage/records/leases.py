@@ -25,9 +25,23 @@ class NodeName(Struct, frozen=True):
     cluster_id: str
     node_id: str
 
+    # Programs of users know it as a pair.
+
     def __iter__(self) -> Iterator[str]:
         """Yield both, for `cluster, node = name`."""
         return iter((self.cluster_id, self.node_id))
+
+    def __getitem__(self, place: int) -> str:
+        """Return one of the two."""
+        return tuple(self)[place]
+
+    def __eq__(self, other: object) -> bool:
+        """Compare it with another, or with a pair."""
+        return isinstance(other, NodeName | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the pair."""
+        return hash(tuple(self))
 
 
 class WorkloadEnd(Struct, frozen=True):

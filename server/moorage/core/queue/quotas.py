@@ -8,6 +8,7 @@ for who was overtaken too often.
 from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple
 
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.state import refusals
@@ -17,6 +18,8 @@ from moorage.core.turns.effects import Information
 from moorage.core.turns.events import QuotaAsked
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import RESOURCES, Ask, Lease, Placement, Quota
+from moorage.records.replies import QuotaTerms
+from moorage.records.requests import QuotaAmounts
 
 QUOTAS_MAX = 10_000
 """Quotas that are set at one time; one more is refused."""
@@ -106,10 +109,7 @@ def row(accounts: Any, account: Account) -> dict[str, Any]:
     }
 
 
-def _terms(quota: Quota) -> dict[str, Any]:
-    limits = {"nominal": quota.nominal, "borrow": quota.borrow, "lend": quota.lend}
-    told = {
-        name: {each: given for each in RESOURCES if (given := getattr(amounts, each)) is not None}
-        for name, amounts in limits.items()
-    }
-    return {**told, "notice_seconds": quota.notice_seconds}
+def _terms(quota: Quota) -> QuotaTerms:
+    each = (quota.nominal, quota.borrow, quota.lend)
+    nominal, borrow, lend = (QuotaAmounts(*astuple(amounts)) for amounts in each)
+    return QuotaTerms(nominal, borrow, lend, quota.notice_seconds)

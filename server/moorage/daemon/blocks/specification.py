@@ -169,20 +169,10 @@ def _demand(given: Any) -> Demand | None:
     if isinstance(given, dict) and given.get("nodes", 1) != 1:
         raise ServiceError.wrong_field(f"{at}.nodes", "1: one instance of a block is on one node")
     try:
-        wanted = msgspec.convert(given, Resources)
+        return msgspec.convert(given, Resources).demand()
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$")
         field_name = at + place.rstrip("`")
         raise ServiceError(
             Code.BAD_MESSAGE, f"{field_name}: {reason}", field=field_name, expected="as in an ask"
         ) from error
-    return Demand(
-        gpus=wanted.gpus,
-        gpu_milli=wanted.gpu_milli,
-        models=wanted.models,
-        gpu_memory_mib=wanted.gpu_memory_mib,
-        cpu_milli=wanted.cpu_milli,
-        memory_mib=wanted.memory_mib,
-        topology=wanted.topology,
-        where=wanted.requirements(),
-    )

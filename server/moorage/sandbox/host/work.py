@@ -4,9 +4,10 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
+from msgspec.structs import astuple
 
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Consult
@@ -318,22 +319,12 @@ def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Ref
 
 def share_fields(share: Share) -> frames.ShareFields:
     """Return a share as a frame has it."""
-    amounts = share.gpu_milli, share.cpu_milli, share.memory_mib
-    return share.cluster_id, share.node_id, share.gpus, *amounts
+    return cast("frames.ShareFields", astuple(share))
 
 
 def demand_fields(demand: Demand) -> frames.DemandFields:
     """Return a demand as frames carry it."""
-    return (
-        demand.gpus,
-        demand.gpu_milli,
-        demand.models,
-        demand.gpu_memory_mib,
-        demand.cpu_milli,
-        demand.memory_mib,
-        demand.nodes,
-        demand.topology,
-    )
+    return cast("frames.DemandFields", astuple(demand)[:-1])  # Without `where`.
 
 
 def overrides(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> bytes:
