@@ -297,6 +297,8 @@ def _invalid(
     if path.endswith("]") and plain in expected:
         ours = what.startswith(("`", "no `"))  # From `__post_init__` of an item.
         wanted = what if ours else f"an item of {wanted}"
+        if "matching regex" in what:
+            wanted = f"a name that is not blank, in {expected[plain]}; leave the blank out"
     wanted += _part(plain, raw)
     return _wrong(path.replace("[...]", ""), wanted, identity)
 
