@@ -296,6 +296,12 @@ def test_the_http_twin_answers_the_same(server):
     missing = server.http.post("/allocate", json={"inputs": {}})
     assert missing.status_code == 400
     assert missing.json()["message"] == "Missing required fields: policy_rule_uri"
+    for name, path in (("status", ""), ("manage", "POST /policy/URI/manage")):
+        refused = server.http.post("/allocate", json={"op": name, "lease": "x", "id": 7})
+        assert (refused.status_code, refused.json()["id"]) == (400, 7)
+        reason = refused.json()["error"]["reason"]
+        assert "operations go over the WebSocket, ws://127.0.0.1:" in reason
+        assert path in reason
 
 
 def test_the_status_of_the_http_twin_says_what_the_code_does(server):
