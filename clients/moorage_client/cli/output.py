@@ -21,6 +21,7 @@ from typing import Any, Final
 from moorage.model import Code, Placement
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
+from moorage_client.cli.sentences import sentence
 from moorage_client.cli.shapes import Finding
 from moorage_client.endpoint import HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
@@ -372,7 +373,7 @@ def explain_failure(error: MoorageError) -> None:
         case ConnectionFailed():
             _explain_place(error)
         case RequestRefused():
-            _explain_details(error.details)
+            _explain_details(error)
             if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, MOORAGE_TOKEN or `moorage login`.")
             if error.code in _MISSING and "did you mean" not in error.reason.lower():
@@ -407,19 +408,15 @@ def _explain_place(error: ConnectionFailed) -> None:
             note(f"({option} defaults to {variable}, else {default})")
 
 
-def _explain_details(details: Mapping[str, Any]) -> None:
-    for name, value in details.items():
+def _explain_details(error: RequestRefused) -> None:
+    for name, value in error.details.items():
         if name == "findings":
             _explain_findings(value)
-        elif text := _detail(name, value):
-            note(f"  {spaced(name)}: {text}")
-
-
-def _detail(name: str, value: Any) -> str:
-    """Return a detail of a refusal in words; what a policy returned stays JSON."""
-    if name == "binding":  # The name of a constraint.
-        return spaced(value)
-    return _json(value, ensure_ascii=False) if name == "data" else in_words(value)
+        elif name == "data":  # What a policy returned is its author's.
+            note(f"  The policy's answer: {_json(value, ensure_ascii=False)}")
+        elif not (name == "nearest" and "did you mean" in error.reason.lower()):
+            if text := sentence(name, value, in_words):
+                note(f"  {text}")
 
 
 def _explain_findings(findings: Any) -> None:
