@@ -23,7 +23,7 @@ from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.sentences import sentence
 from moorage_client.cli.shapes import Finding
-from moorage_client.endpoint import HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
+from moorage_client.endpoint import CA_PARAMETER, HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
     CertificateRefused,
     ConnectionFailed,
@@ -357,7 +357,7 @@ def failure_document(error: MoorageError) -> dict[str, Any]:
         fields |= {"expected": error.expected} if error.expected else {}
         document = {"success": False, "message": error.reason, "error": fields}
         return document | ({"request": error.request} if error.request else {})
-    return failure(_code(error), str(error))
+    return failure(_code(error), _message(error))
 
 
 def failure(code: str, message: str) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def failure(code: str, message: str) -> dict[str, Any]:
 
 def explain_failure(error: MoorageError) -> None:
     """Tell a person on stderr what went wrong and what to do."""
-    note(f"moorage: {error}")
+    note(f"moorage: {_message(error)}")
     match error:
         case ConnectionFailed():
             _explain_place(error)
@@ -382,6 +382,13 @@ def explain_failure(error: MoorageError) -> None:
                 note(f"More: moorage why {error.request}")
         case _:  # Errors are an open tree: of the others there is no more to say.
             pass
+
+
+def _message(error: MoorageError) -> str:
+    """Return the message of an error, with options where it names parameters of the clients."""
+    if isinstance(error, SettingRefused) and error.setting.islower():
+        return f"--{error.setting.replace('_', '-')}: {error.expected}"
+    return str(error).replace(CA_PARAMETER, "--ca-file")
 
 
 def _explain_place(error: ConnectionFailed) -> None:
