@@ -124,7 +124,7 @@ def test_replies_without_ids_come_in_order_and_with_ids_carry_them(server):
 def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
     reply = server.ask(resources={"gpus": 1}, clusters=["nowhere", "west"])
     assert reply["data"]["cluster_id"] == "west"
-    assert reply["warnings"] == ["Unknown clusters were left out: nowhere."]
+    assert reply["warnings"] == ["Unknown clusters were left out: nowhere (there are east, west)."]
     error = server.ask(clusters=["nowhere"])["error"]
     assert (error["code"], error["field"]) == ("unknown_clusters", "clusters")
     near = server.ask(clusters=["Eastt", "west", "wset"], resources={"gpus": 1})["warnings"]

@@ -261,6 +261,9 @@ def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
         ({"cpus": 4}, "did you mean cpu_milli?"),
         ({"memory": 4}, "did you mean memory_mib?"),
         ({"gpu_model": "A100"}, "did you mean models?"),
+        ({"clusters": ["c"]}, "did you mean clusters?"),
+        ({"clusters": "c"}, "did you mean clusters?"),
+        ({"ttl_seconds": 5}, "did you mean lease.ttl_seconds?"),
     ],
 )
 def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said: str) -> None:
