@@ -43,6 +43,9 @@ _LOOPBACK_NAMES: Final = frozenset(
 )
 _UNKNOWN_AUTHORITY: Final = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's codes (X509_V_ERR_…) for a chain that ends at no trusted authority."""
+NO_TLS_ADVICE: Final = "this port speaks no TLS: use http://, or ws:// for the WebSocket"
+CA_PARAMETER: Final = "`ca_file=`"
+"""How messages call the clients' parameter; the command line calls it by its option."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 
 
@@ -213,11 +216,11 @@ def tls_reason(error: ssl.SSLError) -> str:
         if error.verify_code in _UNKNOWN_AUTHORITY:
             return (
                 "its certificate is signed by an authority that is not known here "
-                f"({error.verify_message}); name a file with the authority's certificate with "
-                "--ca-file or MOORAGE_CA_FILE"
+                f"({error.verify_message}); name a file with the authority's certificate in "
+                f"{CA_PARAMETER} or MOORAGE_CA_FILE"
             )
         return f"its certificate is refused: {error.verify_message}"
-    plain = "; does the server speak TLS there?" if error.reason in _NO_TLS else ""
+    plain = f"; {NO_TLS_ADVICE}" if error.reason in _NO_TLS else ""
     return f"TLS failed: {error.reason or error}{plain}"
 
 

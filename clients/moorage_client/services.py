@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
@@ -405,7 +406,10 @@ class Services:
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
+            why = str(error)
+            if response.status_code == HTTPStatus.UPGRADE_REQUIRED:  # It speaks TLS, and says so.
+                why = text.decode(errors="replace").strip()[:500]
+            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {why}"
             raise ProtocolViolated(self._shown, finding + self._session.through) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)

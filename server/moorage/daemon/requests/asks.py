@@ -15,7 +15,7 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.state.facts import Refusal
-from moorage.core.state.refusals import nearest
+from moorage.core.state.refusals import nearest, nearest_or_known
 from moorage.daemon.access.lease_tokens import LeaseTokens, digest
 from moorage.daemon.answers import refusal_of
 from moorage.daemon.policies.finder import Finder
@@ -221,6 +221,7 @@ class Asks:
         shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):
             if not memory.known(missing[number]):
-                shown[number] += nearest(name, memory.live_ids())
+                find = nearest if number else nearest_or_known  # Those there are, once.
+                shown[number] += find(name, memory.live_ids())
         more = f" and {len(missing) - WARNED_MAX} more" if len(missing) > WARNED_MAX else ""
         return ", ".join(shown) + more
