@@ -205,7 +205,6 @@ def test_bench_knows_its_names():
     assert "grants" in done.stderr
 
 
-@pytest.mark.long
 @pytest.mark.trace
 @pytest.mark.heavy
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
