@@ -9,13 +9,18 @@
 
 import ipaddress
 import os
-import ssl
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from moorage_client.errors import SettingRefused
+from moorage_client.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import ssl
+else:
+    ssl = LazyModule("ssl")
 
 __all__ = [
     "HTTP_URL_DEFAULT",
@@ -113,7 +118,7 @@ class Endpoint:
         return (mapped or address).is_loopback or (mapped or address).is_unspecified
 
     @cached_property
-    def tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> "ssl.SSLContext | None":
         """The TLS context to verify the server with; None for a URL without TLS.
 
         Raises:
@@ -210,7 +215,7 @@ def checked_token(token: str, named: str) -> str:
     return token
 
 
-def tls_reason(error: ssl.SSLError) -> str:
+def tls_reason(error: "ssl.SSLError") -> str:
     """Return why TLS failed, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_AUTHORITY:
