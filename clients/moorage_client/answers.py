@@ -4,12 +4,13 @@ Called by the clients and the command line. Unknown keys are ignored, so that a 
 say more; a key of the wrong kind is an error that names it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
+from moorage.model import like_dataclasses
 from moorage.protocol.replies import ErrorObject, Reply
 from moorage.records.leases import Lease, Workload
 from moorage.records.reading import read_record
@@ -32,8 +33,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Reply, frozen=True):
     """A yes.
 
     Args:
@@ -46,12 +46,8 @@ class Answer:
 
     """
 
-    data: Any
-    lease: Lease | None = None
-    warnings: tuple[str, ...] = ()
-    reasons: Mapping[str, Any] | None = None
-    request: str = ""
-    policy_rule_uri: str = ""
+
+like_dataclasses(Answer)
 
 
 class UnreadableError(ValueError):
@@ -60,14 +56,7 @@ class UnreadableError(ValueError):
 
 def read_answer(reply: Reply) -> Answer:
     """Return the answer in a success reply."""
-    return Answer(
-        data=reply.data,
-        lease=reply.lease,
-        warnings=reply.warnings,
-        reasons=reply.reasons,
-        request=reply.request,
-        policy_rule_uri=reply.policy_rule_uri,
-    )
+    return Answer(*astuple(reply))
 
 
 def read_refusal(reply: Reply) -> RequestRefused:

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import sys
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from msgspec.structs import replace
 
 from moorage.model import LeaseTerms
 from moorage.records.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX

@@ -236,4 +236,4 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
         reply.error  # noqa: B018  # Raises where it cannot be read.
     except (ValueError, RecursionError) as error:
         raise BadReply(f"the server sent what is not a reply: {error}") from error
-    return reply
+    return reply if reply.data is not UNSET else msgspec.structs.replace(reply, data=None)

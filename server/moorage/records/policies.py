@@ -75,16 +75,16 @@ class CanaryOutcomes(Struct):
     candidate: VersionReport | None
 
 
-class ComparedVersion(Struct):
+class ComparedVersion(Struct, kw_only=True):
     """What one of two versions did with the same requests."""
 
     policy_rule_uri: str
     placed: int
     refused: int
-    latency_ms: Latency
-    outcomes: dict[str, int] = {}
+    outcomes: dict[str, int] | UnsetType = UNSET
     gpus_opened: int | UnsetType = UNSET
     nodes_opened: int | UnsetType = UNSET
+    latency_ms: Latency
 
 
 class RefusedAnswer(Struct):
@@ -110,7 +110,7 @@ class ComparedRequest(Struct):
     candidate: ComparedAnswer
 
 
-class ShadowComparison(Struct):
+class ShadowComparison(Struct, frozen=True, kw_only=True):
     """How the candidate differs; whole for the alias's owner, else figures of many requests."""
 
     alias: str
@@ -122,11 +122,11 @@ class ShadowComparison(Struct):
     compared: int
     same: int
     differ: int
+    differ_alone: int | UnsetType = UNSET
     active: ComparedVersion
     candidate: ComparedVersion
     cost: dict[str, int]
     samples: list[ComparedRequest]
-    differ_alone: int | UnsetType = UNSET
 
 
 OF_POLICIES: Final = (

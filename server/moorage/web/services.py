@@ -21,6 +21,7 @@ from moorage.protocol.registry import (
     PolicyDocuments,
 )
 from moorage.records.audit import AuditEntry
+from moorage.records.policies import ShadowComparison
 from moorage.records.rights import Caller
 
 __all__ = ["AliasChanges", "BlockActions", "Console", "Publications", "WebServices"]
@@ -75,7 +76,7 @@ class AliasChanges(Protocol):
     async def stop_shadow(self, given: str, who: str) -> Document:
         """Ask the candidate no more."""
 
-    def shadow_report(self, given: str, who: str) -> Document:
+    def shadow_report(self, given: str, who: str) -> ShadowComparison:
         """Return how the candidate differs from the active version, as far as `who` may see it."""
 
     async def delete(self, given: str, who: str, *, foreign: bool) -> Document:

@@ -38,6 +38,7 @@ from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import CanaryStart
+from moorage.records.policies import ShadowComparison
 from moorage.sandbox.host.sandbox import Sandbox
 
 SELF: Final = "moored"
@@ -250,7 +251,7 @@ class Publishing:
         after = await self._change(alias.name, who, "shadow_ended", alias.shadow, shadow="")
         return after.document()
 
-    def shadow_report(self, given: str, who: str) -> dict[str, Any]:
+    def shadow_report(self, given: str, who: str) -> ShadowComparison:
         """Return how a candidate differs from the active version, since it was started.
 
         The alias's owner is shown all of it, others what it says of their own requests.

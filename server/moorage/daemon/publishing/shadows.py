@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
@@ -39,6 +40,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal
 from moorage.protocol.faults import ServiceError
+from moorage.records.policies import ComparedVersion, ShadowComparison
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
 
 IN_FLIGHT_MAX: Final = 64
@@ -119,27 +121,21 @@ class Tally:
     gpus_opened: int = 0
     nodes_opened: int = 0
 
-    def figures(self, version: str) -> dict[str, Any]:
-        """Return what speaks for many answers, and nothing that a version may choose freely."""
-        placed = self.kinds["placed"]
-        return {
-            "policy_rule_uri": version,
-            "placed": placed,
-            "refused": self.kinds.total() - placed,
-            "latency_ms": percentiles(self.seconds, whole=False),
-        }
+    def report(self, version: str, *, whole: bool) -> ComparedVersion:
+        """Return it; where not `whole`, only what speaks for many answers.
 
-    def report(self, version: str) -> dict[str, Any]:
-        """Return it as plain JSON values."""
-        return {
-            "policy_rule_uri": version,
-            "placed": self.kinds["placed"],
-            "refused": self.kinds.total() - self.kinds["placed"],
-            "outcomes": dict(self.kinds),
-            "gpus_opened": self.gpus_opened,
-            "nodes_opened": self.nodes_opened,
-            "latency_ms": percentiles(self.seconds, whole=True),
-        }
+        Then nothing is there that a version may choose freely.
+        """
+        placed = self.kinds["placed"]
+        return ComparedVersion(
+            policy_rule_uri=version,
+            placed=placed,
+            refused=self.kinds.total() - placed,
+            outcomes=dict(self.kinds) if whole else UNSET,
+            gpus_opened=self.gpus_opened if whole else UNSET,
+            nodes_opened=self.nodes_opened if whole else UNSET,
+            latency_ms=percentiles(self.seconds, whole=whole),
+        )
 
 
 class Shadow:
@@ -162,7 +158,7 @@ class Shadow:
         self.same = self.differ = self.differ_alone = 0
         self.tallies = (Tally(), Tally())
         self.samples: deque[tuple[Tenant, dict[str, Any]]] = deque(maxlen=SAMPLES_MAX)
-        self.figures = self._figures()
+        self.figures = self._report([], whole=False)
 
     def compare(self, request: RequestId, pair: Pair, state: State) -> None:
         """Take a finished pair into account."""
@@ -197,25 +193,31 @@ class Shadow:
             }
             self.samples.append((pair.ask.tenant, sample))
         if (self.same + self.differ) % MANY == 0:
-            self.figures = self._figures()
+            self.figures = self._report([], whole=False)
 
-    def _figures(self) -> dict[str, Any]:
-        """Return what everybody may see of all requests."""
+    def _report(self, samples: list[Any], *, whole: bool) -> ShadowComparison:
+        """Return all, or what everybody may see of all requests."""
         active, candidate = self.tallies
-        return {
-            "alias": self.alias,
-            "since": self.since,
-            "whole": False,
-            "asked": self.asked,
-            "dropped": self.dropped,
-            "abandoned": self.abandoned,
-            "compared": self.same + self.differ,
-            "same": self.same,
-            "differ": self.differ,
-            "active": active.figures(self.active),
-            "candidate": candidate.figures(self.candidate),
-            "cost": {"refused": active.kinds["placed"] - candidate.kinds["placed"]},
-        }
+        cost = {"refused": active.kinds["placed"] - candidate.kinds["placed"]}
+        if whole:
+            cost["gpus_opened"] = candidate.gpus_opened - active.gpus_opened
+            cost["nodes_opened"] = candidate.nodes_opened - active.nodes_opened
+        return ShadowComparison(
+            alias=self.alias,
+            since=self.since,
+            whole=whole,
+            asked=self.asked,
+            dropped=self.dropped,
+            abandoned=self.abandoned,
+            compared=self.same + self.differ,
+            same=self.same,
+            differ=self.differ,
+            differ_alone=self.differ_alone if whole else UNSET,
+            active=active.report(self.active, whole=whole),
+            candidate=candidate.report(self.candidate, whole=whole),
+            cost=cost,
+            samples=samples,
+        )
 
     def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
         """Return how often the candidate failed, by code; others see their own."""
@@ -226,38 +228,16 @@ class Shadow:
             kinds = Counter(side["error"]["code"] for side in own if "error" in side)
         return Counter({kind: count for kind, count in kinds.items() if kind in FAULTS})
 
-    def report(self, tenant: Tenant, *, whole: bool) -> dict[str, Any]:
-        """Return it as plain JSON values, as docs/how-to/publish-policies.md explains them.
+    def report(self, tenant: Tenant, *, whole: bool) -> ShadowComparison:
+        """Return it, as docs/how-to/publish-policies.md explains it.
 
         Args:
             tenant: Who reads it.
             whole: What belongs to others, too.
 
         """
-        if not whole:
-            own = [sample for owner, sample in self.samples if owner == tenant]
-            return {**self.figures, "samples": own}
-        active, candidate = self.tallies
-        return {
-            "alias": self.alias,
-            "since": self.since,
-            "whole": True,
-            "asked": self.asked,
-            "dropped": self.dropped,
-            "abandoned": self.abandoned,
-            "compared": self.same + self.differ,
-            "same": self.same,
-            "differ": self.differ,
-            "differ_alone": self.differ_alone,
-            "active": active.report(self.active),
-            "candidate": candidate.report(self.candidate),
-            "cost": {
-                "refused": active.kinds["placed"] - candidate.kinds["placed"],
-                "gpus_opened": candidate.gpus_opened - active.gpus_opened,
-                "nodes_opened": candidate.nodes_opened - active.nodes_opened,
-            },
-            "samples": [sample for _, sample in self.samples],
-        }
+        seen = [sample for owner, sample in self.samples if whole or owner == tenant]
+        return self._report(seen, whole=True) if whole else replace(self.figures, samples=seen)
 
 
 class Shadows:
@@ -301,7 +281,7 @@ class Shadows:
         for each in self._by_alias.values():
             self._by_active.setdefault(each.active, []).append(each)
 
-    def report(self, name: str, tenant: Tenant, *, whole: bool) -> dict[str, Any] | None:
+    def report(self, name: str, tenant: Tenant, *, whole: bool) -> ShadowComparison | None:
         """Return the report of an alias's shadow, for a tenant; None where it has none."""
         shadow = self._by_alias.get(name)
         return shadow.report(tenant, whole=whole) if shadow else None
@@ -395,9 +375,9 @@ class Shadows:
         rows: list[tuple[tuple[str, str, str], float]] = []
         for shadow in self._by_alias.values():
             report = shadow.figures
-            counts = {what: report[what] for what in ("asked", "dropped", "abandoned", "same")}
-            counts |= {what: report["candidate"][what] for what in ("placed", "refused")}
-            counts["differ"] = report["differ"]
+            names = ("asked", "dropped", "abandoned", "same", "differ")
+            counts = {what: getattr(report, what) for what in names}
+            counts |= {what: getattr(report.candidate, what) for what in ("placed", "refused")}
             rows += [((shadow.alias, shadow.candidate, w), float(n)) for w, n in counts.items()]
         labels = ("alias", "policy", "what")
         yield gauges_of("moorage_shadow", "What a shadow was asked and answered", labels, rows)
