@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from moorage.backends.base import Support
-from moorage.core.facts import Refusal
+from moorage.core.state.facts import Refusal
 from moorage.model import ClusterId, Code, Demand, NodeId, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
@@ -100,13 +100,12 @@ def out_of_reach(
     ]
     way = "let the request go to one that could hold it, "
     if backend == "local":
-        way = "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
+        here = "register this machine (`moored serve --here`, or `moorage fleet import local`), "
+        way = here + way
     way += f"or name the backend {' or '.join(others)}" if others else "or ask without `provision`"
     reason = (
         f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
         f" request may go to could ever hold it; {way}."
     )
     expected = "a backend that starts there"
-    return Refusal(
-        Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others}
-    )
+    return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})
