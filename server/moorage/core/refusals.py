@@ -70,7 +70,9 @@ def nearest_or_known(name: str, known: Iterable[str]) -> str:
         return meant
     shown = [each[:NAME_CHARS_MAX] for each in names[:NAMES_SHOWN_MAX]]
     more = ", …" if len(names) > len(shown) else ""
-    return f" (there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{more})" if names else ""
+    return (
+        f" (there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{more})" if names else ""
+    )
 
 
 def counted(number: int, what: str) -> str:

@@ -302,7 +302,9 @@ def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceErr
     what = {"metrics": "metrics of a cluster", "block_metrics": "metrics of a block"}.get(
         kind, kind
     )
-    return ServiceError(Code.NOT_FOUND, f"no {what} {shown}{nearest_or_known(name, known)}", field="id")
+    return ServiceError(
+        Code.NOT_FOUND, f"no {what} {shown}{nearest_or_known(name, known)}", field="id"
+    )
 
 
 def refuse_differences(uri: str, fields: Sequence[str]) -> None:

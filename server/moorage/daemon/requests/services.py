@@ -39,7 +39,6 @@ from moorage.records.rights import Caller
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
-
 _OVER_HTTP: Final = {
     "manage": "POST /policy/URI/manage",
     "quotas": "GET /quotas",

@@ -55,11 +55,10 @@ def within_reach(
         for name in support.nodes
         if (row := fleet.row(cluster, name)) is not None
     }
-    if rows and demand is not None:
-        if not _could_hold(fleet, demand, np.fromiter(rows, np.intp)):
-            codes = [fleet.cluster_ids.index(each) for each in known if each in fleet.cluster_ids]
-            anywhere = _could_hold(fleet, demand, np.isin(fleet.cluster, codes).nonzero()[0])
-            return None if anywhere else (candidates, ())  # The core says what would fit.
+    if rows and demand and not _could_hold(fleet, demand, np.fromiter(rows, np.intp)):
+        codes = [fleet.cluster_ids.index(each) for each in known if each in fleet.cluster_ids]
+        anywhere = _could_hold(fleet, demand, np.isin(fleet.cluster, codes).nonzero()[0])
+        return None if anywhere else (candidates, ())  # The core says what would fit.
     here = tuple(map(ClusterId, dict.fromkeys(rows.values())))
     if not here:
         return None
@@ -108,13 +107,13 @@ def out_of_reach(
     ]
     way = "let the request go to one that could hold it, "
     if backend == "local":
-        way = "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
+        way = (
+            "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
+        )
     way += f"or name the backend {' or '.join(others)}" if others else "or ask without `provision`"
     reason = (
         f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
         f" request may go to could ever hold it; {way}."
     )
     expected = "a backend that starts there"
-    return Refusal(
-        Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others}
-    )
+    return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})
