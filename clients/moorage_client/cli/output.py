@@ -421,9 +421,10 @@ def _explain_details(error: RequestRefused) -> None:
             _explain_findings(value)
         elif name == "data":  # What a policy returned is its author's.
             note(f"  The policy's answer: {_json(value, ensure_ascii=False)}")
-        elif not (name == "nearest" and "did you mean" in error.reason.lower()):
-            if text := sentence(name, value, in_words):
-                note(f"  {text}")
+        elif name == "nearest" and "did you mean" in error.reason.lower():
+            continue
+        elif text := sentence(name, value, in_words):
+            note(f"  {text}")
 
 
 def _explain_findings(findings: Any) -> None:
