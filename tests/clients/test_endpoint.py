@@ -281,8 +281,8 @@ def test_an_authority_that_is_not_known_is_said(secure, shell, command):
 
 def test_a_program_is_told_its_own_parameter_for_an_authority(secure):
     named = r"certificate in `ca_file=` or MOORAGE_CA_FILE"
-    refused = pytest.raises(CertificateRefused, match=named)
-    with Services(secure["MOORAGE_HTTP_URL"]) as services, refused:
+    services = Services(secure["MOORAGE_HTTP_URL"])
+    with services, pytest.raises(CertificateRefused, match=named):
         services.policies()
     client = Client(secure["MOORAGE_URL"])
     with pytest.raises(CertificateRefused, match=named):

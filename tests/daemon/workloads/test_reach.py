@@ -4,7 +4,7 @@ import pytest
 
 from moorage.backends.base import Support
 from moorage.daemon.workloads.reach import out_of_reach, within_reach
-from moorage.model import Cluster, ClusterId, Demand, Node, NodeId
+from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId
 from moorage.policy import Fleet
 
 SHAPE = {"cpu_milli": 8000, "memory_mib": 1024}
@@ -29,7 +29,11 @@ def test_a_backend_of_one_machine_has_the_clusters_of_that(fleet: Fleet) -> None
     assert within_reach(fleet, support(), None, Demand()) == (None, ())
     assert within_reach(fleet, support("elsewhere"), None, Demand()) is None
     assert within_reach(fleet, support("n0"), (ClusterId("pods"),), Demand()) is None
+    assert within_reach(fleet, support("n0"), None, Demand(gpus=1)) == (None, ())
+    gpus = (Gpu("0", "A100", 40_960),)
+    fleet.put(Cluster(ClusterId("gpus"), (Node(NodeId("n3"), **SHAPE, gpus=gpus),)))
     assert within_reach(fleet, support("n0"), None, Demand(gpus=1)) is None
+    assert within_reach(fleet, support("n0"), (ClusterId("lab"),), Demand(gpus=1)) is not None
 
 
 def test_a_backend_of_some_clusters_has_no_others(fleet: Fleet) -> None:

@@ -50,7 +50,7 @@ class _Context(ssl.SSLContext):
 class _Connection(ssl.SSLObject):
     """The TLS of one connection."""
 
-    outgoing = ssl.MemoryBIO()
+    outgoing = ssl.MemoryBIO()  # The context gives each its own.
     answered = False
 
     def do_handshake(self) -> None:

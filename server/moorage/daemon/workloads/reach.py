@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from moorage.backends.base import Support
 from moorage.core.state.facts import Refusal
@@ -54,10 +55,10 @@ def within_reach(
         for name in support.nodes
         if (row := fleet.row(cluster, name)) is not None
     }
-    if rows and demand is not None:
-        misfits = fleet.misfits(demand, np.fromiter(rows, np.intp))
-        if not ((misfits == Misfit.FITS) | (misfits > NEVER)).any():
-            return None
+    if rows and demand and not _could_hold(fleet, demand, np.fromiter(rows, np.intp)):
+        codes = [fleet.cluster_ids.index(each) for each in known if each in fleet.cluster_ids]
+        anywhere = _could_hold(fleet, demand, np.isin(fleet.cluster, codes).nonzero()[0])
+        return None if anywhere else (candidates, ())  # The core says what would fit.
     here = tuple(map(ClusterId, dict.fromkeys(rows.values())))
     if not here:
         return None
@@ -69,6 +70,12 @@ def within_reach(
     ]
     avoided = tuple((ClusterId(cluster), NodeId(node)) for cluster, node in others)
     return here, avoided if len(avoided) <= AVOIDED_MAX else ()
+
+
+def _could_hold(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp]) -> bool:
+    """Return whether one of some nodes could hold a demand, were it empty."""
+    misfits = fleet.misfits(demand, rows)
+    return bool(((misfits == Misfit.FITS) | (misfits > NEVER)).any())
 
 
 def out_of_reach(
@@ -100,8 +107,9 @@ def out_of_reach(
     ]
     way = "let the request go to one that could hold it, "
     if backend == "local":
-        here = "register this machine (`moored serve --here`, or `moorage fleet import local`), "
-        way = here + way
+        way = (
+            "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
+        )
     way += f"or name the backend {' or '.join(others)}" if others else "or ask without `provision`"
     reason = (
         f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
