@@ -64,23 +64,19 @@ test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests tha
 
 # One of the groups in tests/conftest.py; empty for all.
 GROUP ?=
-# `no` leaves out tests that take minutes each.
-LONG ?= yes
-AND_SHORT := $(if $(filter no,$(LONG)), and not long)
-
 .PHONY: test-heavy
 test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-tools) ## Run the tests that take minutes; GROUP=ray for those of one group.
 # Tests with Ray wait most of the time, beside the others; those leave it the processors, since a
 # raylet that does not start at once is given up.
 ifeq ($(GROUP),)
-	@mkdir -p build; trap : INT; $(BIN)/pytest -m "heavy and ray$(AND_SHORT)" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
-	nice $(BIN)/pytest -m "heavy and not ray$(AND_SHORT)" -n auto --dist loadfile --no-loadscope-reorder \
+	@mkdir -p build; trap : INT; $(BIN)/pytest -m "heavy and ray" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
+	nice $(BIN)/pytest -m "heavy and not ray" -n auto --dist loadfile --no-loadscope-reorder \
 	    --durations 10; others=$$?; \
 	wait $$ray; ray=$$?; cat build/ray.log; exit $$((others | ray))
 else ifeq ($(GROUP),ray)
-	$(BIN)/pytest -m "heavy and ray$(AND_SHORT)" --durations 10
+	$(BIN)/pytest -m "heavy and ray" --durations 10
 else
-	$(BIN)/pytest -m "heavy and $(GROUP)$(AND_SHORT)" -n auto --dist loadfile --durations 10
+	$(BIN)/pytest -m "heavy and $(GROUP)" -n auto --dist loadfile --durations 10
 endif
 
 .PHONY: kubernetes-tools

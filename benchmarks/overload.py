@@ -162,7 +162,8 @@ class _Load:
             self.granted += 1
             lease = reply.lease
             self.holder.send(_frame({"op": "release", "lease": lease.id, "token": lease.token}))
-        elif reply.error is not None and reply.error.code == "busy":
+        # The fleet is full for a moment where releases are still to be read.
+        elif reply.error is not None and reply.error.code in {"busy", "no_capacity"}:
             self.busy += 1
         else:
             self.others += 1

@@ -24,8 +24,11 @@ function ask(message) {
 
 await new Promise((resolve) => {
   socket.onopen = resolve;
-  socket.onerror = () => {
-    console.error(`no GPU: no server answers at ${socket.url}; start one: moored serve --here`);
+  socket.onerror = async () => {
+    // A WebSocket hides the status; HTTP at the same address has it.
+    const status = await fetch(socket.url.replace("ws", "http")).then((http) => http.status, () => 0);
+    const way = status === 401 ? "needs a token: set MOORAGE_TOKEN" : "answers not: moored serve --here";
+    console.error(`no GPU: the server at ${socket.url} ${way}`);
     process.exit(1);
   };
 });

@@ -27,7 +27,7 @@ from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
 from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
 from moorage_client.answers import read_refusal
-from moorage_client.endpoint import Endpoint, tls_reason
+from moorage_client.endpoint import NO_TLS_ADVICE, Endpoint, tls_reason
 from moorage_client.errors import (
     CertificateRefused,
     ConnectionFailed,
@@ -310,7 +310,7 @@ def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
         case ssl.SSLError():
             return CertificateRefused(url, tls_reason(error) + endpoint.through)
         case ConnectionResetError(errno=None) if endpoint.tls:  # The event loop's own.
-            reason = "closed during the TLS handshake; does the server speak TLS there?"
+            reason = f"closed during the TLS handshake; perhaps {NO_TLS_ADVICE}"
             return CertificateRefused(url, reason + endpoint.through)
         case InvalidProxy(msg=cause):
             return ProxyFailed(url, cause + endpoint.through)
@@ -338,7 +338,7 @@ def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
 
 def _refused(url: str, error: InvalidHandshake) -> MoorageError:
     if isinstance(error.__cause__, EOFError):
-        tls = "; does the server speak TLS there (wss://)?" if url.startswith("ws:") else ""
+        tls = "; perhaps this port speaks TLS: use wss://" if url.startswith("ws:") else ""
         return ConnectionFailed(url, f"closed during the handshake{tls}")
     if not isinstance(error, InvalidStatus):
         return ProtocolViolated(url, f"does not answer as a WebSocket: {error}")

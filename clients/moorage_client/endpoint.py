@@ -9,13 +9,18 @@
 
 import ipaddress
 import os
-import ssl
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from moorage_client.errors import SettingRefused
+from moorage_client.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import ssl
+else:
+    ssl = LazyModule("ssl")
 
 __all__ = [
     "HTTP_URL_DEFAULT",
@@ -43,6 +48,9 @@ _LOOPBACK_NAMES: Final = frozenset(
 )
 _UNKNOWN_AUTHORITY: Final = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's codes (X509_V_ERR_…) for a chain that ends at no trusted authority."""
+NO_TLS_ADVICE: Final = "this port speaks no TLS: use http://, or ws:// for the WebSocket"
+CA_PARAMETER: Final = "`ca_file=`"
+"""How messages call the clients' parameter; the command line calls it by its option."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 
 
@@ -110,7 +118,7 @@ class Endpoint:
         return (mapped or address).is_loopback or (mapped or address).is_unspecified
 
     @cached_property
-    def tls(self) -> ssl.SSLContext | None:
+    def tls(self) -> "ssl.SSLContext | None":
         """The TLS context to verify the server with; None for a URL without TLS.
 
         Raises:
@@ -207,17 +215,17 @@ def checked_token(token: str, named: str) -> str:
     return token
 
 
-def tls_reason(error: ssl.SSLError) -> str:
+def tls_reason(error: "ssl.SSLError") -> str:
     """Return why TLS failed, and what to do about it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNKNOWN_AUTHORITY:
             return (
                 "its certificate is signed by an authority that is not known here "
-                f"({error.verify_message}); name a file with the authority's certificate with "
-                "--ca-file or MOORAGE_CA_FILE"
+                f"({error.verify_message}); name a file with the authority's certificate in "
+                f"{CA_PARAMETER} or MOORAGE_CA_FILE"
             )
         return f"its certificate is refused: {error.verify_message}"
-    plain = "; does the server speak TLS there?" if error.reason in _NO_TLS else ""
+    plain = f"; {NO_TLS_ADVICE}" if error.reason in _NO_TLS else ""
     return f"TLS failed: {error.reason or error}{plain}"
 
 

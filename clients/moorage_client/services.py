@@ -10,12 +10,12 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import quote
 
 import msgspec
-import requests
 
 from moorage.model import Code
 from moorage_client.answers import UnreadableError, read_as
@@ -26,8 +26,16 @@ from moorage_client.errors import (
     Timeout,
     refusal,
 )
-from moorage_client.http_session import HttpSession
+from moorage_client.lazy import LazyModule
 from moorage_client.sign_in import bearer_of
+
+if TYPE_CHECKING:
+    import requests
+
+    from moorage_client import http_session
+else:
+    requests = LazyModule("requests")
+    http_session = LazyModule("moorage_client.http_session")
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
@@ -80,9 +88,9 @@ class APIError(Exception):
         return f"{self.error} (HTTP {self.status_code})"
 
 
-def _send(method: str, url: str, **given: Any) -> requests.Response:
+def _send(method: str, url: str, **given: Any) -> "requests.Response":
     """Send a request of a documented client, with the token of the environment."""
-    with HttpSession(Endpoint(url, read_token(None))) as session:
+    with http_session.HttpSession(Endpoint(url, read_token(None))) as session:
         return session.request(method, url, timeout=SECONDS_MAX, stream=True, **given)
 
 
@@ -129,7 +137,7 @@ class GlobalClusterMetricsClient:
         self.base_url = named.rstrip("/")
         logger.info("GlobalClusterMetricsClient initialized with base URL: %s", self.base_url)
 
-    def _handle_response(self, response: requests.Response) -> Any:
+    def _handle_response(self, response: "requests.Response") -> Any:
         try:
             content = _content(response)
             response.raise_for_status()
@@ -188,7 +196,7 @@ class Services:
         endpoint = Endpoint.of_http(url, token, ca_file)
         self.url, self._shown = endpoint.url, endpoint.shown
         self._timeout = timeout
-        self._session = HttpSession(endpoint, bearer_of)
+        self._session = http_session.HttpSession(endpoint, bearer_of)
         self.warnings: tuple[str, ...] = ()
         """Of the latest reply: what may not be as its sender thinks."""
 
@@ -405,7 +413,10 @@ class Services:
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
+            why = str(error)
+            if response.status_code == HTTPStatus.UPGRADE_REQUIRED:  # It speaks TLS, and says so.
+                why = text.decode(errors="replace").strip()[:500]
+            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {why}"
             raise ProtocolViolated(self._shown, finding + self._session.through) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
@@ -417,7 +428,7 @@ class _TooLongError(ValueError):
     """An answer is longer than any that a server gives."""
 
 
-def _content(response: requests.Response) -> bytes:
+def _content(response: "requests.Response") -> bytes:
     """Read an answer, which may neither grow nor take time without end."""
     content, late_at = bytearray(), time.monotonic() + ANSWER_SECONDS_MAX
     with response:

@@ -19,6 +19,9 @@ export class Refused extends Error {
 /** The socket is closed. What was asked may have been done: ask again with an idempotency key. */
 export class ConnectionLost extends Error {}
 
+/** A server answers, but lets this page or program not in: its token or ticket, or the page's origin. */
+export class NotLetIn extends Error {}
+
 /** A token, or a ticket of `POST /websocket-ticket`: good for one socket, within ten seconds. */
 export type Credential = { token: string } | { ticket: string };
 
@@ -28,6 +31,22 @@ export function protocolsOf(credential: Credential): string[] {
   const bytes = String.fromCharCode(...new TextEncoder().encode(credential.token));
   const shown = btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   return ["moorage", `moorage.bearer.${shown}`];
+}
+
+/** Say why a WebSocket did not open: it hides the status, which HTTP at its address has, too. */
+async function whyClosed(url: string, credential?: Credential): Promise<Error> {
+  const address = url.replace(/^ws/, "http");
+  const status = await fetch(address).then((answer) => answer.status, () => 0);
+  if (status === 401 && credential) {
+    return new NotLetIn(`the server at ${url} refuses this ${Object.keys(credential)[0]}`);
+  }
+  const give = "give connect() { token } or { ticket }";
+  if (status === 401) return new NotLetIn(`the server at ${url} needs a token: ${give}`);
+  if (status) return new NotLetIn(`the server at ${url} opens no WebSocket here: HTTP ${status} without it`);
+  // A page may not read what other origins answer, but learns that something does.
+  const there = await fetch(address, { mode: "no-cors" }).then(() => true, () => false);
+  if (!there) return new ConnectionLost(`nothing answers at ${url}`);
+  return new NotLetIn(`${url} lets this page not in: ${give}, or see the setting allowed_origins`);
 }
 
 type Names = keyof Operations;
@@ -55,10 +74,10 @@ export class MoorageClient {
     const socket = credential ? new WebSocket(url, protocolsOf(credential)) : new WebSocket(url);
     const client = new MoorageClient(socket);
     return new Promise((resolve, reject) => {
-      socket.addEventListener("open", () => resolve(client), { once: true });
-      const lost = () => reject(new ConnectionLost(`nothing answers at ${url}`));
-      socket.addEventListener("close", lost, { once: true });
-      socket.addEventListener("error", lost, { once: true });
+      const opening = new AbortController();
+      socket.addEventListener("open", () => (opening.abort(), resolve(client)), { once: true });
+      const lost = () => void whyClosed(url, credential).then(reject);
+      socket.addEventListener("error", lost, { once: true, signal: opening.signal });
     });
   }
 

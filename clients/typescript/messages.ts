@@ -87,7 +87,7 @@ export interface BlockRequest {
   id?: string | number | null;
   /** Whether clusters are only selected, or the block is placed; nothing is held. Expected: "dry_run" or "select_clusters". */
   mode?: "dry_run" | "select_clusters";
-  /** Refuse the message where a field means nothing; else that is a warning. Expected: true or false. */
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
 }
 
@@ -96,6 +96,8 @@ export interface Cancel {
   op: "cancel";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
   request: string;
   /** Say what would come of it, and change nothing. Expected: true or false. */
@@ -166,6 +168,8 @@ export interface Cordon {
   op: "cordon";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
@@ -193,6 +197,8 @@ export interface DecisionFleet {
   op: "decision_fleet";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
   request: string;
 }
@@ -214,6 +220,8 @@ export interface DecisionListing {
   op: "decisions";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -266,6 +274,8 @@ export interface Drain {
   op: "drain";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
@@ -295,6 +305,8 @@ export interface Exec {
   op: "exec";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -361,6 +373,8 @@ export interface FleetListing {
   op: "fleet";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -390,6 +404,8 @@ export interface Flush {
   op: "flush";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of a cluster. Expected: a string of at most 256 characters. */
   cluster?: string;
   /** Say what would come of it, and change nothing. Expected: true or false. */
@@ -480,6 +496,8 @@ export interface LeaseListing {
   op: "leases";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -555,6 +573,8 @@ export interface Logs {
   op: "logs";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -586,6 +606,8 @@ export interface Manage {
   op: "manage";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The policy, or an alias of it. Expected: a policy's URI, `name:version-tag`, of at most 512 characters. */
   policy_rule_uri: string;
   /** What `management` is called with. Expected: a string of 1 to 256 characters. */
@@ -692,6 +714,8 @@ export interface PastFleet {
   op: "past_fleet";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** When. Expected: a time, in seconds since the epoch. */
   at: number;
 }
@@ -735,6 +759,8 @@ export interface QueueListing {
   op: "queue";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -804,6 +830,8 @@ export interface QuotaListing {
   op: "quotas";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -889,6 +917,8 @@ export interface Release {
   op: "release";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. */
@@ -914,6 +944,8 @@ export interface RemoveQuota {
   op: "remove_quota";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** Whose. Expected: a string of 1 to 256 characters. */
   tenant: string;
   /** A project of the tenant; left out: the tenant as a whole. */
@@ -937,6 +969,8 @@ export interface Renew {
   op: "renew";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease: string;
   /** That of the lease, from the reply that granted it. Expected: a string of 1 to 128 characters. */
@@ -983,6 +1017,8 @@ export interface ReservationListing {
   op: "reservations";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -1019,6 +1055,8 @@ export interface ReserveNodes {
   op: "reserve";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What must fit. */
   resources: Resources;
   /** When it begins. Expected: a time, in seconds since the epoch. */
@@ -1094,6 +1132,8 @@ export interface Resume {
   op: "resume";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** What the header `Moorage-Session` of its handshake said. Expected: a string of 1 to 128 characters. */
   session: string;
 }
@@ -1146,6 +1186,8 @@ export interface SetQuota {
   op: "set_quota";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** Whose. Expected: a string of 1 to 256 characters. */
   tenant: string;
   /** A project of the tenant; left out: the tenant as a whole. */
@@ -1195,6 +1237,8 @@ export interface Status {
   op: "status";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
@@ -1218,6 +1262,8 @@ export interface Uncordon {
   op: "uncordon";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of a cluster. Expected: a string of 1 to 256 characters. */
   cluster: string;
   /** The id of a node of the cluster; left out: all of it. Expected: a string of at most 256 characters. */
@@ -1243,6 +1289,8 @@ export interface UnreserveNodes {
   op: "unreserve";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** Its id. Expected: a string of 1 to 128 characters. */
   reservation: string;
 }
@@ -1280,6 +1328,8 @@ export interface WatchTopics {
   op: "watch";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** Their names. Expected: a list of 1 to 64 topics. */
   topics: string[];
 }
@@ -1306,6 +1356,8 @@ export interface WhatIf {
   op: "whatif";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the request. */
   request?: AllocationRequest;
   /** Nodes, cordons, drains, quotas, weights and policies. Expected: an object. */
@@ -1340,6 +1392,8 @@ export interface Why {
   op: "why";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
   id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
   /** The id of the request. Expected: a string of 1 to 128 characters. */

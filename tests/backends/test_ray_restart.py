@@ -111,7 +111,6 @@ async def test_a_cluster_that_is_started_again(restartable, tmp_path):
     await backend.close()
 
 
-@pytest.mark.long
 async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
     restartable, tmp_path
 ):
@@ -138,7 +137,6 @@ async def test_a_start_that_failed_while_ray_was_away_does_not_end_a_later_one(
     await backend.close()
 
 
-@pytest.mark.long
 async def test_through_the_port_of_rays_client(restartable, tmp_path):
     backend = RayBackend(tmp_path, f"ray://127.0.0.1:{restartable.client_port}")
     async with asyncio.timeout(60):

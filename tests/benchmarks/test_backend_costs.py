@@ -16,7 +16,6 @@ pytestmark = pytest.mark.heavy
     ("reset_command", "times"),
     [(None, 20), (["true"], 100)],  # Without one, each release starts it again.
 )
-@pytest.mark.long
 def test_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_command, times):
     spec = ProcessResourceSpec(
         command=["sleep", "100000"], cpu_count=1, reset_command=reset_command
@@ -27,7 +26,6 @@ def test_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_comm
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
 
 
-@pytest.mark.long
 def test_a_warm_container_costs_little_against_a_cold_one(container_engine, container_image):
     spec = ContainerResourceSpec(image=container_image, command=["sleep", "100000"], stop_seconds=0)
     costs = cycles(spec, 20)
@@ -35,7 +33,6 @@ def test_a_warm_container_costs_little_against_a_cold_one(container_engine, cont
     assert container_engine.containers(all=True) == []
 
 
-@pytest.mark.long
 def test_a_warm_lease_costs_less_than_a_cold_one():
     costs = warm_leases()  # It raises where a warm one was started again, or a cold one was not.
     assert costs["process_cold_to_warm"] > 1

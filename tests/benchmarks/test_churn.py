@@ -118,7 +118,6 @@ def test_means_have_the_standard_errors_of_seeds_and_differences_are_paired():
 
 
 @pytest.mark.heavy
-@pytest.mark.long
 def test_the_table_is_plain_json_progress_is_told_and_pictures_are_drawn(folder):
     told = []
     for queued, name in ((False, "a.svg"), (True, "b.png")):

@@ -27,7 +27,6 @@ def killed(*words: str) -> dict:
 
 
 @pytest.mark.heavy
-@pytest.mark.long
 def test_kills_leave_no_process_behind_and_start_none_twice():
     figures = killed("--kills", "8")
     assert figures["kills"] == 8
@@ -36,7 +35,6 @@ def test_kills_leave_no_process_behind_and_start_none_twice():
 
 
 @pytest.mark.heavy
-@pytest.mark.long
 def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, container_image):
     figures = killed("--kills", "5", "--category", "container", "--image", container_image)
     assert figures["workloads_started"] >= 8

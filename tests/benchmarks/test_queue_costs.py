@@ -27,7 +27,6 @@ def test_a_refusal_on_a_large_fleet_costs_little_more_than_on_a_small_one() -> N
     assert grown / base <= RATIO_MAX
 
 
-@pytest.mark.long
 def test_requests_over_what_can_be_decided_are_granted_or_busy() -> None:
     figures = overload()
     print(figures)

@@ -124,7 +124,6 @@ def test_without_a_trace_it_says_what_it_needs():
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not PHILLY.is_file(), reason="the trace shared/data/philly is missing")
-@pytest.mark.long
 def test_three_months_of_a_real_cluster():
     """Backfill shortens the wait of all."""
     jobs = read_jobs(PHILLY)

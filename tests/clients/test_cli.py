@@ -14,6 +14,7 @@ import typer
 
 from moorage_client.cli import program
 from moorage_client.cli.output import explain_failure, fields
+from moorage_client.cli.sentences import _MISFITS
 from moorage_client.errors import ConnectionFailed, refusal
 
 
@@ -140,7 +141,7 @@ def test_each_no_has_its_exit_code(shell, policy, code, exit_code):
 
 
 def test_a_refusal_shows_its_details(shell):
-    assert "similar: first:1-x" in shell("ask", "unknown:1-x").stderr
+    assert "Similar: first:1-x" in shell("ask", "unknown:1-x").stderr
 
 
 def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
@@ -522,12 +523,39 @@ def test_a_refusal_is_told_in_words(shell, harbour):
     }
     harbour.refusals["huge:1-x"] = {**harbour.refusals["huge:1-x"], **details}
     said = shell("ask", "huge:1-x").stderr
-    assert "binding: gpu count\n" in said
-    assert "misfits: gpu count 2\n" in said
-    assert "largest: nodes 2, gpus 0\n" in said
-    assert "fits if: resources.gpus 4 instead of 8, without resources.where\n" in said
-    assert 'data: {"a": []}\n' in said
-    assert "backends" not in said
+    assert "  Waiting does not help: it would not fit an empty fleet either.\n" in said
+    assert "  What rules out most nodes: too few GPUs.\n" in said
+    assert "  2 nodes have too few GPUs.\n" in said
+    assert "  The most that there is: nodes 2, gpus 0.\n" in said
+    assert "  It would fit with resources.gpus 4 instead of 8, without resources.where.\n" in said
+    assert 'The policy\'s answer: {"a": []}\n' in said
+    assert "ackends" not in said
+    for raw in ("verdict", "binding", "misfits", "largest:", "fits if"):
+        assert raw not in said
+    error = only_json(shell("ask", "huge:1-x", "--json"))["error"]
+    assert {name: error[name] for name in details} == details
+
+
+def test_each_reason_of_a_node_has_its_words():
+    from moorage.policy.fleet import Misfit  # noqa: PLC0415  # Of the server; the client has words.
+
+    for each in Misfit:
+        if each is not Misfit.FITS:
+            assert each.name.lower() in _MISFITS
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--model", ["ask", "first:1-x", "--model="]),
+        ("--cluster", ["run", "--cluster", " ", "--", "true"]),
+    ],
+)
+def test_a_blank_name_is_refused_by_its_option(shell, harbour, option, words):
+    done = shell(*words)
+    assert done.returncode == 2
+    assert f"{option}: expected a name, got a blank" in done.stderr
+    assert harbour.heard == []
 
 
 @pytest.mark.parametrize("value", [[], {}, [""], {"a": [""]}, [[], {}]])

@@ -200,7 +200,7 @@ def test_white_space_around_settings_is_left_out(around, site, shell, harbour):
 def test_a_token_that_cannot_be_sent_is_refused_unseen(wrong, command, shell, monkeypatch):
     shell.environment["MOORAGE_HTTP_URL"] = "http://127.0.0.1:9"
     given = shell(*command, "--token", wrong)
-    assert (given.returncode, given.stderr.startswith("moorage: token: expected")) == (2, True)
+    assert (given.returncode, given.stderr.startswith("moorage: --token: expected")) == (2, True)
     assert wrong[:6] not in given.stderr
     with pytest.raises(SettingRefused) as caught:
         Services(token=wrong)
@@ -274,7 +274,19 @@ def test_an_authority_that_is_not_known_is_said(secure, shell, command):
     assert done.returncode == 4
     assert "signed by an authority that is not known here" in done.stderr
     assert "--ca-file or MOORAGE_CA_FILE" in done.stderr
+    assert "ca_file=" not in done.stderr
+    assert "--ca-file or" in shell("--json", *command).stdout
     assert "Start a server" not in done.stderr
+
+
+def test_a_program_is_told_its_own_parameter_for_an_authority(secure):
+    named = r"certificate in `ca_file=` or MOORAGE_CA_FILE"
+    services = Services(secure["MOORAGE_HTTP_URL"])
+    with services, pytest.raises(CertificateRefused, match=named):
+        services.policies()
+    client = Client(secure["MOORAGE_URL"])
+    with pytest.raises(CertificateRefused, match=named):
+        asyncio.run(client.__aenter__())
 
 
 @pytest.mark.parametrize("named", ["MOORAGE_CA_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
@@ -328,11 +340,11 @@ def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
     with Site() as site:
         with (
             Services(f"https://127.0.0.1:{site.server_port}") as services,
-            pytest.raises(CertificateRefused, match="does the server speak TLS"),
+            pytest.raises(CertificateRefused, match="this port speaks no TLS: use http://"),
         ):
             services.policies()
         client = Client(f"wss://127.0.0.1:{site.server_port}")
-        with pytest.raises(CertificateRefused, match="does the server speak TLS"):
+        with pytest.raises(CertificateRefused, match="this port speaks no TLS: use http://"):
             asyncio.run(client.__aenter__())
 
 
@@ -340,5 +352,5 @@ def test_a_socket_without_tls_is_said(harbour, shell):
     shell.environment["MOORAGE_URL"] = harbour.url.replace("ws:", "wss:")
     done = shell("leases")
     assert done.returncode == 4
-    assert "does the server speak TLS there?" in done.stderr
+    assert "this port speaks no TLS: use http://, or ws://" in done.stderr
     assert "Start a server" not in done.stderr

@@ -19,6 +19,14 @@ def test_a_client_that_is_imported_is_not_used_yet():
     assert SLOW & {*done.stdout.split()} == set()
 
 
+def test_the_services_leave_http_for_the_first_request():
+    code = "import sys, moorage_client.services; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert {"asyncio", "requests", "ssl", "urllib3"} & {*done.stdout.split()} == set()
+
+
 def test_a_module_is_imported_once_it_is_used():
     colors = LazyModule("colorsys")
     assert colors.rgb_to_hls is sys.modules["colorsys"].rgb_to_hls

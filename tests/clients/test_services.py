@@ -242,7 +242,7 @@ def test_a_policy_that_is_refused_says_where(registry, shell, tmp_path):
     )
     assert done.returncode == 6
     assert "line 1: invalid syntax" in done.stderr
-    assert "line: 1" in done.stderr
+    assert "Line: 1" in done.stderr
 
 
 def test_policies_are_listed_and_shown(registry, shell):

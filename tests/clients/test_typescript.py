@@ -13,7 +13,7 @@ from moorage_policies import catalog
 
 SOURCE = Path(__file__).parents[2] / "clients" / "typescript"
 PROGRAM = """
-import { MoorageClient, Refused } from "./dist/client.js";
+import { ConnectionLost, MoorageClient, NotLetIn, Refused } from "./dist/client.js";
 
 const asked = { method: "POST", headers: { Authorization: "Bearer s3cret~?" } };
 const { ticket } = (await (await fetch(`${process.env.HTTP}/websocket-ticket`, asked)).json()).data;
@@ -21,6 +21,12 @@ const once = await MoorageClient.connect(process.env.URL, { ticket });
 once.close();
 const again = MoorageClient.connect(process.env.URL, { ticket });
 const out = await again.then(() => "in", () => "out");
+for (const credential of [undefined, { token: "wrong" }]) {
+  const why = await MoorageClient.connect(process.env.URL, credential).catch((no) => no);
+  console.log(why instanceof NotLetIn, why.message.replace(process.env.URL, "URL"));
+}
+const nowhere = await MoorageClient.connect("ws://127.0.0.1:9").catch((no) => no);
+console.log(nowhere instanceof ConnectionLost, nowhere.message);
 const client = await MoorageClient.connect(process.env.URL, { token: "s3cret~?" });
 const news = [];
 client.onNews = (each) => news.push(each.event);
@@ -68,4 +74,11 @@ def test_the_typescript_client_talks_with_a_daemon(tmp_path: Path) -> None:
             check=False,
         )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["out", '["n0","never_fits",1,0]', "true"]
+    assert ran.stdout.splitlines() == [
+        "true the server at URL needs a token: give connect() { token } or { ticket }",
+        "true the server at URL refuses this token",
+        "true nothing answers at ws://127.0.0.1:9",
+        "out",
+        '["n0","never_fits",1,0]',
+        "true",
+    ]

@@ -124,7 +124,7 @@ def test_replies_without_ids_come_in_order_and_with_ids_carry_them(server):
 def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
     reply = server.ask(resources={"gpus": 1}, clusters=["nowhere", "west"])
     assert reply["data"]["cluster_id"] == "west"
-    assert reply["warnings"] == ["Unknown clusters were left out: nowhere."]
+    assert reply["warnings"] == ["Unknown clusters were left out: nowhere (there are east, west)."]
     error = server.ask(clusters=["nowhere"])["error"]
     assert (error["code"], error["field"]) == ("unknown_clusters", "clusters")
     near = server.ask(clusters=["Eastt", "west", "wset"], resources={"gpus": 1})["warnings"]
@@ -296,6 +296,12 @@ def test_the_http_twin_answers_the_same(server):
     missing = server.http.post("/allocate", json={"inputs": {}})
     assert missing.status_code == 400
     assert missing.json()["message"] == "Missing required fields: policy_rule_uri"
+    for name, path in (("status", ""), ("manage", "POST /policy/URI/manage")):
+        refused = server.http.post("/allocate", json={"op": name, "lease": "x", "id": 7})
+        assert (refused.status_code, refused.json()["id"]) == (400, 7)
+        reason = refused.json()["error"]["reason"]
+        assert "operations go over the WebSocket, ws://127.0.0.1:" in reason
+        assert path in reason
 
 
 def test_the_status_of_the_http_twin_says_what_the_code_does(server):

@@ -156,15 +156,16 @@ def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(server
     assert server.say({"op": "leases", "state": "granted"})[0]["data"]["leases"] == []
 
 
-def test_a_placement_elsewhere_is_not_started_here(server):
+def test_what_fits_elsewhere_alone_is_refused_before_it_is_leased(server):
     server.register(cluster("far", nodes=1, gpus=1, model="B200"))
+    until(lambda: server.say({"op": "fleet", "cluster": "far"})[0]["success"])
     reply = server.ask(
         resources={"gpus": 1, "models": ["B200"]},
         lease=LEASE,
         provision={"backend": "local", "spec": {"command": ["sleep", "1000"]}},
     )
-    ended = in_state(server, reply["lease"], "ended")
-    assert "not on far/far-0" in ended["reason"]
+    assert reply.get("error", reply)["field"] == "provision.backend", reply
+    assert "moorage fleet import local" in reply["error"]["reason"]
     server.http.delete("/clusters/far").raise_for_status()
 
 

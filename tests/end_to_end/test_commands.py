@@ -89,6 +89,13 @@ def daemons_of(session: int) -> list[int]:
     return found
 
 
+def test_doctor_names_the_option_where_the_folder_matters(tmp_path):
+    for words, hints in (([], 2), (["--data", str(tmp_path)], 0)):
+        told = json.loads(moored("doctor", "--json", *words, **FREE_PORTS).stdout)
+        assert sum("doctor --data DIR" in each["detail"] for each in told["findings"]) == hints
+        assert not words or str(tmp_path) in str(told)
+
+
 def test_doctor_finds_this_machine_fit(capsys):
     told = json.loads(moored("doctor", "--json", **FREE_PORTS).stdout)
     assert told["ok"]
@@ -198,7 +205,6 @@ def test_bench_knows_its_names():
     assert "grants" in done.stderr
 
 
-@pytest.mark.long
 @pytest.mark.trace
 @pytest.mark.heavy
 @pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")

@@ -181,7 +181,6 @@ def test_fifty_activations_while_eight_sockets_ask_disturb_none(swap):
     assert sum(answers.values()) > 50
 
 
-@pytest.mark.long
 def test_a_kill_in_the_middle_of_activating_leaves_one_of_the_two(tmp_path):
     for round_ in range(3):
         told = [ONE]

@@ -195,7 +195,6 @@ class Workers:
         return found
 
 
-@pytest.mark.long
 def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_world, tmp_path):
     clear(ray_world)
     chance = random.Random(7)
@@ -291,7 +290,6 @@ def test_a_gang_that_lost_a_node_is_queued_again_and_then_ends(ray_world, tmp_pa
     clear(ray_world)
 
 
-@pytest.mark.long
 def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, tmp_path):
     """From the ask to the running actor, against Ray's own start of the same class, in turn."""
     ours: list[float] = []

@@ -227,7 +227,6 @@ def test_a_policy_is_asked_at_the_start_about_what_waited(tmp_path):
         server.close()
 
 
-@pytest.mark.long
 def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
     """Each grant starts its workload once, however often the daemon dies, and each lease runs."""
     draw = random.Random(7)

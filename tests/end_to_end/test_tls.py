@@ -18,6 +18,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from moorage.testing.daemon_process import Running, daemon
+from moorage_client import BlockingClient, CertificateRefused, ProtocolViolated, Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
 
@@ -117,7 +118,32 @@ def test_strangers_old_versions_and_plain_text_get_nothing(
         port = int(url.rpartition(":")[2])
         with contextlib.closing(socket.create_connection(("127.0.0.1", port), 30)) as plain:
             plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b"ok" not in plain.recv(1000)
+            said = plain.recv(1000)
+            assert said.startswith(b"HTTP/1.1 426 ")
+            assert b"This port speaks TLS: use https://, or wss://" in said
+
+
+def test_clients_say_which_side_speaks_tls(running: Running, ours: Authority) -> None:
+    ws, http = running.ws.replace("wss:", "ws:"), running.http.replace("https:", "http:")
+    tls = "This port speaks TLS: use https://, or wss://"
+    for ask_one in (leases_of, clusters_of):
+        with pytest.raises(ProtocolViolated, match=tls):
+            ask_one(ws if ask_one is leases_of else http, ours)
+    with daemon() as plain:
+        ws, http = plain.ws.replace("ws:", "wss:"), plain.http.replace("http:", "https:")
+        for ask_one in (leases_of, clusters_of):
+            with pytest.raises(CertificateRefused, match="speaks no TLS: use http://, or ws://"):
+                ask_one(ws if ask_one is leases_of else http, ours)
+
+
+def leases_of(url: str, authority: Authority) -> None:
+    with BlockingClient(url, ca_file=str(authority.file)) as client:
+        client.leases()
+
+
+def clusters_of(url: str, authority: Authority) -> None:
+    with Services(url, ca_file=str(authority.file)) as services:
+        services.clusters({})
 
 
 def test_with_an_authority_of_clients_both_doors_want_a_certificate(ours: Authority) -> None:

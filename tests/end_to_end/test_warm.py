@@ -374,7 +374,6 @@ def test_kill_9_in_the_middle_of_an_eviction(tmp_path):
         assert status(server, second)["state"] == "warm", "one was enough, before and after"
 
 
-@pytest.mark.long
 def test_random_kills_with_warm_ones_leave_no_orphan_and_start_nothing_twice(tmp_path):
     draw = random.Random(7)
     held: dict[str, dict] = {}

@@ -69,6 +69,23 @@ def test_the_node_client(url: str) -> None:
     assert told == "yours: lab n0 GPU 0\n"
 
 
+def test_the_node_client_says_that_a_token_is_needed() -> None:
+    if shutil.which("node") is None:
+        pytest.skip("no Node here: apt-get install nodejs")
+    command = ["node", "--experimental-websocket", EXAMPLES / "node_client.mjs"]
+    unset = {name: each for name, each in os.environ.items() if name != "MOORAGE_TOKEN"}
+    with daemon(environment={"MOORAGE_TOKENS": "ann:secret-of-ann"}) as running:
+        ran = subprocess.run(
+            [*command, running.ws],
+            env=unset,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ran.returncode, "needs a token: set MOORAGE_TOKEN" in ran.stderr) == (1, True)
+
+
 def test_a_training_has_the_gpus_of_its_lease(url: str) -> None:
     words = ["sh", "-c", "sleep 1.5; echo trained on GPU $CUDA_VISIBLE_DEVICES"]
     assert python("training_under_a_lease.py", url, *words) == "trained on GPU 0\n"

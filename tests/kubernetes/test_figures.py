@@ -243,7 +243,6 @@ def large_plane(plane: Plane, tmp_path: Path) -> Iterator[Plane]:
         yield running
 
 
-@pytest.mark.long
 def test_leases_of_pods_are_exact_and_nearly_as_fast_as_pods(
     large_plane: Plane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

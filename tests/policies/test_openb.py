@@ -40,7 +40,6 @@ def test_one_run_is_near_the_published_mean(rule):
     assert abs(found.difference) <= 4 * found.published_deviation
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
     nodes, pods = read_nodes(NODES), read_pods(DATA / "pods_default.csv")
@@ -57,7 +56,6 @@ def quarter(rule: str, parameters: dict[str, Any]) -> float:
     return pack(policy, openb(nodes, 42), order, parameters, 42).allocated_percent
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 def test_expected_fill_packs_more_than_fgd_whether_it_is_told_the_mix_or_learns_it():
     pods = read_pods(DATA / "pods_default.csv")
@@ -66,7 +64,6 @@ def test_expected_fill_packs_more_than_fgd_whether_it_is_told_the_mix_or_learns_
     assert quarter("expected_fill", {}) > published_best + 0.5
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize(("trace", "reached"), EXPECTED_FILL.items())
 def test_expected_fill_reaches_its_offline_figures(trace, reached):
@@ -74,7 +71,6 @@ def test_expected_fill_reaches_its_offline_figures(trace, reached):
     assert packing.allocated_percent == pytest.approx(reached, abs=0.25)
 
 
-@pytest.mark.long
 @pytest.mark.heavy
 def test_ten_runs_give_the_published_figures_to_the_last_digit():
     (found,) = compare(NODES, [DATA / "pods_default.csv"], ["gpu_clustering"])
@@ -84,7 +80,6 @@ def test_ten_runs_give_the_published_figures_to_the_last_digit():
 
 
 # One policy is also replayed through a whole daemon, in `end_to_end/test_commands.py`.
-@pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("trace", "rule"),

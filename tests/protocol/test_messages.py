@@ -7,7 +7,7 @@ import pytest
 
 from moorage import model
 from moorage.model import Code
-from moorage.protocol.diagnosis import expectations
+from moorage.protocol.diagnosis import expectations, required
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import (
     OPERATIONS,
@@ -226,6 +226,19 @@ def test_a_strict_request_refuses_unknown_fields() -> None:
         ignored_fields(block, decode(block))
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_operations_take_strict_and_refuse_unknown_fields(name: str, strict: bool) -> None:
+    samples: dict[str, Any] = {"topics": ["leases"], "command": ["true"], "starts_at": 1}
+    samples |= {"ends_at": 2, "at": 1, "resources": {}, "policy_rule_uri": "p:1"}
+    needed = required(OPERATIONS[name])
+    body = {field: samples.get(field, "x") for field in needed}
+    body |= {"lease": "x"} if name in {"status", "why"} else {}
+    assert decode(json.dumps({"op": name, "strict": strict, **body})).strict is strict
+    with pytest.raises(BadMessage, match=r"^zzz: unknown field"):
+        decode(json.dumps({"op": name, "strict": strict, "zzz": 1, **body}))
+
+
 NEARLY_DRY = "dryrun dryRun DRY_RUN dry-run dry_runn dyr_run drt_run ry_run dry__run dry_rum"
 
 
@@ -248,6 +261,9 @@ def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
         ({"cpus": 4}, "did you mean cpu_milli?"),
         ({"memory": 4}, "did you mean memory_mib?"),
         ({"gpu_model": "A100"}, "did you mean models?"),
+        ({"clusters": ["c"]}, "did you mean clusters?"),
+        ({"clusters": "c"}, "did you mean clusters?"),
+        ({"ttl_seconds": 5}, "did you mean lease.ttl_seconds?"),
     ],
 )
 def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said: str) -> None:
@@ -381,7 +397,8 @@ WRONG = [
     ({"inputs": []}, "inputs", "an object"),
     ({"clusters": "c"}, "clusters", "a list of at most 10000 cluster ids"),
     ({"clusters": ["c", {}]}, "clusters[1]", "cluster ids"),
-    ({"clusters": ["c", ""]}, "clusters[1]", "cluster ids"),
+    ({"clusters": ["c", ""]}, "clusters[1]", "a name that is not blank"),
+    ({"resources": {"models": [" "]}}, "resources.models[0]", "leave the blank out"),
     ({"clusters": list(range(10_001))}, "clusters", "at most 10000"),
     ({"filter": []}, "filter", "an object"),
     ({"search": "x"}, "search", "an object"),

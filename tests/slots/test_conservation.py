@@ -173,7 +173,7 @@ def test_threads_need_no_lock_of_their_own():
 
 @pytest.mark.parametrize(
     "operations",
-    [20_000, pytest.param(1_000_000, marks=[pytest.mark.heavy, pytest.mark.long], id="a million")],
+    [20_000, pytest.param(1_000_000, marks=pytest.mark.heavy, id="a million")],
 )
 def test_random_operations_conserve_slots_exactly(operations):
     """`churn` raises unless every instance is as it was, and not by rounding."""

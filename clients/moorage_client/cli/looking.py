@@ -55,7 +55,10 @@ def leases(
     filters = {name: v for name, v in (("state", state), ("cluster", cluster)) if v}
 
     async def work(client: Any) -> list[dict[str, Any]]:
-        return [lease.document() for lease in await client.leases(**filters).all()]
+        found = [lease.document() for lease in await client.leases(**filters).all()]
+        if cluster and not found:  # Leases outlive a cluster; else its name is wrong.
+            await anext(aiter(client.fleet(cluster)), None)
+        return found
 
     def cells(lease: Lease) -> list[Any]:
         shown: list[Any] = [

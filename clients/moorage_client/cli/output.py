@@ -23,7 +23,8 @@ from msgspec import Struct
 from moorage.model import Code, Placement
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
-from moorage_client.endpoint import HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
+from moorage_client.cli.sentences import sentence
+from moorage_client.endpoint import CA_PARAMETER, HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
     CertificateRefused,
     ConnectionFailed,
@@ -366,7 +367,7 @@ def failure_document(error: MoorageError) -> dict[str, Any]:
         fields |= {"expected": error.expected} if error.expected else {}
         document = {"success": False, "message": error.reason, "error": fields}
         return document | ({"request": error.request} if error.request else {})
-    return failure(_code(error), str(error))
+    return failure(_code(error), _message(error))
 
 
 def failure(code: str, message: str) -> dict[str, Any]:
@@ -377,12 +378,12 @@ def failure(code: str, message: str) -> dict[str, Any]:
 
 def explain_failure(error: MoorageError) -> None:
     """Tell a person on stderr what went wrong and what to do."""
-    note(f"moorage: {error}")
+    note(f"moorage: {_message(error)}")
     match error:
         case ConnectionFailed():
             _explain_place(error)
         case RequestRefused():
-            _explain_details(error.details)
+            _explain_details(error)
             if error.code == Code.UNAUTHORIZED and error.details.get("verdict") != "not_you":
                 note("Say who you are with --token, MOORAGE_TOKEN or `moorage login`.")
             if error.code in _MISSING and "did you mean" not in error.reason.lower():
@@ -391,6 +392,13 @@ def explain_failure(error: MoorageError) -> None:
                 note(f"More: moorage why {error.request}")
         case _:  # Errors are an open tree: of the others there is no more to say.
             pass
+
+
+def _message(error: MoorageError) -> str:
+    """Return the message of an error, with options where it names parameters of the clients."""
+    if isinstance(error, SettingRefused) and error.setting.islower():
+        return f"--{error.setting.replace('_', '-')}: {error.expected}"
+    return str(error).replace(CA_PARAMETER, "--ca-file")
 
 
 def _explain_place(error: ConnectionFailed) -> None:
@@ -417,19 +425,16 @@ def _explain_place(error: ConnectionFailed) -> None:
             note(f"({option} defaults to {variable}, else {default})")
 
 
-def _explain_details(details: Mapping[str, Any]) -> None:
-    for name, value in details.items():
+def _explain_details(error: RequestRefused) -> None:
+    for name, value in error.details.items():
         if name == "findings":
             _explain_findings(value)
-        elif text := _detail(name, value):
-            note(f"  {spaced(name)}: {text}")
-
-
-def _detail(name: str, value: Any) -> str:
-    """Return a detail of a refusal in words; what a policy returned stays JSON."""
-    if name == "binding":  # The name of a constraint.
-        return spaced(value)
-    return _json(value, ensure_ascii=False) if name == "data" else in_words(value)
+        elif name == "data":  # What a policy returned is its author's.
+            note(f"  The policy's answer: {_json(value, ensure_ascii=False)}")
+        elif name == "nearest" and "did you mean" in error.reason.lower():
+            continue
+        elif text := sentence(name, value, in_words):
+            note(f"  {text}")
 
 
 def _explain_findings(findings: Any) -> None:

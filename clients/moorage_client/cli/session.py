@@ -7,7 +7,7 @@ the shared options to it, so that they can stand before and after the command's 
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
@@ -97,6 +97,15 @@ class CommandSession:
 def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
     if url is not None and url.strip().partition("://")[0] not in schemes:
         raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {url}")
+
+
+def _refuse_blanks(context: typer.Context, options: Mapping[str, Any]) -> None:
+    """Refuse a blank in a list of names: of a script, whose variable is empty."""
+    for each in context.command.params:
+        given = options.get(each.name or "") if each.param_type_name == "option" else None
+        if isinstance(given, list) and any(isinstance(v, str) and not v.strip() for v in given):
+            wanted = "expected a name, got a blank; leave the option out where you mean any"
+            raise typer.BadParameter(f"{each.opts[0]}: {wanted}")
 
 
 Url = Annotated[
@@ -189,6 +198,7 @@ def command(
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def invoke(context: typer.Context, **options: Any) -> None:
+            _refuse_blanks(context, options)
             given = {name: options.pop(name) for name in _SHARED}
             named = {name: value for name, value in given.items() if value not in (None, False)}
             before: CommandSession = context.find_object(CommandSession) or CommandSession()

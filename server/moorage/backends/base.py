@@ -180,6 +180,7 @@ class Support:
         logs: Whether a workload's output can be read.
         gangs: Whether one workload may have several nodes.
         nodes: Names of the nodes that it starts on; empty where it starts on any.
+        clusters: Ids of the clusters that it starts in; empty where it starts in any.
         kinds: What a category of spec means here, where it means something else elsewhere.
 
     """
@@ -192,6 +193,7 @@ class Support:
     logs: bool = False
     gangs: bool = False
     nodes: frozenset[str] = frozenset()
+    clusters: frozenset[str] = frozenset()
     kinds: Mapping[str, type[BaseResourceSpec]] = field(
         default_factory=dict[str, type[BaseResourceSpec]]
     )

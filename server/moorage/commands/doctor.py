@@ -1,22 +1,35 @@
 """`moored doctor`."""
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from moorage.commands.errors import load_config
-from moorage.commands.options import JsonFlag
+from moorage.commands.options import DataOption, JsonFlag
+from moorage.config.sources import ConfigError, default_data_dir
+
+_ADVICE: Final = "; of a server with another folder: moored doctor --data DIR"
 
 
 def doctor(
     as_json: JsonFlag = False,
+    data: DataOption = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
 ) -> None:
     """Tell which sandbox layers, services and backends work here; exit 1 if serve would fail."""
     from moorage.commands import display  # noqa: PLC0415  # As in serve.
     from moorage.commands.examination import examine  # noqa: PLC0415  # As in serve.
 
-    findings = examine(load_config({}, config))
+    settings = load_config({"data_dir": data}, config)
+    findings = examine(settings, advice=_ADVICE if _is_default(settings.data_dir) else "")
     display.doctor(findings, as_json=as_json)
     raise typer.Exit(any(finding.state == "broken" for finding in findings))
+
+
+def _is_default(folder: Path) -> bool:
+    try:
+        return folder == default_data_dir(os.environ)
+    except ConfigError:  # There is no home.
+        return False

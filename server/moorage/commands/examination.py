@@ -6,6 +6,7 @@ ports by listening on them.
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import http.client
 import importlib.metadata
@@ -45,24 +46,34 @@ ANSWER_SECONDS_MAX: Final = 2.0
 """How long the server at a port may take to say that it is well."""
 
 
-def examine(config: Config) -> list[DoctorFinding]:
-    """Look at everything; never raises for what is merely broken."""
+def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
+    """Look at everything; never raises for what is merely broken.
+
+    Args:
+        config: Of the server.
+        advice: Is added where the folder of its data matters.
+
+    """
     findings = [
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
-        asyncio.run(_ledger(config.data_dir)),
+        _advised(asyncio.run(_ledger(config.data_dir)), advice),
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
         _containers(),
         _groups(),
         _sizes(),
-        _confinement(config.data_dir),
+        _advised(_confinement(config.data_dir), advice),
     ]
     findings += [DoctorFinding(name, "ok", detail) for name, detail in PARTS.items()]
     findings.append(_aws("aws" in config.backends))
     findings.append(_ray("ray" in config.backends))
     return findings
+
+
+def _advised(finding: DoctorFinding, advice: str) -> DoctorFinding:
+    return dataclasses.replace(finding, detail=finding.detail + advice)
 
 
 def _aws(wanted: bool) -> DoctorFinding:

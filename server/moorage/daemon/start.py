@@ -499,7 +499,11 @@ def _web(
     health: Health,
 ) -> WebServer:
     catalog, sandbox = stores.catalog, runners.sandbox
-    allocation = services.AllocationServices(requests.router, requests.calls)
+    scheme = "ws" if config.tls_cert is None else "wss"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    allocation = services.AllocationServices(
+        requests.router, requests.calls, lambda: f"{scheme}://{host}:{core.gateway.port}"
+    )
     behind = WebServices(
         clusters=catalog.clusters,
         ownership=_ownership(stores),

@@ -278,10 +278,10 @@ def _invalid(
             if name.startswith(prefix) and "." not in name.removeprefix(prefix)
         ]
         name = _short(unknown["name"])
+        meant = _meant(name, known) or _meant(name, [], _elsewhere(kind, name, prefix))
         return BadMessage(
             Code.BAD_MESSAGE,
-            f"{prefix}{name}: unknown field; expected one of {', '.join(known)}"
-            f"{_meant(unknown['name'], known)}",
+            f"{prefix}{name}: unknown field; expected one of {', '.join(known)}{meant}",
             prefix + name,
             "one of " + ", ".join(known),
             identity,
@@ -297,8 +297,19 @@ def _invalid(
     if path.endswith("]") and plain in expected:
         ours = what.startswith(("`", "no `"))  # From `__post_init__` of an item.
         wanted = what if ours else f"an item of {wanted}"
+        if "matching regex" in what:
+            wanted = f"a name that is not blank, in {expected[plain]}; leave the blank out"
     wanted += _part(plain, raw)
     return _wrong(path.replace("[...]", ""), wanted, identity)
+
+
+def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
+    """Return the fields of a message that have a name which stands at a wrong place in it."""
+    if not prefix:
+        return []
+    ours = {name, f"{name}s", name.removesuffix("s")}
+    others = (path for path in expectations(kind) if not path.startswith(prefix))
+    return [path for path in others if path.rpartition(".")[2] in ours]
 
 
 def _part(path: str, raw: dict[str, msgspec.Raw]) -> str:

@@ -19,6 +19,7 @@ from msgspec.structs import force_setattr
 from moorage import model
 from moorage.model import Code
 from moorage.protocol.diagnosis import (
+    QUOTED_CHARS_MAX,
     check_bounds,
     check_names,
     diagnose,
@@ -108,6 +109,7 @@ __all__ = [
     "decode_and_warn",
     "encode",
     "ignored_fields",
+    "operation_of",
 ]
 
 _NOTHING: Final = msgspec.Raw(b"")
@@ -316,6 +318,15 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
 
     """
     return _read(_text(body), AllocationRequest)[0]
+
+
+def operation_of(body: bytes) -> str:
+    """Return the `op` of a message that names one and is no request, or an empty text."""
+    try:
+        head = _head(body)
+    except (ValueError, RecursionError):
+        return ""
+    return "" if head.adhoc or head.op is None else str(head.op)[:QUOTED_CHARS_MAX]
 
 
 def ignored_fields(frame: str | bytes, message: Message) -> list[str]:

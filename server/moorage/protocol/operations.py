@@ -15,9 +15,13 @@ class OpMessage(
     forbid_unknown_fields=True,
     tag_field="op",
 ):
-    """What all `op` messages share."""
+    """What all `op` messages share. Unknown fields are refused, with `strict` or without.
+
+    To ignore one would do more than its sender means: a drain without its `node` is of all nodes.
+    """
 
     id: f.MessageId = None
+    strict: f.Flag = False
 
 
 class ListingMessage(OpMessage, frozen=True, kw_only=True):

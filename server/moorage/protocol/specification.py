@@ -120,7 +120,7 @@ _OF_OPERATIONS: Final = {
     "session": "What the header `Moorage-Session` of its handshake said.",
     "starts_at": "When it begins.",
     "state": "Those in this state alone.",
-    "strict": "Refuse the message where a field means nothing; else that is a warning.",
+    "strict": "As of requests; operations refuse unknown fields with `false`, too.",
     "tenant": "Whose.",
     "timeout_seconds": "What it may take, after which it is killed.",
     "token": "That of the lease, from the reply that granted it.",

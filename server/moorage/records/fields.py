@@ -60,7 +60,7 @@ DEPTH_MAX: Final = 128
 """Arrays and objects within one another in one message."""
 
 _INT64_MAX: Final = 2**63 - 1
-_NAMED = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+_NAMED = Annotated[str, Meta(pattern=r"\S", max_length=NAME_CHARS_MAX)]
 _IDENTIFIER = f"a string of 1 to {ID_CHARS_MAX} characters"
 _OBJECT = Meta(description="an object")
 

@@ -137,6 +137,9 @@ def test_without_a_time_a_lease_stays_until_it_is_released(hand: Hand) -> None:
 def test_what_is_not_there_is_named(hand: Hand) -> None:
     (refusal,) = answers(cordon(hand, "cordon", "n009"))
     assert (refusal.code, refusal.field) == (Code.NOT_FOUND, "node")
+    assert "did you mean n00" in refusal.reason
+    (unlike,) = answers(cordon(hand, "drain", "pump"))
+    assert unlike.reason.endswith("(there are n000, n001).")
     nowhere = CordonAsked(hand.to(), Tenant("op"), ClusterId("x"), NodeId(""), "drain")
     (refusal,) = answers(hand.step(nowhere))
     assert (refusal.code, refusal.field) == (Code.UNKNOWN_CLUSTERS, "cluster")

@@ -167,3 +167,20 @@ async def test_what_python_suggests_for_a_misspelt_name_is_passed_on(shared, bod
     if sys.version_info < (3, 12):  # Its traceback module knows no suggestions.
         said = said.partition(" Did you")[0].removesuffix(".")
     assert said in refusal.reason
+
+
+@IN_ONE_LOOP
+async def test_a_misspelt_name_of_moorage_is_answered_with_the_one_that_is_meant(shared):
+    missing = {
+        "from moorage.policy import palce": "Did you mean: 'place'?",
+        "import moorage.policy.chioce": "did you mean 'moorage.policy.choice'?",
+        "import moorag.policy": "did you mean 'moorage'?",
+        "asked = {'resources': {'gpus': 1}}\nreturn asked['resourcse']": "mean: 'resources'?",
+        "asked = {'resources': {'gpus': 1}}\nreturn asked['resources']['gpu']": "mean: 'gpus'?",
+        "return input_data['cluster_dat']": "Did you mean: 'cluster_data'?",
+        "return {}['nothing']": "KeyError: 'nothing'",
+    }
+    for body, said in missing.items():
+        code = shared.policy(body, "misspelt")
+        refusal = await refused(shared, code, {"resources": {}, "cluster_data": {}})
+        assert said in refusal.reason

@@ -7,6 +7,7 @@ the server's own name (`identity`) and the output of pods that ended (`workloads
 import asyncio
 import contextlib
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -44,7 +45,7 @@ class KubernetesBackend:
     """
 
     name: Final = "kubernetes"
-    support: Final = Support(
+    _support: Final = Support(
         categories=CATEGORIES,
         default="pod",
         execute=True,
@@ -57,10 +58,16 @@ class KubernetesBackend:
         self, root: Path, clusters: Sequence[ClusterSource], namespace: str = "default"
     ) -> None:
         self._namespace = namespace
+        self._clusters = frozenset(each.cluster_id for each in clusters)
         self._listener: Listener | None = None
         self._thread = EventLoopThread("kubernetes")
         self._arguments = (root, clusters, namespace, self._tell)
         self._runs: WorkloadRuns | None = None
+
+    @property
+    def support(self) -> Support:
+        """See `Backend.support`."""
+        return replace(self._support, clusters=self._clusters)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Backend.listen`."""

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
-from moorage.core.state.refusals import nearest
+from moorage.core.state.refusals import nearest_or_known
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -319,8 +319,8 @@ def unknown_alias(name: str, known: Iterable[str]) -> ServiceError:
     """Return the refusal of an alias that there is not, with the nearest of those there are."""
     return ServiceError(
         Code.NOT_FOUND,
-        f"alias: there is no {name}{nearest(name, known)}; activate a version of {name_of(name)}"
-        " to make it",
+        f"alias: there is no {name}{nearest_or_known(name, known)};"
+        f" activate a version of {name_of(name)} to make it",
         field="alias",
         expected="an alias that was activated",
     )

@@ -26,7 +26,7 @@ from moorage.catalog.limits import (
     STORE_BYTES_MAX,
 )
 from moorage.catalog.values import BlockKind, Document, PolicyRecord
-from moorage.core.state.refusals import NAME_CHARS_MAX, nearest
+from moorage.core.state.refusals import NAME_CHARS_MAX, nearest_or_known
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
@@ -302,7 +302,9 @@ def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceErr
     what = {"metrics": "metrics of a cluster", "block_metrics": "metrics of a block"}.get(
         kind, kind
     )
-    return ServiceError(Code.NOT_FOUND, f"no {what} {shown}{nearest(name, known)}", field="id")
+    return ServiceError(
+        Code.NOT_FOUND, f"no {what} {shown}{nearest_or_known(name, known)}", field="id"
+    )
 
 
 def refuse_differences(uri: str, fields: Sequence[str]) -> None:

@@ -65,7 +65,9 @@ class Cordons:
             return refusals.no_such_cluster(event.cluster, self._turn.state.clusters)
         known = (event.cluster, event.node) in self._turn.state.cordons
         if event.node and not known and all(node.id != event.node for node in cluster.nodes):
-            return refusals.no_such_node(event.cluster, event.node)
+            return refusals.no_such_node(
+                event.cluster, event.node, (node.id for node in cluster.nodes)
+            )
         return None
 
     def _clear(self, event: CordonAsked) -> None:

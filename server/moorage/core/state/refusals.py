@@ -33,6 +33,8 @@ NAME_CHARS_MAX: Final = 100
 """Characters of a wrong name that count, and that a refusal repeats."""
 NAMES_COMPARED_MAX: Final = 1_000
 """Known names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
+NAMES_SHOWN_MAX: Final = 5
+"""Known names that a refusal lists where none is like a wrong one."""
 ALIKE_MAX: Final = 16
 """Of those, the ones with the longest common beginning and end are compared letter by letter."""
 
@@ -60,6 +62,17 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean x?)` if a known name is close, else an empty text."""
     return "".join(f" (did you mean {each}?)" for each in closest(name, known, 1))
+
+
+def nearest_or_known(name: str, known: Iterable[str]) -> str:
+    """Return what `nearest` does, or the first names there are: ` (there are a, b, …)`."""
+    if meant := nearest(name, (names := [*islice(known, NAMES_COMPARED_MAX)])):
+        return meant
+    shown = [each[:NAME_CHARS_MAX] for each in names[:NAMES_SHOWN_MAX]]
+    more = ", …" if len(names) > len(shown) else ""
+    return (
+        f" (there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{more})" if names else ""
+    )
 
 
 def counted(number: int, what: str) -> str:
@@ -97,13 +110,13 @@ def no_cluster() -> Refusal:
 
 def no_such_cluster(cluster: str, known: Iterable[str]) -> Refusal:
     """The inventory has no such cluster."""
-    reason = f"No live cluster “{cluster}” is registered{nearest(cluster, known)}."
+    reason = f"No live cluster “{cluster}” is registered{nearest_or_known(cluster, known)}."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
 
 
-def no_such_node(cluster: str, node: str) -> Refusal:
+def no_such_node(cluster: str, node: str, known: Iterable[str]) -> Refusal:
     """The cluster has no such node."""
-    reason = f"Cluster “{cluster}” has no node “{node}”."
+    reason = f"Cluster “{cluster}” has no node “{node}”{nearest_or_known(node, known)}."
     return Refusal(Code.NOT_FOUND, reason, "node", "the id of a node of this cluster")
 
 

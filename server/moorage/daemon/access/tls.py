@@ -17,9 +17,52 @@ LOOK_SECONDS: Final = 2.0
 """Between two looks at the files; they are read once they are the same at two of them, since a
 renewal writes one after the other."""
 
+_ADVICE: Final = b"This port speaks TLS: use https://, or wss:// for the WebSocket.\n"
+_PLAIN: Final = (
+    b"HTTP/1.1 426 Upgrade Required\r\nUpgrade: TLS/1.2, HTTP/1.1\r\nConnection: Upgrade, close\r\n"
+    b"Content-Type: text/plain\r\nContent-Length: %d\r\n\r\n%s" % (len(_ADVICE), _ADVICE)
+)
+"""Answers HTTP without TLS (RFC 2817, 4.2)."""
+
 log = structlog.get_logger("moored")
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+class _Context(ssl.SSLContext):
+    """Answers those who speak HTTP without TLS, instead of closing in silence."""
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,  # As the ssl module has it.
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Return the TLS of one connection."""
+        wrapped = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        assert isinstance(wrapped, _Connection)
+        wrapped.outgoing = outgoing
+        return wrapped
+
+
+class _Connection(ssl.SSLObject):
+    """The TLS of one connection."""
+
+    outgoing = ssl.MemoryBIO()  # The context gives each its own.
+    answered = False
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake; what is no TLS is answered once, then fails."""
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if self.answered or error.reason != "HTTP_REQUEST":
+                raise
+            self.answered = True
+            self.outgoing.write(_PLAIN)
+            raise ssl.SSLWantReadError("answered without TLS") from error
 
 
 class ServerTls:
@@ -43,7 +86,8 @@ class ServerTls:
         self._certificate = certificate
         self._key = key
         self._client_authority = client_authority
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = _Context(ssl.PROTOCOL_TLS_SERVER)
+        self.context.sslobject_class = _Connection
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
         if client_authority is not None:

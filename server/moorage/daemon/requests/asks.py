@@ -15,14 +15,23 @@ from moorage.catalog.ports import Catalog
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.state.facts import Refusal
-from moorage.core.state.refusals import nearest
+from moorage.core.state.refusals import nearest, nearest_or_known
 from moorage.daemon.access.lease_tokens import LeaseTokens, digest
 from moorage.daemon.answers import refusal_of
 from moorage.daemon.policies.finder import Finder
 from moorage.daemon.requests.reading import NEAREST, size_of, too_long, unknown_policy
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.daemon.workloads.reach import within_reach
-from moorage.model import Ask, ClusterId, Code, RequestId, Tenant
+from moorage.daemon.workloads.reach import out_of_reach, within_reach
+from moorage.model import (
+    Ask,
+    ClusterId,
+    Code,
+    Demand,
+    Nodes,
+    Provision,
+    RequestId,
+    Tenant,
+)
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
@@ -118,8 +127,10 @@ class Asks:
         candidates = self._candidates(message, warnings)
         if isinstance(candidates, Refusal):
             return candidates
-        nodes = self._workloads.nodes(provision)
-        candidates, avoid = within_reach(self._fleet, nodes, candidates, demands[-1])
+        reached = self._reached(provision, candidates, demands[-1])
+        if isinstance(reached, Refusal):
+            return reached
+        candidates, avoid = reached
         inputs = message.inputs
         parameters: Mapping[str, Any] = message.parameters or {}
         settings: Mapping[str, Any] = message.settings or {}
@@ -153,6 +164,21 @@ class Asks:
             deadline_seconds=message.deadline_seconds or 0.0,
         )
         return ask, token
+
+    def _reached(
+        self,
+        provision: Provision | None,
+        candidates: tuple[ClusterId, ...] | None,
+        demand: Demand | None,
+    ) -> tuple[tuple[ClusterId, ...] | None, Nodes] | Refusal:
+        """Return where the backend starts something, and the nodes there to be left out."""
+        if provision is None:
+            return candidates, ()
+        name, supports = provision.backend, self._workloads.supports()
+        reached = within_reach(self._fleet, supports[name], candidates, demand)
+        if reached is None:
+            return out_of_reach(self._fleet, name, supports, candidates, demand)
+        return reached
 
     def _draw(self) -> bytes:
         """Return random bytes for the id and the seed of a request."""
@@ -221,6 +247,7 @@ class Asks:
         shown: list[str] = list(missing[:WARNED_MAX])
         for number, name in enumerate(shown[:NEAREST]):
             if not memory.known(missing[number]):
-                shown[number] += nearest(name, memory.live_ids())
+                find = nearest if number else nearest_or_known  # Those there are, once.
+                shown[number] += find(name, memory.live_ids())
         more = f" and {len(missing) - WARNED_MAX} more" if len(missing) > WARNED_MAX else ""
         return ", ".join(shown) + more

@@ -3,8 +3,8 @@
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, assert_never
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -30,6 +30,7 @@ from moorage.daemon.requests.router import Router
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
+from moorage.protocol.diagnosis import message_id
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError, status_of
@@ -37,6 +38,14 @@ from moorage.protocol.json_bounds import LARGE_BYTES
 from moorage.records.rights import Caller
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
+
+_OVER_HTTP: Final = {
+    "manage": "POST /policy/URI/manage",
+    "quotas": "GET /quotas",
+    "remove_quota": "DELETE /quotas/TENANT",
+    "set_quota": "PUT /quotas/TENANT",
+}
+"""Operations that have a path of their own."""
 
 
 async def open_catalog(config: Config) -> Catalog:
@@ -179,17 +188,20 @@ class AllocationServices:
     Args:
         router: Where the request goes.
         calls: Addresses for it.
+        websocket: Returns the address of the WebSocket.
 
     """
 
-    def __init__(self, router: Router, calls: HttpCalls) -> None:
+    def __init__(self, router: Router, calls: HttpCalls, websocket: Callable[[], str]) -> None:
         self._router = router
         self._calls = calls
+        self._websocket = websocket
         self._turns = FairSemaphore(rests=True)
 
     async def allocate(self, body: bytes, caller: Caller) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""
         try:
+            self._refuse_operation(body)
             if len(body) > LARGE_BYTES:
                 async with self._turns.turn(caller.tenant):
                     message, warnings = _allocation(body)
@@ -198,6 +210,21 @@ class AllocationServices:
         except BadMessage as error:
             return status_of(error.code), _unread(error)
         return await self._answered(message, caller, warnings)
+
+    def _refuse_operation(self, body: bytes) -> None:
+        """Refuse a message of the socket, and say where it belongs.
+
+        Raises:
+            BadMessage: It names `op`.
+
+        """
+        if not (name := wire.operation_of(body)):
+            return
+        expected = f"no `op`; operations go over the WebSocket, {self._websocket()}"
+        if path := _OVER_HTTP.get(name):
+            expected += f", or for this one {path}"
+        identity = message_id(body)
+        raise BadMessage(Code.BAD_MESSAGE, f"op: expected {expected}", "op", expected, identity)
 
     async def operate(self, operation: JsonDocument, caller: Caller) -> tuple[int, bytes]:
         """Do what an operation says; return the status and the JSON of the answer."""

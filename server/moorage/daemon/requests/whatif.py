@@ -153,7 +153,8 @@ class WhatIfs:
             missing = refusals.no_such_cluster(cluster, self._state.clusters)
             return replace(missing, field=f"{at}.cluster")
         if node and all(each.id != node for each in known.nodes):
-            return replace(refusals.no_such_node(cluster, node), field=f"{at}.{part}")
+            missing = refusals.no_such_node(cluster, node, (each.id for each in known.nodes))
+            return replace(missing, field=f"{at}.{part}")
         return None
 
     async def _swaps(self, given: dict[str, str]) -> dict[str, PolicyRef] | Refusal:

@@ -25,6 +25,7 @@ from moorage.backends.base import (
     BackendError,
     Order,
     Phase,
+    Support,
     UnsupportedSpecError,
     WorkloadReport,
 )
@@ -197,11 +198,9 @@ class WorkloadControl:
                 return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
         return structs.replace(provision, spec=document_from_spec(spec))
 
-    def nodes(self, provision: Provision | None) -> frozenset[str]:
-        """Return the names of the nodes that its backend starts on; empty where that is any."""
-        if provision is None:
-            return frozenset()
-        return self._backends[provision.backend].support.nodes
+    def supports(self) -> dict[str, Support]:
+        """Return what each backend can do, by name."""
+        return {name: backend.support for name, backend in self._backends.items()}
 
     def look(self, lease: Lease) -> None:
         """Say at once that the workload a lease takes over is ready, where that is known.

@@ -1,53 +1,67 @@
 """Where a backend can start something, of the nodes that a request may go to.
 
-Admission asks it for requests with a `provision`: a backend that starts on certain nodes only, as
-`local` does on its own machine, would refuse what a policy put anywhere else.
+Admission asks it for requests with a `provision`: a backend that starts on certain nodes or in
+certain clusters only, as `local` does on its own machine, would refuse what a policy put anywhere
+else, once it is leased.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from moorage.model import ClusterId, Demand, NodeId, Nodes
+from moorage.backends.base import Support
+from moorage.core.state.facts import Refusal
+from moorage.model import ClusterId, Code, Demand, NodeId, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
 AVOIDED_MAX: Final = 1024
 """Nodes named one by one beside those; of larger clusters, policies see all."""
+NAMES_MAX: Final = 5
+"""Names of nodes or clusters in a refusal."""
+_ACCOUNTS_ONLY: Final = "memory"
+"""The backend that starts nothing: it stands in for no other."""
+_Candidates = tuple[ClusterId, ...] | None
 
 
 def within_reach(
-    fleet: Fleet,
-    names: Collection[str],
-    candidates: tuple[ClusterId, ...] | None,
-    demand: Demand | None,
-) -> tuple[tuple[ClusterId, ...] | None, Nodes]:
+    fleet: Fleet, support: Support, candidates: _Candidates, demand: Demand | None
+) -> tuple[_Candidates, Nodes] | None:
     """Return the candidates that have such nodes, and their other nodes, to be left out.
 
     Args:
         fleet: As it is now.
-        names: Of the nodes that the backend starts on; none where that is any.
-        candidates: Of the request; None for all. They stay as they are where none has such a node
-            that could hold it: the backend then says what it would need.
+        support: Says where the backend starts something.
+        candidates: Of the request; None for all.
         demand: What such a node must have, when it is empty.
 
+    Returns:
+        None where no candidate has such a node.
+
     """
-    if not names:
-        return candidates, ()
     known = fleet.cluster_ids if candidates is None else candidates
+    if not known:  # The core says so.
+        return candidates, ()
+    if support.clusters:
+        known = tuple(ClusterId(each) for each in known if each in support.clusters)
+        if not known:
+            return None
+    if not support.nodes:
+        return (tuple(map(ClusterId, known)) if support.clusters else candidates), ()
     rows = {
         row: cluster
         for cluster in known
-        for name in names
+        for name in support.nodes
         if (row := fleet.row(cluster, name)) is not None
     }
-    if rows and demand is not None:
-        misfits = fleet.misfits(demand, np.fromiter(rows, np.intp))
-        if not ((misfits == Misfit.FITS) | (misfits > NEVER)).any():
-            return candidates, ()
+    if rows and demand and not _could_hold(fleet, demand, np.fromiter(rows, np.intp)):
+        codes = [fleet.cluster_ids.index(each) for each in known if each in fleet.cluster_ids]
+        anywhere = _could_hold(fleet, demand, np.isin(fleet.cluster, codes).nonzero()[0])
+        return None if anywhere else (candidates, ())  # The core says what would fit.
     here = tuple(map(ClusterId, dict.fromkeys(rows.values())))
     if not here:
-        return candidates, ()
+        return None
     others = [
         fleet.node_ids[row]
         for cluster in here
@@ -56,3 +70,50 @@ def within_reach(
     ]
     avoided = tuple((ClusterId(cluster), NodeId(node)) for cluster, node in others)
     return here, avoided if len(avoided) <= AVOIDED_MAX else ()
+
+
+def _could_hold(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp]) -> bool:
+    """Return whether one of some nodes could hold a demand, were it empty."""
+    misfits = fleet.misfits(demand, rows)
+    return bool(((misfits == Misfit.FITS) | (misfits > NEVER)).any())
+
+
+def out_of_reach(
+    fleet: Fleet,
+    backend: str,
+    supports: Mapping[str, Support],
+    candidates: _Candidates,
+    demand: Demand | None,
+) -> Refusal:
+    """Return the refusal of a request whose backend starts nothing where it may go.
+
+    Args:
+        fleet: As it is now.
+        backend: The one that it names.
+        supports: What each backend of this server can do, by name.
+        candidates: Of the request; None for all.
+        demand: What it needs of each node.
+
+    """
+    support = supports[backend]
+    names = sorted(support.nodes or support.clusters)
+    where = "nodes" if support.nodes else "clusters"
+    shown = ", ".join(names[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
+    others = [
+        name
+        for name, each in sorted(supports.items())
+        if name not in {backend, _ACCOUNTS_ONLY}
+        and within_reach(fleet, each, candidates, demand) is not None
+    ]
+    way = "let the request go to one that could hold it, "
+    if backend == "local":
+        way = (
+            "register this machine (`moored serve --here`, or `moorage fleet import local`), " + way
+        )
+    way += f"or name the backend {' or '.join(others)}" if others else "or ask without `provision`"
+    reason = (
+        f"provision.backend: {backend} starts on the {where} {shown} only, and none that this"
+        f" request may go to could ever hold it; {way}."
+    )
+    expected = "a backend that starts there"
+    return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, {"backends": others})

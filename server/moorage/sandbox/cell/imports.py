@@ -20,6 +20,7 @@ from typing import Final, TypeGuard
 from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 from moorage.sandbox.cell.missing import WHY, InertLoader
 from moorage.sandbox.cell.preload import importable
+from moorage.sandbox.cell.suggestions import near
 from moorage.sandbox.wire.frames import ENTRY
 
 ROOT: Final = "/policy/"
@@ -34,6 +35,7 @@ _IMPORTING: Final = frozenset(
 """Modules whose frames lie between an import and what carries it out."""
 _NEARLY: Final = 0.75
 """Likeness from which on a module is taken for a misspelt file of the archive."""
+_OURS: Final = frozenset({"moorage", "moorage_policies"})
 _MODULES_LEFT_OUT: Final = (
     *("concurrent.", "email.", "html.parser", "http.", "importlib.metadata", "importlib.resources"),
     *("logging.config", "multiprocessing.", "unittest.mock", "urllib.", "wsgiref.", "xml."),
@@ -124,15 +126,17 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         library, _, inner = fullname.partition(".")
         if inner and (self._sibling(library) or _is_real(library)):
             there = fullname.startswith(_MODULES_LEFT_OUT)
-            return "" if there else f"{library!r} has nothing of this name"
+            meant = near(fullname, [name for name in sys.modules if name.startswith(f"{library}.")])
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            return "" if there else f"{library!r} has nothing of this name{hint}"
         if library in sys.stdlib_module_names:
             return ""
         wanted = _WANTED.findall(self._files.get(REQUIREMENTS, b"").decode("utf-8", "replace"))
         if library.lower() in {name.lower().replace("-", "_") for name in wanted}:
             return ""
         own = {name.partition("/")[0].removesuffix(".py") for name in self._files}
-        near = get_close_matches(library, own, 1, _NEARLY)
-        return f"did you mean {near[0]!r}?" if near else ""
+        meant = next(iter(get_close_matches(library, own | _OURS, 1, _NEARLY)), "")
+        return f"did you mean {meant!r}?" if meant else ""
 
     def _is_guarded(self, importer: FrameType) -> bool:
         """Return whether the import is one that the policy has an alternative for."""

@@ -23,6 +23,7 @@ import msgspec
 from moorage.sandbox.cell.imports import ROOT, PolicyImports, shown_name
 from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
+from moorage.sandbox.cell.suggestions import suggestion
 from moorage.sandbox.wire.frames import ENTRY, Fault
 from moorage.sandbox.wire.limits import (
     CALLS_SHOWN_MAX,
@@ -47,7 +48,6 @@ _SUSPENDING: Final = (
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
 _KEYS_SHOWN_MAX: Final = 5
-_SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
 _PRIVATE_PLACE: Final = re.compile(r" \((?:/[^)]*|unknown location)\)?$")
 """Where a library lies on this machine, in the message of an ImportError."""
 _NO_VALUE: Final = object()
@@ -392,7 +392,7 @@ def describe(error: BaseException) -> tuple[str, str, int]:
         message = str.__str__(str(error))
         if isinstance(error, ImportError):
             message = _PRIVATE_PLACE.sub("", message)
-        message = (message + _suggestion(error, str(error)))[:MESSAGE_CHARACTERS_MAX]
+        message = (message + suggestion(error, str(error), ROOT))[:MESSAGE_CHARACTERS_MAX]
         message = message.encode("utf-8", "replace").decode()
     except BaseException:  # noqa: BLE001  # __str__ of the policy may raise anything.
         message = "(its message could not be read)"
@@ -424,16 +424,3 @@ def calls_of(error: BaseException) -> tuple[str, ...]:
         return tuple(shown)
     except BaseException:  # noqa: BLE001  # As above.
         return ()
-
-
-def _suggestion(error: BaseException, message: str) -> str:
-    """Return what Python's traceback suggests beside the message, from 3.12 on; "" for nothing."""
-    if not message or not isinstance(error, AttributeError | ImportError | NameError):
-        return ""
-    shown = "".join(
-        traceback.TracebackException(
-            type(error), error, error.__traceback__, limit=-1, lookup_lines=False
-        ).format_exception_only()
-    )
-    found = _SUGGESTION.match(shown.partition(message)[2])
-    return f". {found[1]}" if found else ""

@@ -1,0 +1,68 @@
+"""What a refusal's details say to a person: one sentence each; `output` prints them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+_MISFITS: Final = {
+    "labels": "other labels than asked for",
+    "gpu_model": "too few GPUs of the accepted models",
+    "gpu_memory": "too few GPUs with that much memory",
+    "gpu_count": "too few GPUs",
+    "topology": "too few GPUs in one link group or NUMA domain",
+    "cpu": "too little CPU",
+    "memory": "too little memory",
+    "unavailable": "no service at present",
+    "gpus_busy": "too few free GPUs",
+    "topology_busy": "too few free GPUs in one link group or NUMA domain",
+    "cpu_busy": "too little free CPU",
+    "memory_busy": "too little free memory",
+    "nodes": "too few nodes",
+}
+"""Constraints that a node fails, after "has" or "have"."""
+_VERDICTS: Final = {
+    "never": "Waiting does not help: it would not fit an empty fleet either.",
+    "not_now": "It may succeed later; `--wait SECONDS` waits for that, where a command has it.",
+    "not_you": "Others may do this, but you or your tenant may not at present.",
+}
+
+
+def sentence(name: str, value: Any, words: Callable[[Any], str]) -> str:
+    """Return a detail of a refusal as a sentence.
+
+    Args:
+        name: Its key on the wire.
+        value: What the server says, in any form.
+        words: Returns a value in words.
+
+    """
+    if name == "verdict":
+        return _VERDICTS.get(str(value), f"Verdict: {words(value)}.")
+    if name == "misfits" and isinstance(value, Mapping):
+        return " ".join(filter(None, (_misfit(*each) for each in value.items())))
+    if not (text := words(value)):
+        return ""
+    if name == "binding":
+        return f"What rules out most nodes: {_MISFITS.get(text, text.replace('_', ' '))}."
+    if name in _BEFORE:
+        return f"{_BEFORE[name]}{text}."
+    plain = name.replace("_", " ")
+    return f"{plain[:1].upper()}{plain[1:]}: {text}"
+
+
+def _misfit(name: str, nodes: Any) -> str:
+    lacks = _MISFITS.get(name, name.replace("_", " "))
+    return f"{nodes} node{' has' if nodes == 1 else 's have'} {lacks}." if nodes else ""
+
+
+_BEFORE: Final = {
+    "fits_if": "It would fit with ",
+    "known": "There are: ",
+    "largest": "The most that there is: ",
+    "missing": "Missing: ",
+    "models": "GPU models there are: ",
+    "nearest": "Names like it: ",
+    "nodes": "Nodes looked at: ",
+    "registered": "Registered here: ",
+    "unknown": "Not there: ",
+}
+"""What stands before the value of a detail."""

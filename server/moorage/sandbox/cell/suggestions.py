@@ -1,0 +1,92 @@
+"""What a policy's author probably meant: Python's own words, else a name of Moorage's.
+
+`cell.policy` adds it to the message of an exception.
+"""
+
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from difflib import get_close_matches
+from itertools import islice
+from types import FrameType
+from typing import Any, Final
+
+_SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
+_FROM: Final = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
+_OURS: Final = "moorage"
+_NEARLY: Final = 0.7
+"""Likeness from which on a name is taken for a misspelt one."""
+_DICTS_MAX: Final = 100
+"""Dicts in the variables of a function that are looked at, and those right in them."""
+_KEYS_MAX: Final = 200
+
+
+def suggestion(error: BaseException, message: str, root: str) -> str:
+    """Return `. Did you mean: …?` for an exception, or an empty text.
+
+    Args:
+        error: What the policy raised.
+        message: What it says.
+        root: Where the files of the policy seem to lie.
+
+    """
+    if type(error) is KeyError:
+        return _asked(*_keys(error, root))
+    if not message or not isinstance(error, AttributeError | ImportError | NameError):
+        return ""
+    shown = "".join(
+        traceback.TracebackException(
+            type(error), error, error.__traceback__, limit=-1, lookup_lines=False
+        ).format_exception_only()
+    )
+    if found := _SUGGESTION.match(shown.partition(message)[2]):
+        return f". {found[1]}"
+    if "Did you mean" in message or "did you mean" in message:
+        return ""
+    return _asked(*_ours(error, message))  # Before 3.12, Python itself suggests nothing here.
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most like another; "" for none."""
+    return next(iter(get_close_matches(name[:100], known, 1, _NEARLY)), "")
+
+
+def _asked(name: str, known: Iterable[str]) -> str:
+    meant = near(name, known) if name else ""
+    return f". Did you mean: {meant!r}?" if meant else ""
+
+
+def _ours(error: BaseException, message: str) -> tuple[str, list[str]]:
+    """Return a name that is not there, and those that are, of something of Moorage's."""
+    if isinstance(error, ImportError):
+        found = _FROM.search(message)
+        module = sys.modules.get(found[2]) if found and found[2].startswith(_OURS) else None
+        return (found[1], dir(module)) if found and module else ("", [])
+    if isinstance(error, AttributeError) and error.name is not None:
+        home = getattr(type(error.obj), "__module__", "") or ""
+        place = getattr(error.obj, "__name__", "") if isinstance(error.obj, type(sys)) else home
+        if str(place).startswith(_OURS):
+            return error.name, [each for each in dir(error.obj) if not each.startswith("_")]
+    return "", []
+
+
+def _keys(error: KeyError, root: str) -> tuple[str, list[str]]:
+    """Return a key that is not there, and those of the dicts in the variables of the function."""
+    key = error.args[0] if len(error.args) == 1 else None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not isinstance(key, str) or not frames:
+        return "", []
+    if not frames[-1].f_code.co_filename.startswith(root):  # A library missed a key of its own.
+        return "", []
+    return key, [each for keys in _dicts(frames[-1]) if key not in keys for each in keys]
+
+
+def _dicts(frame: FrameType) -> Iterable[list[str]]:
+    found: list[dict[Any, Any]] = []
+    for value in islice(frame.f_locals.values(), _DICTS_MAX):
+        if type(value) is dict:
+            found.append(value)
+            found += [each for each in islice(value.values(), _KEYS_MAX) if type(each) is dict]
+    for each in found[:_DICTS_MAX]:
+        yield [name for name in islice(each, _KEYS_MAX) if isinstance(name, str)]

@@ -1,0 +1,58 @@
+"""Where a backend can start something, of the nodes that a request may go to."""
+
+import pytest
+
+from moorage.backends.base import Support
+from moorage.daemon.workloads.reach import out_of_reach, within_reach
+from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId
+from moorage.policy import Fleet
+
+SHAPE = {"cpu_milli": 8000, "memory_mib": 1024}
+
+
+def support(nodes: str = "", clusters: str = "") -> Support:
+    names = frozenset(nodes.split()), frozenset(clusters.split())
+    return Support(frozenset({"process"}), "process", nodes=names[0], clusters=names[1])
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet()
+    for cluster, names in (("lab", "n0 n1"), ("pods", "n2")):
+        nodes = tuple(Node(NodeId(name), **SHAPE) for name in names.split())
+        fleet.put(Cluster(ClusterId(cluster), nodes))
+    return fleet
+
+
+def test_a_backend_of_one_machine_has_the_clusters_of_that(fleet: Fleet) -> None:
+    assert within_reach(fleet, support("n0"), None, Demand()) == (("lab",), (("lab", "n1"),))
+    assert within_reach(fleet, support(), None, Demand()) == (None, ())
+    assert within_reach(fleet, support("elsewhere"), None, Demand()) is None
+    assert within_reach(fleet, support("n0"), (ClusterId("pods"),), Demand()) is None
+    assert within_reach(fleet, support("n0"), None, Demand(gpus=1)) == (None, ())
+    gpus = (Gpu("0", "A100", 40_960),)
+    fleet.put(Cluster(ClusterId("gpus"), (Node(NodeId("n3"), **SHAPE, gpus=gpus),)))
+    assert within_reach(fleet, support("n0"), None, Demand(gpus=1)) is None
+    assert within_reach(fleet, support("n0"), (ClusterId("lab"),), Demand(gpus=1)) is not None
+
+
+def test_a_backend_of_some_clusters_has_no_others(fleet: Fleet) -> None:
+    pods = support(clusters="pods gone")
+    assert within_reach(fleet, pods, None, Demand()) == (("pods",), ())
+    assert within_reach(fleet, pods, (ClusterId("lab"),), Demand()) is None
+    assert within_reach(Fleet(), pods, None, Demand()) == (None, ()), "the core says so"
+
+
+def test_the_refusal_says_what_to_do(fleet: Fleet) -> None:
+    supports = {
+        "local": support("n9"),
+        "kubernetes": support(clusters="pods"),
+        "memory": support(),
+    }
+    no = out_of_reach(fleet, "local", supports, None, Demand())
+    assert (no.field, no.details) == ("provision.backend", {"backends": ["kubernetes"]})
+    for part in ("local starts on the nodes n9 only", "--here", "name the backend kubernetes"):
+        assert part in no.reason
+    alone = out_of_reach(fleet, "kubernetes", supports, (ClusterId("lab"),), Demand())
+    assert alone.details == {"backends": []}
+    assert "starts on the clusters pods only" in alone.reason
