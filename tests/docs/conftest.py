@@ -158,7 +158,9 @@ def reader() -> Callable[..., AbstractContextManager[Story]]:
 
     @contextmanager
     def start(folder: Path, *options: str, lab: bool = False) -> Iterator[Story]:
-        with daemon(folder / "data", options=options) as running:
+        # The lab's machines are none; to the backend `local` one of them is this one.
+        here = {"MOORAGE_LOCAL_NODES": LAB[0]["id"]} if lab else {}
+        with daemon(folder / "data", options=options, environment=here) as running:
             if lab:
                 with Services(running.http) as services:
                     services.put_cluster({"id": "lab", "nodes": {"nodeData": LAB}})
