@@ -24,7 +24,7 @@ from simulated.world import (
 )
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
-from moorage.core.queue.withheld import shortened
+from moorage.core.queue.exclusions import shortened
 from moorage.core.state.facts import ClockMoved, Ending, Granted, Moved, WaitExtended
 from moorage.core.turns.events import Asked
 

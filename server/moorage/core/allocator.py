@@ -18,6 +18,7 @@ from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.preemption import Preemption
 from moorage.core.lifecycle.requests import Requests
 from moorage.core.lifecycle.warm_reuse import WarmReuse
+from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.queue.quotas import Quotas
 from moorage.core.reports import explain
@@ -90,14 +91,25 @@ class Allocator:
         self.feasibility = Feasibility(self.state)
         self.requests = OpenRequests(self._turn, overtaken_max)
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
-        self._warm = WarmReuse(self._turn, self.feasibility, self._leases, self.requests.queue)
+        exclusions = ExclusionRules(self._turn, self.feasibility, self.requests.queue)
+        self._warm = WarmReuse(
+            self._turn, self.feasibility, self._leases, self.requests.queue, exclusions
+        )
         self._cordons = Cordons(self._turn, self._leases, self._warm)
         self._quotas = Quotas(self._turn, self.requests.queue)
         self._reservations = AdvanceReservations(self._turn, self.feasibility)
         self._asks = Requests(
-            self._turn, self.feasibility, self.requests, self._leases, self._warm, self._quotas
+            self._turn,
+            self.feasibility,
+            self.requests,
+            self._leases,
+            self._warm,
+            self._quotas,
+            exclusions,
         )
-        self._preemption = Preemption(self._turn, self.feasibility, self._leases, self.requests)
+        self._preemption = Preemption(
+            self._turn, self.feasibility, self._leases, self.requests, exclusions
+        )
         self._waking = Backfill(self.state, self.requests, self._warm, self._asks, self._preemption)
         parts = (self._leases, self._warm, self._cordons)
         self._dry_runs = DryRuns(self.state, self.requests, *parts)

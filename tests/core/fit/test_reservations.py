@@ -251,7 +251,7 @@ def test_devices_are_reserved_with_their_part_of_the_node(one: Hand) -> None:
 def test_others_get_what_is_not_reserved(one: Hand) -> None:
     reserve(one, 50.0, 100.0, TWO)
     turn = one.ask(ask("six", Demand(gpus=6)))
-    (share, devices) = turn.effects[0].left_alone  # type: ignore[union-attr]  # A consultation.
+    (share, devices) = turn.effects[0].excluded_parts  # type: ignore[union-attr]  # A consultation.
     assert (share.cpu_milli, share.memory_mib, devices.gpus) == (16_000, 16_384, ("0", "1"))
     one.propose(turn, {"cluster_id": "c", "node_id": "n000"})
     assert one.allocator.state.leases[RequestId("six")].placement[0].gpus == tuple("234567")
@@ -299,7 +299,7 @@ def test_two_reservations_of_one_tenant_are_not_filled_by_one_lease(one: Hand) -
     assert [reserve(one, 0.0, 100.0, half)["nodes"][0]["gpus"] for _ in range(2)] == [["0"]] * 2
     one.grant(ask("bob", half, tenant=BOB), place("n000", "0", gpu_milli=500))
     turn = one.ask(ask("ann", half))
-    kept = {gpu: share.gpu_milli for share in turn.effects[0].left_alone for gpu in share.gpus}  # type: ignore[union-attr]  # A consultation.
+    kept = {gpu: share.gpu_milli for share in turn.effects[0].excluded_parts for gpu in share.gpus}  # type: ignore[union-attr]  # A consultation.
     assert kept == {"0": 500}
 
 
@@ -315,7 +315,7 @@ def test_two_tenants_share_a_device_on_a_node_that_is_kept_for_the_head(one: Han
     turn = one.ask(ask("bob", half, tenant=BOB))
     taken = sum(
         share.gpu_milli
-        for share in turn.effects[0].left_alone  # type: ignore[union-attr]  # A consultation.
+        for share in turn.effects[0].excluded_parts  # type: ignore[union-attr]  # A consultation.
         if "0" in share.gpus
     )
     assert taken == 500, "its own half is open to it"

@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         "lets leases on nodes that are reserved whole",
-        "withheld._shut",
+        "ExclusionRules._reserved",
         Replace("room.before(X, Y, Z, _)", "room.before(X, Y, Z, lease[2])"),
         "no reservation is broken",
         3000014,
@@ -123,13 +123,13 @@ MUTANTS = [
     Mutant(
         "believes that a policy saw what was reserved while it thought",
         "Requests._judged",
-        Replace("_ == (X.version, X.left_alone)", "X.version == self._state.fleet.version"),
+        Replace("_ == (X.version, X.exclusions.parts)", "X.version == self._state.fleet.version"),
         "an honest policy is not called a liar",
         183,
     ),
     Mutant(
         "keeps for the head of the queue what another reserved",
-        "Withheld.only_own",
+        "ExclusionRules._own",
         Replace("tuple(_ for _ in zip(...) if _)", "()"),
         "no request sleeps that could be served",
         396,
@@ -488,7 +488,7 @@ MUTANTS = [
     ),
     Mutant(
         "keeps nothing for the head",
-        "Withheld.reserved",
+        "Exclusions.nodes",
         Replace("(*_, *X)", "X"),
         "the head's nodes are left alone",
         0,
@@ -558,14 +558,14 @@ MUTANTS = [
     ),
     Mutant(
         "puts a group together",
-        "shut",
+        "anti_affinity.near",
         Replace("tuple(sorted(_))", "()"),
         "leases of a group keep apart",
         4000000,
     ),
     Mutant(
         "looks at its own topology alone",
-        "shut",
+        "anti_affinity.near",
         Replace("{X, _.anti_affinity.topology}", "{X}"),
         "leases of a group keep apart",
         4000009,
@@ -806,7 +806,7 @@ MUTANTS = [
     Mutant(
         "takes over what is kept for the head of the queue",
         "WarmReuse._verified",
-        Never("any(_ in _ for _ in _.placement)"),
+        Never("touches(...)"),
         "the head's nodes are left alone",
         255,
     ),

@@ -19,9 +19,9 @@ SILENCE = object()
 
 def view_of(fleet: Fleet, consult: Consult) -> FleetView:
     ask = consult.ask
-    if consult.left_alone:
+    if consult.excluded_parts:
         fleet = fleet.imagined()
-        for share in consult.left_alone:
+        for share in consult.excluded_parts:
             fleet.take(share)
     return FleetView(fleet, ask.demand, ask.candidates, consult.reserved)
 

@@ -1,6 +1,6 @@
-"""Leases that keep apart: nodes that a request may not get, since others of its group are there.
+"""Anti-affinity: nodes that a request may not use, since leases of its group are near.
 
-`withheld` asks for them along with the nodes that are reserved for others, `Requests` for why.
+`queue.exclusions` adds them to the nodes that others reserve, and to refusals.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ LEASES_TOLD_MAX: Final = 20
 """Leases of its group that a refusal names."""
 
 
-def shut(state: State, ask: Ask) -> Nodes:
+def near(state: State, ask: Ask) -> Nodes:
     """Return the nodes on which a lease of a request would be too near to others of its group.
 
     It is too near where it shares what either of the two does not want to share. A node in no rack
@@ -35,14 +35,14 @@ def shut(state: State, ask: Ask) -> Nodes:
             for topology in {wanted.topology, lease.terms.anti_affinity.topology} - {"node"}:
                 groups = fleet.rack if topology == "rack" else fleet.zone
                 if row is not None and groups[row] >= 0:
-                    near = np.flatnonzero(groups == groups[row]).tolist()
-                    found.update(fleet.node_ids[each] for each in near)
+                    rows = np.flatnonzero(groups == groups[row]).tolist()
+                    found.update(fleet.node_ids[each] for each in rows)
     return tuple(sorted(found))
 
 
 def explained(refusal: Refusal, state: State, ask: Ask) -> Refusal:
     """Add to a refusal which leases of its group are in the way of a request."""
-    nodes = len(shut(state, ask))
+    nodes = len(near(state, ask))
     if not nodes or refusal.code is not Code.NO_CAPACITY:
         return refusal
     assert ask.terms is not None

@@ -229,7 +229,7 @@ class Feasibility:
         demand: Demand,
         candidates: Candidates,
         fleet: Fleet | None = None,
-        withheld: Nodes = (),
+        excluded: Nodes = (),
     ) -> Nodes:
         """Return the nodes to keep for a waiter at the head of the queue.
 
@@ -237,7 +237,7 @@ class Feasibility:
             demand: What it needs.
             candidates: Where it may go.
             fleet: As it will be when what ends for the waiter has ended; None: as it is now.
-            withheld: Nodes that it may not get.
+            excluded: Nodes that it may not get.
 
         Those that could take it when empty; of these such as fit now, then such as have the most
         free: later asks may use all others, so a large waiter is not starved by small ones for
@@ -246,7 +246,7 @@ class Feasibility:
         fleet = fleet or self._state.fleet
         misfits = fleet.misfits(demand)
         capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self.allowed(
-            candidates, withheld
+            candidates, excluded
         )
         rows = np.flatnonzero(capable)
         if len(rows) < demand.nodes:

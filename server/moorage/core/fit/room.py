@@ -24,8 +24,8 @@ __all__ = [
     "drained_by",
     "keeps_to_itself",
     "leaves_by",
-    "left_alone",
     "reserved",
+    "reserved_parts",
     "room",
     "set_free",
     "shares",
@@ -92,13 +92,13 @@ def room(
     return free
 
 
-def left_alone(
+def reserved_parts(
     state: State,
     tenant: Tenant,
     now: float,
     until: float,
     *,
-    whatever_ends: bool = False,
+    ignore_leases: bool = False,
     only_own: Nodes = (),
 ) -> Placement:
     """Return what a lease of a tenant that lasts until then may not take of what is free.
@@ -108,9 +108,9 @@ def left_alone(
         tenant: Whose lease it is.
         now: Seconds since the epoch.
         until: When the lease ends.
-        whatever_ends: For a fleet on which leases are taken to have ended: what is reserved, less
-            what its tenants hold of it.
-        only_own: Nodes of which it gets what its tenant reserved there, and no more.
+        ignore_leases: Assume that all leases have ended: return what is reserved, less what its
+            tenants hold of it.
+        only_own: Nodes of which it gets only what its tenant reserved there.
 
     Returns:
         Shares of nodes that are reserved in part; those that are reserved whole are shut.
@@ -124,11 +124,11 @@ def left_alone(
             continue
         free, kept = _free(state, row), Amounts()
         for at in {max(now, each.starts_at) for each in theirs}:
-            if whatever_ends:
+            if ignore_leases:
                 kept |= _unheld(state, place, theirs, at)
             elif (left := room(state, place, at, tenant)) is not None:
                 kept |= free - left
-        if not whatever_ends:
+        if not ignore_leases:
             kept &= free
         if place in only_own:
             kept |= free - own(state, place, tenant)

@@ -77,7 +77,7 @@ class Backfill:
         is_new = head is not queue.head  # What was kept from it until now is open to it.
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
-        own = self._asks.withheld.nodes(ask, for_good=True)
+        own = self._asks.exclusions.find_on_empty(ask).by_others
         moved = not set(own).isdisjoint(queue.reservation)  # Its lease would last too long there.
         if is_new or moved or self._reserved_at != (self._state.gains, self._preemption.spared):
             refused = head.refused_at == queue.changes
@@ -95,10 +95,10 @@ class Backfill:
             for waiter in oldest
             if self._requests.undecided.get(waiter.ask.id) is None
         ]
-        groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By what reservations keep from them.
+        groups: dict[tuple[Nodes, ...], list[Pending]] = {}  # By what others exclude.
         for each in idle:
-            own = tuple(map(self._asks.withheld.nodes, alternatives.each(each.ask)))
-            groups.setdefault(own, []).append(each)
+            found = [self._asks.exclusions.find(x, reserved) for x in alternatives.each(each.ask)]
+            groups.setdefault(tuple(x.by_others for x in found), []).append(each)
         for group in groups.values():
             if any(self._asks.take_over(each, reserved) for each in group):
                 return True
@@ -111,20 +111,20 @@ class Backfill:
                 elif not each.ask.alternatives or self._asks.settles(each, reserved):
                     fitting.append(each)
         if idle and not fitting:
-            self._pass_over(idle[0], reserved, withheld=any(map(any, groups)))
+            self._pass_over(idle[0], reserved, excluded=any(map(any, groups)))
         asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
         ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
         for each in fitting[: max(0, CONSULTED_MAX - ahead)]:
-            self._asks.consult(each, self._asks.withheld.reserved(each.ask, reserved))
+            self._asks.consult(each, self._asks.exclusions.find(each.ask, reserved))
         return False
 
-    def _pass_over(self, first: Pending, reserved: Nodes, *, withheld: bool) -> None:
+    def _pass_over(self, first: Pending, reserved: Nodes, *, excluded: bool) -> None:
         """Note that there is no room for a line, or none within its quota."""
         queue, gains = self._requests.queue, self._state.gains
         if first.over is not None:
             queue.declined(first.ask, first.over, gains, reserved)
         else:
-            queue.does_not_fit(first.ask, gains, reserved, withheld=withheld)
+            queue.does_not_fit(first.ask, gains, reserved, excluded=excluded)
 
     def _capped(self) -> dict[PolicyRef, int]:
         """Return the policies that are asked as much as they may be, up to which priority."""

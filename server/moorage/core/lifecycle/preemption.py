@@ -16,8 +16,8 @@ import numpy.typing as npt
 from moorage.core.fit.feasibility import Feasibility
 from moorage.core.fit.room import keeps_to_itself
 from moorage.core.lifecycle.leases import LeaseLifecycle
+from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
-from moorage.core.queue.withheld import parts, withheld
 from moorage.core.state.accounts import demanded, placed
 from moorage.core.state.facts import Preempted, Spared
 from moorage.core.turns.turn import TurnWriter
@@ -47,6 +47,7 @@ class Preemption:
         feasibility: Knows what fits.
         leases: Ends and moves them.
         requests: Those that are open.
+        exclusions: Computes what each request may not use.
 
     Attributes:
         spared: How many that were told to leave need not: the head may need others.
@@ -59,8 +60,10 @@ class Preemption:
         feasibility: Feasibility,
         leases: LeaseLifecycle,
         requests: OpenRequests,
+        exclusions: ExclusionRules,
     ) -> None:
         self._turn = writer
+        self._exclusions = exclusions
         self._state = writer.state
         self._feasibility = feasibility
         self._leases = leases
@@ -81,10 +84,9 @@ class Preemption:
         if ask.demand is None or not (given or waits):
             return None
         now = self._turn.now
-        state, known = self._state, self._feasibility
-        shut = withheld(state, known, ask, now, for_good=True)
-        fleet = known.beside(parts(state, known, ask, now, whatever_ends=True))
-        attempt = _Attempt(fleet, known, known.allowed(ask.candidates, shut), ask.demand, now)
+        known, found = self._feasibility, self._exclusions.find_on_empty(ask)
+        allowed = known.allowed(ask.candidates, found.nodes)
+        attempt = _Attempt(known.beside(found.parts), known, allowed, ask.demand, now)
         chosen = attempt.choose(coming, given)
         if chosen is None:
             return None

@@ -14,10 +14,10 @@ from moorage.core.fit.verification import Stale, Unsound, verify
 from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
 from moorage.core.queue import alternatives
+from moorage.core.queue.exclusions import NONE, ExclusionRules, Exclusions, shortened
 from moorage.core.queue.idempotency import mismatch
 from moorage.core.queue.open_requests import ASKS_BYTES_MAX, PENDING_MAX, OpenRequests, Pending
 from moorage.core.queue.quotas import Quotas
-from moorage.core.queue.withheld import Withheld, shortened
 from moorage.core.reports import explain
 from moorage.core.state import refusals
 from moorage.core.state.facts import Dequeued, Queued, Refusal
@@ -63,9 +63,7 @@ class Requests:
         leases: Grants and ends leases.
         warm: Knows what is kept for the next request like its own.
         quotas: Knows who may hold so much.
-
-    Attributes:
-        withheld: Knows what is not for whom.
+        exclusions: Computes what each request may not use.
 
     """
 
@@ -77,6 +75,7 @@ class Requests:
         leases: LeaseLifecycle,
         warm: WarmReuse,
         quotas: Quotas,
+        exclusions: ExclusionRules,
     ) -> None:
         self._turn = writer
         self._state = writer.state
@@ -87,7 +86,7 @@ class Requests:
         self._leases = leases
         self._warm = warm
         self._quotas = quotas
-        self.withheld = Withheld(writer, feasibility, requests.queue)
+        self.exclusions = exclusions
         self._number = 0
         self._turned_down = 0
 
@@ -108,24 +107,25 @@ class Requests:
                 return
             over = self._quotas.refusal(pending.ask)
             pending.over = over or pending.over
-            reserved = self.withheld.reserved(pending.ask)
-            if over is None and self._fits(pending.ask, reserved):
-                self.consult(pending, reserved)
+            found = self.exclusions.find(pending.ask)
+            if over is None and self._fits(pending.ask, found):
+                self.consult(pending, found)
                 return
-            told.append((pending.ask, over or self.withheld.refusal(pending.ask, reserved)))
+            told.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
         # It waits for the last of its alternatives that it may ever have.
         pending.ask, refusal = alternatives.waits_for(told)
-        reserved = self.withheld.reserved(pending.ask)
+        found = self.exclusions.find(pending.ask)
         if refusal.code is Code.NEVER_FITS:
             self._answer(pending, refusal)
         elif refusal.code is Code.QUOTA_EXCEEDED:
-            self._beyond_quota(pending, refusal, reserved)
+            self._beyond_quota(pending, refusal, found)
         else:
-            self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+            self._wait_or_refuse(pending, refusal, found, self._state.gains)
 
-    def _fits(self, ask: Ask, reserved: Nodes) -> bool:
-        """Return whether there is room for a request less some nodes, as far as is known."""
-        return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
+    def _fits(self, ask: Ask, exclusions: Exclusions) -> bool:
+        """Return whether there is room for a request, as far as is known."""
+        demand = ask.demand
+        return demand is None or self._feasibility.fits(demand, ask.candidates, exclusions.nodes)
 
     def settles(self, pending: Pending, kept: Nodes, asks: Iterable[Ask] | None = None) -> bool:
         """Settle on the first that may be had now of some alternatives, or of all; False: none.
@@ -135,30 +135,30 @@ class Requests:
         for ask in alternatives.each(pending.ask) if asks is None else asks:
             over = self._quotas.refusal(ask) if ask.alternatives else None
             pending.over = over or pending.over
-            if over is None and self._fits(ask, self.withheld.reserved(ask, kept)):
+            if over is None and self._fits(ask, self.exclusions.find(ask, kept)):
                 pending.ask = ask
                 return True
         return False
 
-    def _tries_next(self, pending: Pending, why: Refusal, reserved: Nodes) -> bool:
+    def _tries_next(self, pending: Pending, why: Refusal, exclusions: Exclusions) -> bool:
         """Ask the policy about another alternative that fits; return whether there is one."""
         if not pending.ask.alternatives:
             return False
         # While the policy thought, there may have come room for one that it was not asked about.
         asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
-        kept = self.withheld.less_own(pending.ask, reserved)
+        kept = exclusions.by_waiters_only
         if not self.settles(pending, kept, asks):
             return False
         pending.insisted = False
-        self.consult(pending, self.withheld.reserved(pending.ask, kept))
+        self.consult(pending, self.exclusions.find(pending.ask, kept))
         return True
 
-    def _beyond_quota(self, pending: Pending, over: Refusal, reserved: Nodes) -> None:
+    def _beyond_quota(self, pending: Pending, over: Refusal, exclusions: Exclusions) -> None:
         """Refuse what its quota will never allow; the rest may wait."""
         if not over.details["never"]:
-            self._wait_or_refuse(pending, over, reserved, self._state.gains)
-        elif not self._tries_next(pending, over, reserved):
-            self._refuse(pending, over, reserved)
+            self._wait_or_refuse(pending, over, exclusions, self._state.gains)
+        elif not self._tries_next(pending, over, exclusions):
+            self._refuse(pending, over, exclusions)
 
     def _turned_away(self, ask: Ask) -> Refusal | None:
         """Return why a request is not looked at, or None."""
@@ -184,30 +184,26 @@ class Requests:
             self._requests.listen(first, to)
         return True
 
-    def consult(self, pending: Pending, reserved: Nodes) -> None:
-        """Ask the policy of a request, less the nodes that are kept for another one."""
+    def consult(self, pending: Pending, exclusions: Exclusions) -> None:
+        """Ask the policy of a request for a place beside its exclusions."""
         self._number += 1
         pending.consultation = self._number
         pending.consultations += 1
         pending.version, pending.layout = self._state.fleet.version, self._state.fleet.layout
         pending.gains, pending.turned_down = self._state.gains, self._turned_down
         pending.waits = pending.ask.id in self._state.waiting
-        pending.reserved = reserved
-        pending.avoided = (
-            () if pending.insisted else self._feasibility.avoided(pending.ask, reserved)
-        )
+        pending.exclusions, nodes = exclusions, exclusions.nodes
+        pending.avoided = () if pending.insisted else self._feasibility.avoided(pending.ask, nodes)
         self._pending.add(pending)
-        pending.only_own = self.withheld.only_own(pending.ask)
-        pending.left_alone = self.withheld.parts(pending.ask)
-        shut = (*reserved, *pending.avoided)
-        self._turn.emit(Consult(pending.ask, self._number, shut, pending.left_alone))
+        shut = (*nodes, *pending.avoided)
+        self._turn.emit(Consult(pending.ask, self._number, shut, exclusions.parts))
 
-    def _insist(self, pending: Pending, reserved: Nodes) -> bool:
+    def _insist(self, pending: Pending, exclusions: Exclusions) -> bool:
         """Ask a policy once more, about all nodes, that wants none of those it was offered."""
         if not pending.avoided:
             return False
         pending.insisted = True
-        self.consult(pending, reserved)
+        self.consult(pending, exclusions)
         return True
 
     def heard(self, news: Proposed | ConsultFailed) -> None:
@@ -215,11 +211,11 @@ class Requests:
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:
             return
-        reserved = self.withheld.reserved(pending.ask)
+        found = self.exclusions.find(pending.ask)
         if isinstance(news, Proposed):
-            self._proposed(pending, news.value, reserved)
+            self._proposed(pending, news.value, found)
         elif not self._comes_back(pending, news.refusal):
-            self._refuse(pending, news.refusal, reserved)
+            self._refuse(pending, news.refusal, found)
 
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
         """Have a queued lease pause whose policy did not get to answer; return whether it does.
@@ -238,80 +234,84 @@ class Requests:
         self._turn.wakes = True  # What was kept for it is for the others now.
         return True
 
-    def _proposed(self, pending: Pending, value: Any, reserved: Nodes) -> None:
+    def _proposed(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
         ask = pending.ask
         try:
             wishes = parse_proposal(value, ask.demand)
         except ProposalError as error:
-            self._refuse(pending, refusals.malformed(error), reserved)
+            self._refuse(pending, refusals.malformed(error), exclusions)
             return
         if not wishes:
-            self._declined(pending, value, reserved)
+            self._declined(pending, value, exclusions)
             return
-        self._judged(pending, wishes, value, reserved)
+        self._judged(pending, wishes, value, exclusions)
         if ask.terms is not None and ask.id not in self._state.leases:
             self._turned_down += 1
 
     def _judged(
-        self, pending: Pending, wishes: tuple[ProposedShare, ...], value: Any, reserved: Nodes
+        self,
+        pending: Pending,
+        wishes: tuple[ProposedShare, ...],
+        value: Any,
+        exclusions: Exclusions,
     ) -> None:
         """Grant what a policy proposed, or ask it again, or say why not."""
         ask = pending.ask
-        shut = (*reserved, *pending.avoided)
-        left_alone = self.withheld.parts(ask)
-        fleet = self._feasibility.beside(left_alone)
-        verdict = verify(ask, wishes, fleet, self._state.clusters, shut)
-        seen = (self._state.fleet.version, left_alone)
+        nodes = exclusions.nodes
+        fleet = self._feasibility.beside(exclusions.parts)
+        verdict = verify(ask, wishes, fleet, self._state.clusters, (*nodes, *pending.avoided))
+        seen = (self._state.fleet.version, exclusions.parts)
         if isinstance(verdict, tuple) and touches(verdict, pending.avoided):
-            self._insist(pending, reserved)
-        elif isinstance(verdict, tuple) and not touches(verdict, reserved):
+            self._insist(pending, exclusions)
+        elif isinstance(verdict, tuple) and not touches(verdict, nodes):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
             refusal = refusals.kept_for_head()
-            if reserved == pending.reserved:
+            if nodes == pending.exclusions.nodes:
                 # The policy knew; asked again, it would say the same.
-                self._wait_or_refuse(pending, refusal, reserved, pending.gains)
+                self._wait_or_refuse(pending, refusal, exclusions, pending.gains)
             else:
-                self._propose_again(pending, refusal, reserved)
+                self._propose_again(pending, refusal, exclusions)
         elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
-            self._refuse(pending, verdict.refusal, reserved)
-        elif isinstance(verdict, Stale) and seen == (pending.version, pending.left_alone):
+            self._refuse(pending, verdict.refusal, exclusions)
+        elif isinstance(verdict, Stale) and seen == (pending.version, pending.exclusions.parts):
             # Nothing changed since the policy was asked: it proposed what it could see is taken.
-            self._refuse(pending, refusals.taken_and_seen(verdict.refusal), reserved)
+            self._refuse(pending, refusals.taken_and_seen(verdict.refusal), exclusions)
         else:
-            self._propose_again(pending, verdict.refusal, reserved)
+            self._propose_again(pending, verdict.refusal, exclusions)
 
-    def _propose_again(self, pending: Pending, conflict: Refusal, reserved: Nodes) -> None:
+    def _propose_again(self, pending: Pending, conflict: Refusal, exclusions: Exclusions) -> None:
         """Ask the policy again: others were faster. The fleet it sees now is another one."""
         ask = pending.ask
-        if not self._fits(ask, reserved):
-            refusal = self.withheld.refusal(ask, reserved)
-            self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+        if not self._fits(ask, exclusions):
+            refusal = self.exclusions.refusal(ask, exclusions)
+            self._wait_or_refuse(pending, refusal, exclusions, self._state.gains)
         elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
-            self.consult(pending, reserved)
+            self.consult(pending, exclusions)
         else:
             refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
-            self._wait_or_refuse(pending, refusal, reserved, -1)  # It fits, so nothing stands.
+            self._wait_or_refuse(pending, refusal, exclusions, -1)  # It fits, so nothing stands.
 
-    def _declined(self, pending: Pending, value: Any, reserved: Nodes) -> None:
+    def _declined(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
         """The policy returned a value that names no cluster: it is passed on and grants nothing."""
         ask = pending.ask
-        if self._insist(pending, reserved):
+        if self._insist(pending, exclusions):
             return
         if ask.terms is None:
             explain = ask.explain and ask.demand is not None
             self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
             return
-        if self._missed_something(pending, reserved):
-            self.consult(pending, reserved)
+        if self._missed_something(pending, exclusions):
+            self.consult(pending, exclusions)
             return
-        if not self._fits(ask, pending.reserved):
-            refusal = self.withheld.refusal(ask, pending.reserved)
+        seen = pending.exclusions
+        if not self._fits(ask, seen):
+            refusal = self.exclusions.refusal(ask, seen)
         else:
             refusal = refusals.declined(value)
-        self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
+        self._wait_or_refuse(pending, refusal, seen, pending.gains)
 
-    def _missed_something(self, pending: Pending, reserved: Nodes) -> bool:
+    def _missed_something(self, pending: Pending, exclusions: Exclusions) -> bool:
         """Return whether there may be room for a new ask that its policy did not see.
 
         Capacity came back while it thought; or its cell held something free of another proposal
@@ -322,10 +322,11 @@ class Requests:
         waits = ask.id in self._state.waiting and self._is_patient(ask)
         if waits or pending.consultations >= CONSULTS_MAX:
             return False
-        seen = pending.gains, pending.turned_down, pending.reserved, pending.only_own
-        if seen == (self._state.gains, self._turned_down, reserved, self.withheld.only_own(ask)):
+        then = pending.exclusions
+        seen = pending.gains, pending.turned_down, then.nodes, then.own
+        if seen == (self._state.gains, self._turned_down, exclusions.nodes, exclusions.own):
             return False
-        return self._fits(ask, reserved)
+        return self._fits(ask, exclusions)
 
     def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
         ask = pending.ask
@@ -334,7 +335,7 @@ class Requests:
             return
         over = self._quotas.refusal(ask, placement)
         if over is not None:
-            self._beyond_quota(pending, over, pending.reserved)
+            self._beyond_quota(pending, over, pending.exclusions)
             return
         self._grant(pending, placement, value)
         self._turn.wakes = True
@@ -377,24 +378,24 @@ class Requests:
         return reasons
 
     def _wait_or_refuse(
-        self, pending: Pending, refusal: Refusal, reserved: Nodes, gains: int
+        self, pending: Pending, refusal: Refusal, exclusions: Exclusions, gains: int
     ) -> None:
         """Say no, or not yet where the ask may wait: the "no" stands as of `gains`.
 
         What is kept warm gives way first: an ask that would not wait does so until it has ended.
         """
-        if self._tries_next(pending, refusal, reserved):
+        if self._tries_next(pending, refusal, exclusions):
             return
         ask, terms = pending.ask, pending.ask.terms
         waiter = self._state.waiting.get(ask.id)
-        kept = self.withheld.less_own(ask, reserved)
+        kept = exclusions.by_waiters_only
         capacity = self._warm.room_after(refusal, ask, kept)
         comes_back = waiter is not None and waiter.lease is not None
         patient = terms is not None and (
             terms.wait_seconds > 0 or comes_back or capacity is not None
         )
         if terms is None or ask.dry_run or not patient:
-            self._refuse(pending, refusal, reserved)
+            self._refuse(pending, refusal, exclusions)
             return
         many, size = len(self._state.waiting), self._state.waiting_bytes + ask.size
         if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
@@ -406,18 +407,16 @@ class Requests:
             self._queue.add(ask)
         self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
-        withheld = (*kept, *pending.only_own)
+        excluded = (*kept, *pending.exclusions.own)
         if ask.alternatives and pending.over is not None:
-            self._queue.declined(
-                ask, pending.over, gains, withheld
-            )  # Until its quota has room, too.
+            # Until its quota has room, too.
+            self._queue.declined(ask, pending.over, gains, excluded)
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
-            if not self.withheld.nodes(
-                ask
-            ):  # Else it says nothing of others like it: the queue looks for itself.
+            # Otherwise the result does not hold for the whole class: the queue checks each waiter.
+            if not exclusions.by_others:
                 self._queue.does_not_fit(ask, gains, kept)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
-            self._queue.declined(ask, refusal, gains, withheld)
+            self._queue.declined(ask, refusal, gains, excluded)
         self._turn.wakes = True  # What is kept for this line may have moved, or grown.
 
     def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
@@ -427,7 +426,7 @@ class Requests:
         """
         if ask.demand is None or reserved or not self._is_patient(ask):
             return ()
-        own = self.withheld.nodes(ask, for_good=True)
+        own = self.exclusions.find_on_empty(ask).by_others
         return capacity or self._feasibility.reservation(ask.demand, ask.candidates, None, own)
 
     def _is_patient(self, ask: Ask) -> bool:
@@ -446,15 +445,15 @@ class Requests:
         """Return why a waiter waits, as things stand; None where only its policy knows."""
         if last := self._queue.last_declined(ask) or self._quotas.refusal(ask):
             return last
-        reserved = self.withheld.reserved(ask)
-        return None if self._fits(ask, reserved) else self.withheld.refusal(ask, reserved)
+        found = self.exclusions.find(ask)
+        return None if self._fits(ask, found) else self.exclusions.refusal(ask, found)
 
-    def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
+    def _refuse(self, pending: Pending, refusal: Refusal, exclusions: Exclusions) -> None:
         """End an ask with a "no" that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
             beyond = refusal.code is Code.QUOTA_EXCEEDED  # So it is on all nodes.
-            if beyond or not self._insist(pending, reserved):
+            if beyond or not self._insist(pending, exclusions):
                 self._pending.settle(pending.ask)
                 self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
             return
@@ -503,4 +502,4 @@ class Requests:
         pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
         if pending.consultation:
             self._turn.emit(Forget(ask.id, pending.consultation))
-        self._refuse(pending, refusal, ())
+        self._refuse(pending, refusal, NONE)

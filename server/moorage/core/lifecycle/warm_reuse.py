@@ -14,10 +14,11 @@ import numpy as np
 from moorage.core.fit.feasibility import Candidates, Feasibility
 from moorage.core.fit.verification import verify
 from moorage.core.lifecycle.leases import LeaseLifecycle, likeness
+from moorage.core.queue.exclusions import ExclusionRules, Exclusions
 from moorage.core.queue.order import WaitingQueue
-from moorage.core.queue.withheld import parts, withheld
 from moorage.core.state.accounts import Account, placed
 from moorage.core.state.facts import Ended, Refusal, Warmed
+from moorage.core.state.reserved import touches
 from moorage.core.state.state import RELEASED
 from moorage.core.turns.effects import Address, Information, Stop
 from moorage.core.turns.events import WorkloadKept
@@ -51,6 +52,7 @@ class WarmReuse:
         feasibility: Knows what fits.
         leases: Ends leases.
         queue: Knows which requests wait for a quota.
+        exclusions: Computes what each request may not use.
 
     """
 
@@ -60,8 +62,10 @@ class WarmReuse:
         feasibility: Feasibility,
         leases: LeaseLifecycle,
         queue: WaitingQueue,
+        exclusions: ExclusionRules,
     ) -> None:
         self._turn = writer
+        self._exclusions = exclusions
         self._feasibility = feasibility
         self._leases = leases
         self._queue = queue
@@ -102,12 +106,12 @@ class WarmReuse:
         """
         if ask.terms is None or ask.dry_run or ask.provision is None or not self._turn.state.warm:
             return None
-        wanted, shut = likeness(ask), None
+        wanted, found = likeness(ask), None
         for lease in reversed(list(self._oldest())):
             if lease.likeness != wanted:
                 continue
-            shut = (*self._shut(ask, kept), *ask.avoid) if shut is None else shut
-            if self._verified(ask, lease, shut):
+            found = found or self._exclusions.find_on_empty(ask, kept)
+            if self._verified(ask, lease, found):
                 return lease
         return None
 
@@ -115,10 +119,10 @@ class WarmReuse:
         """End a warm lease whose place and workload the lease `by` gets in the same turn."""
         self._turn.record(Ended(warm.id, self._turn.now, f"lease {by} took its workload over"))
 
-    def _verified(self, ask: Ask, lease: Lease, reserved: Nodes) -> bool:
-        if any((share.cluster_id, share.node_id) in reserved for share in lease.placement):
+    def _verified(self, ask: Ask, lease: Lease, exclusions: Exclusions) -> bool:
+        if touches(lease.placement, (*exclusions.nodes, *ask.avoid)):
             return False
-        fleet = self._feasibility.beside(self._left_alone(ask)).imagined()
+        fleet = self._feasibility.beside(exclusions.parts).imagined()
         for share in lease.placement:
             fleet.give(share)
         wishes = tuple(
@@ -135,16 +139,6 @@ class WarmReuse:
         return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement
 
     # Giving way ----------------------------------------------------------------------------
-
-    def _shut(self, ask: Ask, kept: Nodes) -> Nodes:
-        """Return the nodes that are not for a request, whatever ends there."""
-        state, now = self._turn.state, self._turn.now
-        return (*kept, *withheld(state, self._feasibility, ask, now, kept, for_good=True))
-
-    def _left_alone(self, ask: Ask) -> Placement:
-        """Return what of other nodes is reserved for others, whatever ends there."""
-        state, now = self._turn.state, self._turn.now
-        return parts(state, self._feasibility, ask, now, whatever_ends=True)
 
     def _is_in_the_way(self, lease: Lease) -> bool:
         """Return whether others wait for the quota that a lease would go on to take."""
@@ -175,14 +169,14 @@ class WarmReuse:
         own = self._resetting_for(ask)  # It comes as it is.
         for lease in own:
             self._awaited[lease.id] = ask.id
-        reserved = self._shut(ask, kept)
+        found = self._exclusions.find_on_empty(ask, kept)
+        reserved = found.nodes
         if ask.demand is None:
             return self._room_unknown(ask, reserved, [*coming, *own])
-        left = self._left_alone(ask)
-        key = (ask.demand, ask.candidates, reserved, left)
+        key = (ask.demand, ask.candidates, reserved, found.parts)
         if not (coming or own) and self._hopeless.get(key) == state.gains:
             return None
-        attempt = _Attempt(self._feasibility.beside(left), self._feasibility, ask, reserved)
+        attempt = _Attempt(self._feasibility.beside(found.parts), self._feasibility, ask, reserved)
         others = (each for each in self._idle() if self._awaited.get(each.id) != ask.id)
         chosen = attempt.choose([*coming, *own], others)
         if chosen is None:

@@ -9,11 +9,12 @@ from typing import Final
 
 import msgspec
 
+from moorage.core.queue.exclusions import NONE, Exclusions
 from moorage.core.queue.order import WaitingQueue
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Address, Forget
 from moorage.core.turns.turn import TurnWriter
-from moorage.model import Ask, Nodes, Placement, PolicyRef, RequestId, SessionId, Tenant
+from moorage.model import Ask, Nodes, PolicyRef, RequestId, SessionId, Tenant
 
 PENDING_MAX: Final = 10_000
 """Asks being consulted about; the next one is answered `busy`."""
@@ -39,12 +40,8 @@ class Pending(msgspec.Struct):
     """It stands in the queue meanwhile."""
     turned_down: int = 0
     """How many proposals had been turned down then: a policy may have missed what they were for."""
-    reserved: Nodes = ()
-    """Nodes that were kept for a waiter ahead of it."""
-    only_own: Nodes = ()
-    """Nodes kept for such a waiter of which it could have what its tenant reserved."""
-    left_alone: Placement = ()
-    """What of other nodes was reserved."""
+    exclusions: Exclusions = NONE
+    """What it could not use then."""
     avoided: Nodes = ()
     """Nodes that were left out because its workload has failed there."""
     insisted: bool = False

@@ -200,18 +200,18 @@ class WaitingQueue:
 
     # What they were told ---------------------------------------------------------------------
 
-    def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, withheld: bool = False) -> None:
+    def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, excluded: bool = False) -> None:
         """Note that there is no room for who needs what `ask` needs.
 
         Args:
             ask: One of them.
             gains: `State.gains` when that was found; where they are more now, it does not stand.
             reserved: What was kept for others then.
-            withheld: Reservations keep nodes from its line, which says nothing of other lines.
+            excluded: Reservations keep nodes from its line, which says nothing of other lines.
                 So it is where another tenant reserved a part of what is kept.
 
         """
-        withheld = withheld or self._partly_open(reserved) != reserved
+        excluded = excluded or self._partly_open(reserved) != reserved
         line = self._line_of[ask.id]
         row = self._classes[line.of].row
         if gains != self._state.gains or not set(reserved) <= set(self.reservation):
@@ -219,10 +219,10 @@ class WaitingQueue:
         else:
             if not reserved:
                 line.refused_at = self.changes
-            if not withheld:
+            if not excluded:
                 self._ranking.refused(row, self.changes, reserved)
 
-    def declined(self, ask: Ask, refusal: Refusal, gains: int, withheld: Nodes) -> None:
+    def declined(self, ask: Ask, refusal: Refusal, gains: int, excluded: Nodes) -> None:
         """Pass over those in the line of `ask`, whose policy wants nothing of what is free.
 
         Args:
@@ -230,19 +230,19 @@ class WaitingQueue:
             refusal: What they are told if their time is up before that changes.
             gains: `State.gains` when the policy was asked; where they are more now, it is asked
                 again.
-            withheld: Nodes that were kept from it, for the head of the queue.
+            excluded: Nodes that were kept from it, for the head of the queue.
 
         """
         line = self._line_of[ask.id]
         its = self._classes[line.of]
         if line is self.head:
             self.reserve(None, ())
-        if gains != self._state.gains or not set(withheld) <= set(self.reserved_for(line)):
+        if gains != self._state.gains or not set(excluded) <= set(self.reserved_for(line)):
             self._ranking.judge_again(its.row)
             return
         self._leave(line)
         its.declined[line] = self._declined[line] = None
-        line.declined, line.withheld = refusal, withheld
+        line.declined, line.excluded = refusal, excluded
         over = refusal.code is Code.QUOTA_EXCEEDED
         line.over_quota_at = self._ranking.rooms() if over else 0
 
@@ -292,9 +292,9 @@ class WaitingQueue:
     def rethink(self) -> None:
         """Ask those again who declined without nodes that are not kept from them any more."""
         rooms = self._ranking.rooms()
-        for line in [each for each in self._declined if each.withheld or each.over_quota_at]:
+        for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
-            if room or not set(line.withheld) <= set(self.reserved_for(line)):
+            if room or not set(line.excluded) <= set(self.reserved_for(line)):
                 self._ask_again(line)
 
     def retry(self, ask: Ask) -> None:

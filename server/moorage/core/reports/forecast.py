@@ -160,7 +160,7 @@ class _Course:
         shut = [
             node
             for node, row in rows.items()
-            if row is not None and self._left_alone(row, first, moment) is None
+            if row is not None and self._reserved_parts(row, first, moment) is None
         ]
         nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
         return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
@@ -175,7 +175,7 @@ class _Course:
             rows = np.flatnonzero(fits).tolist()
         elif needs.where is not None:
             rows = [row for row in rows if ids[row][0] in needs.where]
-        beside = {row: self._left_alone(row, needs, moment) for row in rows}
+        beside = {row: self._reserved_parts(row, needs, moment) for row in rows}
         able = [row for row in rows if beside[row] is not None]
         parts = [part for row in able for part in beside[row] or ()]
         for part in parts:
@@ -206,7 +206,7 @@ class _Course:
             for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
         )
 
-    def _left_alone(self, row: int, needs: _Class, moment: float) -> Placement | None:
+    def _reserved_parts(self, row: int, needs: _Class, moment: float) -> Placement | None:
         """Return what others reserved of a node in the time of a lease that begins then.
 
         None where it has no place: they reserved all of it.

@@ -132,7 +132,7 @@ class WaiterLine:
         refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
         declined: What their policy answered, where it wants nothing of what is free; they are
             passed over until capacity grows where they fit.
-        withheld: Nodes that it was not offered, since they were kept for the head of the queue.
+        excluded: Nodes that it was not offered, since they were kept for the head of the queue.
         over_quota_at: `Ranking.rooms` when what it proposed was beyond their quota; 0: it was not.
 
     """
@@ -143,7 +143,7 @@ class WaiterLine:
     since: float = math.inf
     refused_at: int = UNJUDGED
     declined: Refusal | None = None
-    withheld: Nodes = ()
+    excluded: Nodes = ()
     over_quota_at: int = 0
 
     @property

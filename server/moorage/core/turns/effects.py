@@ -69,14 +69,14 @@ class Consult(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
-        left_alone: What of other nodes is reserved, and to be seen as held.
+        excluded_parts: What of other nodes is reserved, and to be seen as held.
 
     """
 
     ask: Ask
     consultation: int
     reserved: tuple[tuple[str, str], ...] = ()
-    left_alone: Placement = ()
+    excluded_parts: Placement = ()
 
 
 class Forget(msgspec.Struct, frozen=True, gc=False):

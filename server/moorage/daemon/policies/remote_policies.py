@@ -115,9 +115,9 @@ class RemotePolicies:
         names = self._catalog.memory.live_ids() if ask.candidates is None else ask.candidates
         # What is free is read here, on the loop, so that all of it is of one moment.
         fleet = self._fleet()
-        if consult.left_alone:
+        if consult.excluded_parts:
             fleet = fleet.imagined()
-            for share in consult.left_alone:
+            for share in consult.excluded_parts:
                 fleet.take(share)
         free = {name: capacity_of(fleet, name) for name in names}
         if ask.demand is not None and ask.demand.where:

@@ -197,7 +197,7 @@ class Worker:
                 {"fleet": view, "seed": frame.seed, "resources": LATER},
                 partial(self._later, demand, frame.candidates),
             )
-            with replica.without(frame.left_alone):
+            with replica.without(frame.excluded_parts):
                 value, answer = self._answer(policy.eval(parameters, input_data, context))
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # A policy may raise anything at all.

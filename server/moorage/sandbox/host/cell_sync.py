@@ -223,7 +223,7 @@ class CellSync:
             snapshot,
             parts,
             self._matching(work),
-            tuple(map(share_fields, work.consult.left_alone)),
+            tuple(map(share_fields, work.consult.excluded_parts)),
         )
 
     def _matching(self, work: Work) -> bytes:

@@ -82,7 +82,7 @@ class Evaluate(_Frame, tag=2):
     parts: tuple[Part, ...]
     matching: bytes
     """A bit for each row, set where it has the required labels; empty: all have."""
-    left_alone: tuple[ShareFields, ...] = ()
+    excluded_parts: tuple[ShareFields, ...] = ()
     """What the policy sees as held, since others reserved it."""
 
 

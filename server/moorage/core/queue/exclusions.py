@@ -1,0 +1,247 @@
+"""Exclusions: nodes, and parts of nodes, that one request may not use.
+
+Other tenants reserved them for a time before its lease would end, waiters that go before it need
+them, or leases of its own group are too near. A policy sees excluded nodes as full and excluded
+parts as held; a proposal that names one is not granted. `Requests` computes them once for each
+consultation; whoever verifies, explains or wakes a request reads that value.
+"""
+
+from bisect import bisect_left
+
+import msgspec
+import numpy as np
+
+from moorage.core.fit import anti_affinity, room
+from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.room import Amounts
+from moorage.core.queue.order import WaitingQueue
+from moorage.core.state import refusals
+from moorage.core.state.facts import Refusal
+from moorage.core.state.reserved import Place
+from moorage.core.turns.turn import TurnWriter
+from moorage.model import Ask, Code, Demand, Lease, Nodes, Placement, Tenant
+from moorage.policy import Fleet
+
+__all__ = ["NONE", "ExclusionRules", "Exclusions", "shortened"]
+
+
+class Exclusions(msgspec.Struct, frozen=True, gc=False):
+    """What one request may not use.
+
+    Args:
+        by_waiters: Nodes reserved for waiters that go before it.
+        by_others: Nodes that others reserve before its lease would end, and those too near to
+            leases of its group.
+        own: Nodes reserved for such waiters too, of which it may use what its tenant reserved.
+        parts: What others reserve of all other nodes before its lease would end.
+
+    """
+
+    by_waiters: Nodes = ()
+    by_others: Nodes = ()
+    own: Nodes = ()
+    parts: Placement = ()
+
+    @property
+    def nodes(self) -> Nodes:
+        """All nodes of which it may use nothing."""
+        return (*self.by_waiters, *self.by_others)
+
+    @property
+    def by_waiters_only(self) -> Nodes:
+        """Nodes that it could use if no waiter went before it."""
+        if not self.by_others:
+            return self.by_waiters
+        return tuple(node for node in self.by_waiters if node not in self.by_others)
+
+
+NONE = Exclusions()
+
+_Lasting = tuple[Tenant, Demand | None, float, float]
+"""A lease: whose, what it needs, from when and until when."""
+
+
+class ExclusionRules:
+    """Computes exclusions.
+
+    Args:
+        writer: What the turn is written on.
+        feasibility: Knows what fits.
+        queue: Reserves nodes for its head.
+
+    """
+
+    def __init__(self, writer: TurnWriter, feasibility: Feasibility, queue: WaitingQueue) -> None:
+        self._turn = writer
+        self._state = writer.state
+        self._feasibility = feasibility
+        self._queue = queue
+
+    def find(self, ask: Ask, by_waiters: Nodes | None = None) -> Exclusions:
+        """Return the exclusions of a request as things are.
+
+        Args:
+            ask: The request.
+            by_waiters: Nodes reserved for waiters that go before it; None: as the queue has them.
+
+        """
+        if by_waiters is None:
+            if self._excludes_nothing(ask):
+                return NONE
+            by_waiters = self._queue.reserved_before(ask)
+        near = anti_affinity.near(self._state, ask)
+        if not self._state.reserved or ask.terms is None:
+            return Exclusions(by_waiters, near)
+        until = self._until(ask, (*by_waiters, *near))
+        own = self._own(ask, by_waiters)
+        parts = room.reserved_parts(self._state, ask.tenant, self._turn.now, until)
+        beside = self._feasibility.beside(parts)
+        reserved = self._reserved((ask.tenant, ask.demand, self._turn.now, until), beside)
+        if own:
+            parts = room.reserved_parts(
+                self._state, ask.tenant, self._turn.now, until, only_own=own
+            )
+        others = tuple(node for node in by_waiters if node not in own)
+        return Exclusions(others, (*near, *reserved), own, parts)
+
+    def find_on_empty(self, ask: Ask, by_waiters: Nodes = ()) -> Exclusions:
+        """Return the exclusions that stay when all leases of the fleet have ended."""
+        near = anti_affinity.near(self._state, ask)
+        if not self._state.reserved or ask.terms is None:
+            return Exclusions(by_waiters, near)
+        until = self._until(ask, (*by_waiters, *near))
+        reserved = self._reserved((ask.tenant, ask.demand, self._turn.now, until))
+        parts = room.reserved_parts(
+            self._state, ask.tenant, self._turn.now, until, ignore_leases=True
+        )
+        return Exclusions(by_waiters, (*near, *reserved), (), parts)
+
+    def _excludes_nothing(self, ask: Ask) -> bool:
+        """Return whether there are none: most servers reserve no node and have no queue."""
+        terms = ask.terms
+        return (
+            self._queue.head is None
+            and not self._state.reserved
+            and (terms is None or terms.anti_affinity is None)
+        )
+
+    def _own(self, ask: Ask, by_waiters: Nodes) -> Nodes:
+        """Return the nodes reserved for waiters of which the tenant itself reserved enough."""
+        if not by_waiters:
+            return ()
+        fleet, rows = self._state.fleet.imagined(), dict[Place, int]()
+        for place in by_waiters:
+            row, own = fleet.row(*place), room.own(self._state, place, ask.tenant)
+            if row is not None and own:
+                room.set_free(fleet, row, own)
+                rows[place] = row
+        if ask.demand is None:
+            return tuple(rows)
+        fits = fleet.feasible(ask.demand, np.array([*rows.values()], np.int64)).tolist()
+        return tuple(place for place, fit in zip(rows, fits, strict=True) if fit)
+
+    def _until(self, ask: Ask, excluded: Nodes) -> float:
+        """Return when a lease of a request would end, in seconds since the epoch.
+
+        A request that accepts a shorter lease gets one where it fits nowhere for the whole time.
+        """
+        assert ask.terms is not None
+        now = self._turn.now
+        waiter = self._state.waiting.get(ask.id)
+        if waiter is not None and waiter.lease is not None:
+            return waiter.lease.expires_at
+        whole, shortest = now + ask.terms.ttl_seconds, ask.terms.ttl_seconds_min
+        if not shortest:
+            return whole
+        reserved = self._reserved_now((ask.tenant, ask.demand, now, whole))
+        if not reserved or self._fits(ask, (*reserved, *excluded)):
+            return whole
+        return now + shortest
+
+    def _fits(self, ask: Ask, excluded: Nodes) -> bool:
+        demand = ask.demand
+        return demand is not None and self._feasibility.fits(demand, ask.candidates, excluded)
+
+    def _reserved_now(self, lease: _Lasting) -> Nodes:
+        tenant, _, now, until = lease
+        parts = room.reserved_parts(self._state, tenant, now, until)
+        return self._reserved(lease, self._feasibility.beside(parts))
+
+    def _reserved(self, lease: _Lasting, beside: Fleet | None = None) -> Nodes:
+        """Return the nodes on which a lease would run into a reservation.
+
+        Args:
+            lease: Whose, what it needs, from when and until when.
+            beside: The fleet as it is, less what others reserve; None: all leases have ended.
+
+        """
+        tenant, demand, now, until = lease
+        state, fleet = self._state, self._state.fleet
+        theirs = {
+            place: found
+            for place in state.reserved.on
+            if (found := room.before(state, place, tenant, until))
+        }
+        whole = {place: None for place, found in theirs.items() if not all(x.parts for x in found)}
+        partly = {
+            place: row
+            for place in theirs
+            if place not in whole and (row := fleet.row(*place)) is not None
+        }
+        if demand is None or not partly:
+            return tuple(whole)
+        rows = np.fromiter(partly.values(), np.int64)
+        empty = fleet.imagined()
+        for place, row in partly.items():
+            peak = Amounts()
+            for at in {max(now, each.starts_at) for each in theirs[place]}:
+                peak |= room.reserved(theirs[place], place, at)
+            room.set_free(empty, row, room.total(state, row) - peak)
+        full = ~empty.feasible(demand, rows)
+        if beside is not None:
+            full |= fleet.feasible(demand, rows) & ~beside.feasible(demand, rows)
+        names = list(partly)
+        return (*whole, *(names[each] for each in np.flatnonzero(full).tolist()))
+
+    def refusal(self, ask: Ask, exclusions: Exclusions) -> Refusal:
+        """Return why a request does not fit, and what reservations and its group have to do."""
+        assert ask.demand is not None
+        waiters = exclusions.by_waiters_only
+        refusal = self._feasibility.refusal(ask.demand, ask.candidates, waiters)
+        refusal = self._explain_reservations(refusal, ask, exclusions)
+        return anti_affinity.explained(refusal, self._state, ask)
+
+    def _explain_reservations(self, refusal: Refusal, ask: Ask, exclusions: Exclusions) -> Refusal:
+        """Add to a refusal how long a lease could last, where only reservations exclude it."""
+        assert ask.demand is not None
+        state, now = self._state, self._turn.now
+        if not state.reserved or ask.terms is None:
+            return refusal
+        shut = set(exclusions.nodes)
+        until = self._until(ask, ())
+        lease = ask.tenant, ask.demand, now, until
+        reserved = tuple(node for node in self._reserved_now(lease) if node in shut)
+        mine = sum(ask.candidates is None or cluster in ask.candidates for cluster, _ in reserved)
+        if not mine or refusal.code is not Code.NO_CAPACITY:
+            return refusal
+        rest = tuple(node for node in exclusions.nodes if node not in reserved)
+        begins = sorted(
+            {each.starts_at for each in state.reserved.by_id.values() if each.tenant != ask.tenant}
+        )
+        begins = begins[bisect_left(begins, now) :]
+
+        def runs_into_one(until: float) -> int:
+            found = self._reserved_now((ask.tenant, ask.demand, now, until))
+            return 1 - self._fits(ask, (*rest, *found))
+
+        late = bisect_left(begins, 1, key=runs_into_one)
+        if not late or begins[late - 1] <= now:
+            return refusals.reserved_for_others(refusal, mine)
+        return refusals.runs_into_reservation(refusal, mine, begins[late - 1] - now)
+
+
+def shortened(lease: Lease) -> float | None:
+    """Return how long a new lease lasts, in seconds, where that is less than was asked for."""
+    if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
+        return None
+    return lease.expires_at - lease.granted_at
