@@ -3,7 +3,7 @@
 Other tenants reserved them for a time before its lease would end, waiters that go before it need
 them, or leases of its own group are too near. A policy sees excluded nodes as full and excluded
 parts as held; a proposal that names one is not granted. `Requests` computes them once for each
-consultation; whoever verifies, explains or wakes a request reads that value.
+consultation; verification, refusals and wake-ups read that value.
 """
 
 from bisect import bisect_left
