@@ -415,6 +415,21 @@ class Config(ShareSettings):
     history_mib_max: Annotated[
         int, Setting(whole(1, 1 << 24), "MiB of the ledger; beyond it the oldest history goes.")
     ] = 4096
+    tenant_requests_per_second: Annotated[
+        int,
+        Setting(
+            whole(0, 1_000_000),
+            "Messages that one tenant may send in a second on the WebSocket and their HTTP twins; "
+            "0: any number.",
+        ),
+    ] = 0
+    tenant_uploads_per_minute: Annotated[
+        int,
+        Setting(whole(0, 100_000), "Policies that one tenant may publish; 0: any number."),
+    ] = 0
+    tenant_watchers_max: Annotated[
+        int, Setting(whole(0, 100_000), "Sessions of one tenant that may watch; 0: any number.")
+    ] = 0
     audit_days: Annotated[
         int, Setting(whole(0, 36_500), "Days that the audit log goes back; 0: there is none.")
     ] = 400

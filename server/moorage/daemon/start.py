@@ -26,6 +26,7 @@ from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.access.rates import TenantRates
 from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tls import ServerTls
@@ -136,6 +137,7 @@ class RequestParts:
     replies: Replies
     lookups: Lookups
     router: Router
+    rates: TenantRates
 
 
 async def start(config: Config, measures: Measures) -> Daemon:
@@ -420,7 +422,8 @@ def _requests(
     terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(access, decisions, fleets, whatifs)
-    bounds = OperationBounds(config.lease_ttl_seconds_max, state)
+    bounds = OperationBounds(config.lease_ttl_seconds_max, state, config.tenant_watchers_max)
+    rates = TenantRates(config.tenant_requests_per_second, config.tenant_uploads_per_minute)
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
@@ -431,7 +434,8 @@ def _requests(
         calls,
         replies,
         lookups,
-        Router(admission, operations, blocks, replies, tasks, stores.audit),
+        Router(admission, operations, blocks, replies, stores.audit, rates),
+        rates,
     )
 
 
@@ -512,7 +516,7 @@ def _web(
         executors=catalog.executors,
         policies=catalog.policies,
         publications=services.PolicyServices(
-            catalog, sandbox, requests.publishing, requests.management
+            catalog, sandbox, requests.publishing, requests.management, requests.rates
         ),
         aliases=requests.publishing,
         block_actions=BlockServices(requests.blocks, core.tasks.spawn),

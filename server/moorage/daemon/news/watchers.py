@@ -130,6 +130,16 @@ class Watchers:
             self._shapes.add(session, caller)
         return self._watched(session)
 
+    def others(self, session: SessionId, tenant: Tenant) -> int:
+        """Return how many other sessions of a tenant watch something."""
+        found = {
+            each
+            for watching in self._watching.values()
+            for each, whose in watching.items()
+            if whose == tenant
+        }
+        return len(found - {session})
+
     def _watched(self, session: SessionId) -> list[str]:
         return [topic for topic in TOPICS if session in self._watching[topic]]
 

@@ -85,11 +85,13 @@ class OperationBounds:
     Args:
         ttl_seconds_max: The longest that a lease may be renewed for.
         state: Has the clusters; read only.
+        watchers_max: Sessions of one tenant that may watch; 0: any number.
 
     """
 
     ttl_seconds_max: float
     state: State
+    watchers_max: int
 
 
 class Operations:
@@ -120,6 +122,7 @@ class Operations:
         self._management = management
         self._lookups = lookups
         self._ttl_seconds_max, self._state = bounds.ttl_seconds_max, bounds.state
+        self._watchers_max = bounds.watchers_max
 
     def lost(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session of a tenant is over."""
@@ -286,6 +289,10 @@ class Operations:
             _note(who, remote, about)
 
     def _watch(self, to: Address, caller: Caller, message: wire.WatchTopics) -> Response:
+        most = self._watchers_max
+        if most and self._watchers.others(to.session, caller.tenant) >= most:
+            reason = f"{most} sessions of tenant “{caller.tenant}” watch (`tenant_watchers_max`)"
+            return Refusal(Code.BUSY, reason, "topics", "one of them to be closed first")
         try:
             return Information({"topics": self._watchers.add(to.session, caller, message.topics)})
         except ServiceError as error:

@@ -70,6 +70,9 @@ class Replies:
         tasks: Runs what has to wait for its answer.
         progress: Tells how far asks are.
 
+    Attributes:
+        fail: Takes a defect, which ends the process.
+
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Replies:
         self._workloads = workloads
         self._tokens = tokens
         self._tasks = tasks
+        self.fail = tasks.fail
         self._open: dict[Address, ReplyContext] = {}
         self._askers: dict[RequestId, Address] = {}
         self._numbers: dict[SessionId, set[Address]] = {}

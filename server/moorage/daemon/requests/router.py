@@ -1,20 +1,25 @@
 """The daemon's side of both front doors: each message goes where its kind is seen to."""
 
+import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from moorage.core.turns.effects import Address
 from moorage.daemon.access.audit_log import AuditLog
-from moorage.daemon.access.rights import refusal
+from moorage.daemon.access.rates import TenantRates
+from moorage.daemon.access.rights import RIGHT_OF, refusal
 from moorage.daemon.answers import encode
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.operations import Operations
 from moorage.daemon.requests.replies import Replies
-from moorage.daemon.tasks import Tasks
 from moorage.gateway.deliver import Request, Taking
 from moorage.model import SessionId
 from moorage.protocol.messages import AllocationRequest, BlockRequest
-from moorage.records.rights import Caller
+from moorage.records.rights import Caller, Right
+
+PAUSE_SECONDS_MAX: Final = 1.0
+"""How long a session is not read on after a request that came too fast."""
 
 
 class Router:
@@ -25,8 +30,8 @@ class Router:
         operations: Does what operations say.
         blocks: Finds places for blocks.
         replies: Where all of them answer.
-        tasks: Learns of a defect.
         audit: Learns what a caller had no right to do.
+        rates: Refuses what a tenant sends too fast.
 
     """
 
@@ -36,15 +41,16 @@ class Router:
         operations: Operations,
         blocks: BlockPlacement,
         replies: Replies,
-        tasks: Tasks,
         audit: AuditLog,
+        rates: TenantRates,
     ) -> None:
         self._admission = admission
         self._operations = operations
         self._blocks = blocks
         self._replies = replies
         self._audit = audit
-        self.failed = tasks.fail
+        self._rates = rates
+        self.failed = replies.fail
 
     def opened(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists."""
@@ -64,6 +70,12 @@ class Router:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
             self._replies.send(to, encode(no, message_id=message.id))
+        elif (
+            RIGHT_OF[type(message)] is not Right.LEASE  # A lease is never lost for being renewed.
+            and (no := self._rates.refusal(caller.tenant)) is not None
+        ):
+            self._replies.send(to, encode(no, message_id=message.id))
+            return asyncio.sleep(min(PAUSE_SECONDS_MAX, no.details["retry_after_seconds"]))
         elif isinstance(message, AllocationRequest):
             return self._admission.request(to, caller.tenant, message, warnings)
         elif isinstance(message, BlockRequest):

@@ -19,6 +19,7 @@ from moorage.catalog.values import Document as JsonDocument
 from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.state.facts import Refusal
+from moorage.daemon.access.rates import TenantRates
 from moorage.daemon.access.tokens import LOCAL
 from moorage.daemon.answers import encode
 from moorage.daemon.policies.finder import Finder
@@ -158,12 +159,19 @@ class PolicyServices:
         sandbox: Checks a policy before it is registered.
         publishing: Knows what aliases need.
         management: Runs `management` of policies.
+        rates: Refuses policies that a tenant publishes too fast.
 
     """
 
     def __init__(
-        self, catalog: Catalog, sandbox: Sandbox, publishing: Publishing, management: Management
+        self,
+        catalog: Catalog,
+        sandbox: Sandbox,
+        publishing: Publishing,
+        management: Management,
+        rates: TenantRates,
     ) -> None:
+        self._rates = rates
         self._catalog = catalog
         self._sandbox = sandbox
         self.delete = publishing.delete_version
@@ -172,6 +180,7 @@ class PolicyServices:
 
     async def publish(self, document: JsonDocument, who: str) -> tuple[str, Sequence[str]]:
         """Register a policy: read on paper, loaded and rehearsed in a cell, then stored."""
+        self._rates.take_upload(Tenant(who))
         prepared = await vet(self._catalog, self._sandbox, document, who)
         record = await self._catalog.policies.register(prepared, who)
         return record.ref.uri, prepared.warnings

@@ -1,0 +1,98 @@
+"""How fast one tenant may send: a bucket of tokens each for its requests and for its uploads."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from moorage.core.state.facts import Refusal
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["TenantRates"]
+
+TENANTS_MAX: Final = 10_000
+"""Tenants whose buckets are held; beyond it the one that was full longest ago is forgotten."""
+MINUTE_SECONDS: Final = 60.0
+
+
+class _Buckets:
+    """A bucket of tokens for each tenant, as large as what may come in one period.
+
+    Args:
+        count: Tokens that one gets in a period; 0: it needs none.
+        seconds: The period.
+        clock: Seconds on a clock that never goes back.
+
+    """
+
+    def __init__(self, count: int, seconds: float, clock: Callable[[], float]) -> None:
+        self._size = float(count)
+        self._per_second = count / seconds
+        self._clock = clock
+        self._left: dict[Tenant, tuple[float, float]] = {}
+        """Tokens of a tenant, and when they were counted."""
+
+    def take(self, tenant: Tenant) -> float:
+        """Take a token; return 0, or in how many seconds there will be one."""
+        if not self._size:
+            return 0.0
+        now = self._clock()
+        left, counted_at = self._left.pop(tenant, (self._size, now))
+        left = min(self._size, left + (now - counted_at) * self._per_second)
+        taken = left >= 1.0
+        self._left[tenant] = (left - taken, now)
+        if len(self._left) > TENANTS_MAX:
+            del self._left[next(iter(self._left))]
+        return 0.0 if taken else (1.0 - left) / self._per_second
+
+
+class TenantRates:
+    """Refuses what one tenant sends faster than it may.
+
+    Args:
+        requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
+        uploads_per_minute: Policies that are published; 0: any number.
+        clock: Seconds on a clock that never goes back.
+
+    """
+
+    def __init__(
+        self,
+        requests_per_second: int,
+        uploads_per_minute: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._requests_per_second = requests_per_second
+        self._uploads_per_minute = uploads_per_minute
+        self._requests = _Buckets(requests_per_second, 1.0, clock)
+        self._uploads = _Buckets(uploads_per_minute, MINUTE_SECONDS, clock)
+
+    def refusal(self, tenant: Tenant) -> Refusal | None:
+        """Return why a request of a tenant is one too many, or None. On the hot path."""
+        wait = self._requests.take(tenant)
+        if not wait:
+            return None
+        most = f"{self._requests_per_second} requests a second"
+        return _too_fast(tenant, most, "tenant_requests_per_second", wait)
+
+    def take_upload(self, tenant: Tenant) -> None:
+        """Count a policy that a tenant publishes.
+
+        Raises:
+            ServiceError: `busy`: it is one too many.
+
+        """
+        wait = self._uploads.take(tenant)
+        if wait:
+            most = f"{self._uploads_per_minute} policies a minute"
+            no = _too_fast(tenant, most, "tenant_uploads_per_minute", wait)
+            raise ServiceError(no.code, no.reason, expected=no.expected, details=no.details)
+
+
+def _too_fast(tenant: Tenant, most: str, setting: str, wait: float) -> Refusal:
+    return Refusal(
+        Code.BUSY,
+        f"tenant “{tenant}” may send {most} (setting `{setting}`)",
+        expected=f"the same again, in {wait:.1f} s",
+        details={"retry_after_seconds": round(wait, 3)},
+    )
