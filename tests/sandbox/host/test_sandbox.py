@@ -201,6 +201,41 @@ return out
     assert value["error"] == ["APIError", "404 Not Found", 404]
 
 
+@pytest.mark.parametrize(
+    "caught",
+    [
+        "requests.RequestException",
+        "requests.exceptions.HTTPError",
+        "ValueError",
+        "APIError",
+        "client.APIError",
+        "Documented",
+    ],
+)
+@IN_ONE_LOOP
+async def test_metrics_client_raises_what_documented_policies_catch(shared, caught):
+    code = shared.policy(
+        f"""
+import requests
+from aios.clients.metrics import APIError as Documented
+client = self.settings["cluster_metrics_client"]
+found = []
+for name in ("missing", "broken", "../c0"):
+    try:
+        client.get_cluster(name)
+    except {caught} as error:
+        found.append([str(error), error.response and error.response.status_code])
+return found
+""",
+        f"catches {caught}",
+    )
+    assert await shared.value(code) == [
+        ["404 Not Found", 404],
+        ["the service failed (RuntimeError)", None],
+        ["a cluster id is expected: letters, digits, '.', '_', ':' and '-'", None],
+    ]
+
+
 async def test_what_is_at_hand_is_answered_without_asking_the_service(make_bench):
     bench = await make_bench(limits=Limits(calls_max=4))
     code = bench.policy("""

@@ -5,6 +5,7 @@ host send it a policy. What runs here may be corrupted by the policy at any time
 file protects anybody but the honest policy's author, who gets clear errors from it.
 """
 
+import builtins
 import gc
 import os
 import random
@@ -21,6 +22,7 @@ from moorage.policy import Fleet, FleetView
 from moorage.sandbox.cell import jail, self_test
 from moorage.sandbox.cell.capture import Capture
 from moorage.sandbox.cell.clients import (
+    APIError,
     ClusterClient,
     ContextClient,
     ContextConflict,
@@ -488,6 +490,7 @@ def live(plan: jail.JailPlan) -> NoReturn:
     if not isinstance(frame, frames.LoadPolicy):
         os._exit(1)
     jail.forget_tools()
+    builtins.APIError = APIError  # type: ignore[attr-defined]  # The documents name it bare.
     gc.enable()
     worker = Worker(channel, cache, frame)
     while True:
