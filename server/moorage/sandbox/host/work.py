@@ -95,6 +95,7 @@ class Work(msgspec.Struct, eq=False):
         lost_workers: How often a worker was lost that it was at the head of a cell of.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
             time.
+        spent: A bound on its calls was reached.
         future: Gets the outcome of all but live consultations, which are delivered.
 
     """
@@ -129,6 +130,7 @@ class Work(msgspec.Struct, eq=False):
     changes: bytes = b""
     calls: int = 0
     calls_seconds: float = 0.0
+    spent: bool = False
     call: asyncio.Task[None] | None = None
     called_at: float = 0.0
 
@@ -210,7 +212,10 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
     elif frame.kind in {"context", "unsupported"}:
         reason = message
     elif frame.kind == "memory":
-        reason = f"the policy raised MemoryError: it may take {memory_mib} MiB{where}"
+        reason = (
+            f"the policy raised MemoryError: it may take {memory_mib} MiB, as the setting"
+            f" policy_memory_mib says{where}"
+        )
     else:
         reason = f"the policy raised {exception}: {message}{where}"
     return Refusal(
@@ -247,7 +252,7 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
     memory.
     """
     repeatable = work.repeatable
-    work.calls, work.calls_seconds = 0, 0.0
+    work.calls, work.calls_seconds, work.spent = 0, 0.0, False
     if repeatable and death is ORPHANED:
         return None  # All cells died at once: nothing speaks against this one.
     if repeatable and death is WORKER_LOST:
