@@ -304,8 +304,7 @@ def query_in_url(request: Request) -> dict[str, Any]:
     """Return the filter that the URL's parameters say: a field each, and its value or values.
 
     Raises:
-        ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`, without
-            its operand.
+        ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
 
     """
     query: dict[str, Any] = {}

@@ -184,8 +184,8 @@ class ClusterData(LazyDict):
         ids: The candidates.
         fetch: Returns the packed document of a cluster, asking the host for what is missing; None
             where there is none.
-        decoded: Bounds what of it is there as Python's objects.
         fleet: Where `capacity` is read.
+        bytes_max: Packed bytes of what of it is there as Python's objects.
 
     """
 
@@ -193,13 +193,13 @@ class ClusterData(LazyDict):
         self,
         ids: Mapping[str, Any],
         fetch: Callable[[str], bytes | None],
-        decoded: "Decoded",
         fleet: Fleet,
+        bytes_max: int = 4 << 20,
     ) -> None:
         super().__init__(ids)
         self.extras = _NO_EXTRAS
         self._fetch = fetch
-        self._decoded = decoded
+        self._decoded = _Decoded(bytes_max)
         self._fleet = fleet
 
     __contains__ = dict.__contains__  # There are no extras, and it is called often.
@@ -226,13 +226,17 @@ class ClusterData(LazyDict):
 
 
 class _Items(ItemsView[str, Any]):
+    _mapping: ClusterData
+
     def __reversed__(self) -> Iterator[tuple[str, Any]]:
-        return ((key, self._mapping[key]) for key in reversed(self._mapping))  # type: ignore[call-overload]  # Dicts are.
+        return ((key, self._mapping[key]) for key in reversed(self._mapping))
 
 
 class _Values(ValuesView[Any]):
+    _mapping: ClusterData
+
     def __reversed__(self) -> Iterator[Any]:
-        return (self._mapping[key] for key in reversed(self._mapping))  # type: ignore[call-overload]  # As above.
+        return (self._mapping[key] for key in reversed(self._mapping))
 
 
 class ClusterEntry(LazyDict):
@@ -246,7 +250,7 @@ class ClusterEntry(LazyDict):
 
     """
 
-    def __init__(self, cluster_id: str, blob: bytes, decoded: "Decoded", fleet: Fleet) -> None:
+    def __init__(self, cluster_id: str, blob: bytes, decoded: "_Decoded", fleet: Fleet) -> None:
         super().__init__(_UNREAD)
         self.extras = {"capacity": LATER}
         self._cluster_id = cluster_id
@@ -297,7 +301,7 @@ class ClusterEntry(LazyDict):
                 self.extras["capacity"] = capacity
 
 
-class Decoded:
+class _Decoded:
     """Which entries are decoded, oldest first: beyond a bound those are folded.
 
     Args:
@@ -336,10 +340,10 @@ def unpacked(packed: bytes) -> Any:
 
 def _references(parts: list[Any]) -> int:
     """Return the most references that there are to a list or dict within others."""
-    most, pending = 0, [parts]
+    most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
     while pending:
-        container = pending.pop()
-        most = max(most, getrefcount(container)) if container is not parts else most
+        container: Any = pending.pop()
+        most = max(most, getrefcount(container))
         values = container if type(container) is list else container.values()
         pending += [each for each in values if type(each) is dict or type(each) is list]
     return most

@@ -10,6 +10,8 @@ from typing import Final
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import AHEAD_MAX, AHEAD_MIN, KEPT_BYTES_MAX, KEPT_ENTRY_BYTES
 
+_TRIES: Final = AHEAD_MIN << 4
+"""How many are requested ahead at least before that is given up: large ones come later."""
 _USED_MIN: Final = 0.25
 """Share of what passes through that has to be read, or no more is requested ahead."""
 
@@ -82,9 +84,9 @@ class DocumentCache:
         return tuple(found)
 
     def came(self, kind: str, wanted: Sequence[str]) -> None:
-        """Take note of what became of a request ahead: where nothing came, there is none more."""
+        """Take note of what became of a request ahead: where nothing comes, there are no more."""
         cached, passing = self._kinds.get(kind, {}), self._passing.get(kind, {})
-        if wanted and wanted[0] not in cached and wanted[0] not in passing:
+        if len(wanted) >= _TRIES and wanted[0] not in cached and wanted[0] not in passing:
             self._ahead[kind] = 0
 
     def keep(self, kind: str, items: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -29,7 +29,7 @@ _ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error"
 _ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
 """All that modules of these names have are exceptions."""
 _state: Final = {"loading": False}
-_errors: Final[dict[str, Any]] = {}
+_errors: Final[dict[str, type["MissingLibraryError"]]] = {}
 
 
 class _ErrorMeta(ABCMeta):
@@ -58,8 +58,14 @@ class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
 
 def errors_of(library: str) -> type[MissingLibraryError]:
     """Return the class that all exceptions of a missing library are, the same one each time."""
-    bases = (MissingLibraryError,)
-    return _errors.setdefault(library, _ErrorMeta(bases[0].__name__, bases, {}))
+    if library not in _errors:
+
+        class Error(MissingLibraryError):
+            pass
+
+        Error.__name__ = Error.__qualname__ = MissingLibraryError.__name__
+        _errors[library] = Error
+    return _errors[library]
 
 
 class _Inert(ABCMeta):

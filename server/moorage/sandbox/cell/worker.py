@@ -29,7 +29,7 @@ from moorage.sandbox.cell.clients import (
     GlobalBlockMetricsClient,
     GlobalClusterMetricsClient,
 )
-from moorage.sandbox.cell.cluster_data import LATER, ClusterData, Decoded, InputData, unpacked
+from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData, unpacked
 from moorage.sandbox.cell.document_cache import DocumentCache
 from moorage.sandbox.cell.plain import NotPlainError, plain_and_packed, to_plain
 from moorage.sandbox.cell.policy import Policy, calls_of, describe, name_of
@@ -195,9 +195,7 @@ class Worker:
         self._tenant = frame.tenant
         self._keeping = True
         candidates = frame.candidates
-        self._cache.begin(
-            lambda: replica.fleet.cluster_ids if candidates is None else candidates
-        )
+        self._cache.begin(lambda: replica.fleet.cluster_ids if candidates is None else candidates)
         try:
             demand = self._demand(frame.demand)
             packed = self._contexts.get(frame.tenant, b"")
@@ -303,7 +301,7 @@ class Worker:
             if self._all_keys[0] != fleet.layout:
                 self._all_keys = (fleet.layout, ClusterData.keys_of(fleet.cluster_ids))
             keys = self._all_keys[1]
-        return ClusterData(keys, self._fetch, Decoded(self._decoded_bytes_max), fleet)
+        return ClusterData(keys, self._fetch, fleet, self._decoded_bytes_max)
 
     def _fetch(self, cluster_id: str) -> bytes | None:
         """Return the packed document of a cluster, from here or from the host."""

@@ -45,6 +45,7 @@ _CODES: Final[dict[frames.FailureKind, Code]] = {
 }
 _PLACE: Final = re.compile(r'File "/policy/([^"\n]{1,100})", line (\d{1,6})\b')
 _EXPECTED: Final[dict[frames.FailureKind, str]] = {
+    "memory": "a policy that needs less memory, or a higher policy_memory_mib",
     "output": "a value made of JSON types: dict, list, str, finite numbers, true, false, null",
     "context": f"plain JSON types, at most {CONTEXT_BYTES_MAX} bytes packed",
 }
@@ -232,6 +233,28 @@ def refusal_of_faults(loaded: frames.PolicyLoaded, ref: PolicyRef) -> Refusal:
         Code.BAD_POLICY,
         f"the policy cannot be loaded: {message}{where}",
         details={"policy_rule_uri": ref.uri, "file": file, "line": first.line},
+    )
+
+
+def ended(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refusal:
+    """Return the refusal for a cell that died by itself: of memory, or of something else.
+
+    Args:
+        death: How it ended.
+        ref: The policy.
+        limits: What it may use.
+        doing: What it did meanwhile, where that is no evaluation.
+
+    """
+    cause = death.cause + doing
+    if death.held_mib < limits.memory_mib * _HUNGRY:
+        return crashed(cause, ref)
+    return Refusal(
+        Code.POLICY_MEMORY,
+        f"the policy's process ended ({cause}) while it held {death.held_mib} MiB, of the"
+        f" {limits.memory_mib} that the setting policy_memory_mib allows",
+        expected="a policy that needs less memory, or a higher policy_memory_mib",
+        details={"policy_rule_uri": ref.uri, "cause": cause},
     )
 
 
