@@ -27,6 +27,7 @@ from moorage.core.feasibility import Feasibility
 from moorage.core.idempotency import mismatch
 from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
+from moorage.core.parts import with_reasons
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
 from moorage.core.quotas import Quotas
 from moorage.core.reserved import touches
@@ -239,6 +240,7 @@ class Requests:
 
     def _proposed(self, pending: Pending, value: Any, reserved: Nodes) -> None:
         ask = pending.ask
+        value = with_reasons(ask, value, self._state.fleet, self._state.clusters)
         try:
             wishes = parse_proposal(value, ask.demand)
         except ProposalError as error:
