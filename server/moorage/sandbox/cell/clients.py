@@ -17,7 +17,7 @@ CallHost = Callable[[str, str, list[Any]], tuple[Any, str, int]]
 """Client, method, arguments; returns the data, the error message (empty on success), a status."""
 
 
-class Answer:
+class _Response:
     """`error.response` of an error: as much of it as policies read."""
 
     def __init__(self, text: str, status: int) -> None:
@@ -47,7 +47,7 @@ class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The 
         self.error = error
         self.status = status
         self.status_code = status
-        self.response = Answer(error, status) if status else None
+        self.response = _Response(error, status) if status else None
 
 
 class ContextConflict(Exception):  # noqa: N818  # It names what happened, as authors say it.
