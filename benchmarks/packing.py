@@ -82,7 +82,7 @@ class Site:
     def cluster_data(self) -> ClusterData:
         """Return what a policy finds in `input_data["cluster_data"]`."""
         keys = ClusterData.keys_of(tuple(self._entries))
-        return ClusterData(keys, lambda _: self._entries, self.allocator.state.fleet)
+        return ClusterData(keys, self._entries.get, self.allocator.state.fleet)
 
 
 class Consulting:

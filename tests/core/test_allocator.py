@@ -68,6 +68,52 @@ def test_more_asks_than_can_be_decided_are_told_to_come_again() -> None:
     assert answers(hand.ask(ask("more", ONE)))[0].code is Code.BUSY
 
 
+def test_parts_of_several_requests_are_granted_and_refused_one_by_one() -> None:
+    hand = Hand()
+    hand.see(nodes(2, 4))
+    value = [
+        place("n000", "0"),
+        None,
+        {"error": "no GPU with 200 GB"},
+        place("n000", "1"),
+        place("n009", "0"),
+        place("n001", "9"),
+        place("n000", "1"),
+        place("n001", 1.5),
+    ]
+    (answer,) = answers(hand.grant(ask("several", None), value))
+    assert [(share.node_id, share.gpus) for share in answer.lease.placement] == [
+        ("n000", ("0", "1"))
+    ]
+    assert answer.data[:4] == value[:4]
+    reasons = [part["error"] for part in answer.data[4:]]
+    for reason, said in zip(
+        reasons, ["n009", "GPUs of n001", "an earlier part names", "malformed"], strict=True
+    ):
+        assert said in reason
+    (advice,) = answers(hand.grant(ask("advice", None, terms={"ttl_seconds": 60.0}), [None]))
+    assert advice.code is Code.POLICY_DECLINED
+    nothing = [None, {"error": "all are taken."}]
+    (refusal,) = answers(hand.grant(ask("nothing", None), nothing))
+    assert refusal.reason == "The policy declined: all are taken."
+    check(hand.allocator.state)
+
+
+def test_parts_of_several_requests_for_one_demand_and_of_a_gang() -> None:
+    hand = Hand()
+    hand.see(nodes(2, 4))
+    (one,) = answers(hand.grant(ask("one", ONE), [None, place("n000", "0")]))
+    assert one.lease.placement[0].gpus == ("0",)
+    assert one.data == [None, place("n000", "0")]
+    gang = [place("n000", "1"), None]
+    (refusal,) = answers(hand.grant(ask("gang", Demand(gpus=1, nodes=2)), gang))
+    assert refusal.code is Code.POLICY_BAD_OUTPUT
+    advice = ask("advice", None)
+    (passed_on,) = answers(hand.grant(replace(advice, terms=None), [*gang, place("gone")]))
+    assert passed_on.data[:2] == gang
+    assert "gone" in passed_on.data[2]["error"]
+
+
 def test_others_may_be_faster_so_often_and_then_it_is_a_conflict() -> None:
     hand = Hand()
     hand.see(nodes(2, CONSULTS_MAX))

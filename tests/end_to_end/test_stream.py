@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, until
+from served import FIRST_FIT, Server, ask_message, policy, until
 
 from moorage.protocol.replies import Event, decode_reply, progress
 from moorage.testing.daemon_process import daemon
@@ -107,6 +107,20 @@ def test_who_does_not_ask_for_it_gets_one_message(server):
         reply = json.loads(socket.recv(10))
         assert reply["success"]
         release(server, reply["lease"])
+
+
+def test_policy_that_decides_long_is_told_of(server):
+    body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # What is being told.
+    server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
+    with server.socket() as socket:
+        socket.send(json.dumps(ask_message("long:1-x", id=1, stream=True)))
+        said = [json.loads(socket.recv(30))]
+        while "success" not in said[-1]:
+            said.append(json.loads(socket.recv(30)))
+    *told, reply = said
+    assert reply["success"], reply
+    assert {each["data"]["state"] for each in told} == {"deciding"}
+    assert all(1 <= each["data"]["seconds"] < 30 for each in told)
 
 
 def test_a_refusal_is_the_last_word(server):

@@ -66,7 +66,7 @@ def cluster_data(fleet, clusters=(), metrics=None):
         name: msgspec.msgpack.encode(entry | {"cluster_metrics": (metrics or {}).get(name)})
         for name, entry in entries.items()
     }
-    return ClusterData(ClusterData.keys_of(fleet.cluster_ids), lambda _: packed, fleet)
+    return ClusterData(ClusterData.keys_of(fleet.cluster_ids), packed.get, fleet)
 
 
 def ask(

@@ -18,9 +18,9 @@ class Registry:
     def data(self, fleet, ids):
         return ClusterData(ClusterData.keys_of(ids), self.fetch, fleet)
 
-    def fetch(self, ids):
-        self.fetches.append(sorted(ids))
-        return {name: msgspec.msgpack.encode(self.entry(name)) for name in ids}
+    def fetch(self, name):
+        self.fetches.append(name)
+        return msgspec.msgpack.encode(self.entry(name))
 
     def entry(self, name):
         nodes = [{"id": node, "labels": each} for node, each in self.labels[name].items()]
@@ -45,7 +45,7 @@ def test_a_column_has_a_value_per_row_and_is_read_once():
     first = labels.column(view, registry.data(fleet, ["x", "y"]), colour)
     assert first == ("", "red", "blue")
     assert labels.column(view, registry.data(fleet, ["x", "y"]), colour) is first
-    assert registry.fetches == [["x", "y"]]
+    assert registry.fetches == ["x", "y"]
 
 
 def test_other_candidates_are_added_and_a_new_inventory_is_read_again():

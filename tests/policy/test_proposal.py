@@ -102,7 +102,6 @@ def test_a_number_too_long_to_write_down_is_refused(key: str) -> None:
         ({"cluster_id": "c", "memory_mib": float("inf")}, "memory_mib"),
         ({"cluster_id": "c", "memory_mib": AMOUNT_MAX + 1}, "memory_mib"),
         ({"cluster_id": "c", "memory_mib": "8"}, "memory_mib"),
-        ([{"cluster_id": "c"}, {}], "[1].cluster_id"),
         ([{"cluster_id": "c"}, {"cluster_id": "c", "gpus": 1}], "[1].gpus"),
         ([{"cluster_id": "c"}] * (SHARES_MAX + 1), "(list)"),
     ],
@@ -111,3 +110,28 @@ def test_a_malformed_proposal_names_its_field(value: Any, field: str) -> None:
     with pytest.raises(ProposalError) as caught:
         parse_proposal(value, None)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("empty", [None, {}, {"error": "no GPU"}, "none"])
+def test_parts_of_several_requests_stand_alone_and_those_of_a_gang_together(empty: Any) -> None:
+    value = [{"cluster_id": "c", "node_id": "n"}, empty]
+    for demand in (None, Demand(gpus=1)):
+        (share,) = parse_proposal(value, demand)
+        assert (share.cluster_id, share.node_id) == ("c", "n")
+    with pytest.raises(ProposalError) as caught:
+        parse_proposal(value, Demand(gpus=1, nodes=2))
+    assert caught.value.field == "[1].cluster_id"
+
+
+def test_parts_on_one_node_are_one_share_where_their_gpus_differ() -> None:
+    def part(*gpus: str, **more: Any) -> dict[str, Any]:
+        return {"cluster_id": "c", "node_id": "n", "gpus": gpus, "cpu_milli": 5, **more}
+
+    parts = [part("0"), part("1", "2"), {**part("0"), "node_id": "m"}]
+    assert [(each.gpus, each.cpu_milli) for each in parse_proposal(parts, None)] == [
+        (("0", "1", "2"), 10),
+        (("0",), 5),
+    ]
+    for apart in ([part("0"), part("0")], [part("0"), part("1", gpu_milli=500)]):
+        assert len(parse_proposal(apart, None)) == 2  # Which is refused.
+    assert len(parse_proposal(parts, Demand(gpus=1, nodes=3))) == 3

@@ -197,6 +197,22 @@ async def shared_hasty():
     assert not made.twice
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def make_shared():
+    """As `make_bench`, for all tests of a file."""
+    made: list[Bench] = []
+
+    async def make(**options: Any) -> Bench:
+        made.append(Bench(**options))
+        await made[-1].sandbox.start()
+        return made[-1]
+
+    yield make
+    for bench in made:
+        await bench.sandbox.close()
+        assert not bench.twice
+
+
 @pytest_asyncio.fixture
 async def hasty(make_bench):
     """A started sandbox for policies that never end; the others come to theirs beside them."""

@@ -151,6 +151,14 @@ async def test_metrics(client):
     ):
         assert [entry["clusterId"] for entry in found.json()["data"]] == ["c1"]
     assert len((await client.get("/cluster/query")).json()["data"]) == 2
+    for operators in ("$in", ["$gte", "$lt"]):  # How HTTP libraries write the keys of an object.
+        refused = await client.get("/cluster/query", params={"clusterId": operators})
+        assert refused.status_code == 400
+        assert refused.json()["message"] == (
+            "clusterId: expected a value, not an operator of a filter: POST the filter here as JSON"
+            " instead"
+        )
+    assert (await client.get("/cluster/query", params={"cost": "$5"})).json()["data"] == []
     deleted = await client.delete("/cluster/c1")
     assert deleted.json() == {"success": True, "data": changed.json()["data"]}
 

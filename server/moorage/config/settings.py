@@ -58,7 +58,7 @@ from moorage.config.sources import (
 )
 from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
 from moorage.model import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
-from moorage.records.fields import TTL_SECONDS_MAX
+from moorage.records.fields import DEADLINE_SECONDS_MAX, TTL_SECONDS_MAX
 from moorage.records.rights import Role
 
 __all__ = [
@@ -239,11 +239,17 @@ class Config(ShareSettings):
     ] = "per_policy_version"
     policy_deadline_seconds: Annotated[
         float,
-        Setting(seconds(0.01, 300), "Time of an evaluation that names no `deadline_seconds`."),
+        Setting(
+            seconds(0.01, DEADLINE_SECONDS_MAX),
+            "Time of an evaluation that names no `deadline_seconds`.",
+        ),
     ] = 10.0
     policy_deadline_seconds_max: Annotated[
         float,
-        Setting(seconds(0.01, 300), "Longest `deadline_seconds` of a policy or a request."),
+        Setting(
+            seconds(0.01, DEADLINE_SECONDS_MAX),
+            "Longest `deadline_seconds` of a policy or a request.",
+        ),
     ] = 60.0
     policy_memory_mib: Annotated[
         int,

@@ -378,6 +378,8 @@ def _limits(config: Config) -> Limits:
         evaluation_seconds=config.policy_deadline_seconds,
         evaluation_seconds_max=config.policy_deadline_seconds_max,
         memory_mib=config.policy_memory_mib,
+        # One evaluation may take all of it, and others came before.
+        cpu_seconds_per_cell_max=round(max(3600, 2 * config.policy_deadline_seconds_max)),
     )
 
 
@@ -430,7 +432,7 @@ def _requests(
         publishing,
         management,
         blocks,
-        Consultations(catalog, sandbox, executor, publishing.shadows, inbox.post),
+        Consultations(catalog, sandbox, executor, publishing.shadows, progress, inbox.post),
         calls,
         replies,
         lookups,

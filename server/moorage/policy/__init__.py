@@ -24,7 +24,7 @@ from moorage.policy.choice import best_rows, decline, propose, read_demand, tigh
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.inventory import gang_groups
 from moorage.policy.labels import NodeLabels, capacity_type
-from moorage.policy.proposal import ProposalError, ProposedShare, parse_proposal
+from moorage.policy.proposal import ProposalError, ProposedShare, has_empty_parts, parse_proposal
 from moorage.policy.scarcity import KindCopies, ScarcityPrices, fleet_shares
 from moorage.policy.streams import RequestStreams
 from moorage.policy.typical import MixLearner, RequestKind, mix, node_sorts, read_typical
@@ -52,6 +52,7 @@ __all__ = [
     "fitting_scores",
     "fleet_shares",
     "gang_groups",
+    "has_empty_parts",
     "mix",
     "node_sorts",
     "parse_proposal",

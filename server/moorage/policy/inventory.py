@@ -331,6 +331,10 @@ class NodeInventory:
         """Return the number of nodes."""
         return len(self.node_ids)
 
+    def rows_of(self, cluster_id: str) -> range:
+        """Return the rows of a cluster; none where the fleet has no such cluster."""
+        return range(*self._spans.get(cluster_id, (0, 0)))
+
     def row(self, cluster_id: str, node_id: str) -> int | None:
         """Return the row of a node, or None where the fleet has no such node."""
         span = self._spans.get(cluster_id)

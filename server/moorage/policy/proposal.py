@@ -4,7 +4,7 @@ The cell reads it to remember its own proposal, the server reads it again to ver
 word counts for nothing), and the author's offline checks read it with the same function.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,6 +45,19 @@ class ProposedShare(msgspec.Struct, frozen=True, gc=False):
             self.memory_mib,
         )
 
+    def is_on(self, other: "ProposedShare") -> bool:
+        """Return whether both name the same node."""
+        node = (self.cluster_id, self.node_id)
+        return self.node_id is not None and node == (other.cluster_id, other.node_id)
+
+    def lies_beside(self, other: "ProposedShare") -> bool:
+        """Return whether both can be had: on one node, they name GPUs of their own."""
+        if not self.is_on(other):
+            return True
+        if self.gpus is None or other.gpus is None or self.gpu_milli != other.gpu_milli:
+            return False
+        return set(self.gpus).isdisjoint(other.gpus)
+
 
 class ProposalError(ValueError):
     """The returned value names a cluster but is no proposal.
@@ -66,11 +79,12 @@ def parse_proposal(value: Any, demand: Demand | None) -> tuple[ProposedShare, ..
 
     Args:
         value: A dict with `cluster_id` (or `clusterId`), and optionally `node_id` (`nodeId`),
-            `gpus`, `gpu_milli`, `cpu_milli`, `memory_mib`; or a list of them for a gang.
+            `gpus`, `gpu_milli`, `cpu_milli`, `memory_mib`; or a list of them for a gang, or for
+            several requests in one. Of the latter, parts that name no cluster grant nothing.
         demand: Fills in the amounts that the policy did not name.
 
     Returns:
-        One share per node; empty where the value names no cluster, which grants nothing.
+        One share per node, or part; empty where the value names no cluster, which grants nothing.
 
     Raises:
         ProposalError: It names a cluster, but another part of it is malformed.
@@ -82,7 +96,39 @@ def parse_proposal(value: Any, demand: Demand | None) -> tuple[ProposedShare, ..
         return ()
     if len(value) > SHARES_MAX:
         raise ProposalError("(list)", f"at most {SHARES_MAX} nodes")
-    return tuple(_proposed_share(item, demand, f"[{number}].") for number, item in enumerate(value))
+    partial = has_empty_parts(value, demand)
+    shares = [
+        _proposed_share(item, demand, f"[{number}].")
+        for number, item in enumerate(value)
+        if not partial or _names_cluster(item)
+    ]
+    return tuple(shares if demand is not None else _joined(shares))
+
+
+def has_empty_parts(value: Any, demand: Demand | None) -> bool:
+    """Return whether a value is a list for several requests, some of which got nothing."""
+    if not isinstance(value, list) or (demand is not None and demand.nodes > 1):
+        return False  # A gang is whole or not at all.
+    named = sum(map(_names_cluster, value))
+    return 0 < named < len(value)
+
+
+def _joined(shares: Sequence[ProposedShare]) -> list[ProposedShare]:
+    """Return shares of several requests by node: each of its own GPUs, as one share."""
+    joined: list[ProposedShare] = []
+    for share in shares:
+        for place, other in enumerate(joined):
+            if share.is_on(other) and share.lies_beside(other):
+                joined[place] = msgspec.structs.replace(
+                    other,
+                    gpus=(*(other.gpus or ()), *(share.gpus or ())),
+                    cpu_milli=other.cpu_milli + share.cpu_milli,
+                    memory_mib=other.memory_mib + share.memory_mib,
+                )
+                break
+        else:
+            joined.append(share)
+    return joined
 
 
 def _names_cluster(value: Any) -> bool:

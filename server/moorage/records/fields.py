@@ -32,7 +32,7 @@ NODES_MAX: Final = 1024
 """Nodes of one gang."""
 CPU_MILLI_MAX: Final = 1_000_000_000
 MEMORY_MIB_MAX: Final = 1_000_000_000_000
-DEADLINE_SECONDS_MAX: Final = 300
+DEADLINE_SECONDS_MAX: Final = 3600
 """What one evaluation may take; the setting `policy_deadline_seconds_max` may allow less."""
 PRIORITY_MAX: Final = 1_000_000
 """Priorities run from minus this to this."""

@@ -5,6 +5,7 @@ no number of slow or large uploads can take the server's memory.
 """
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -65,6 +66,7 @@ _NAMES: Final = (
     *("name", "version", "release_tag", "action", "percent"),
 )
 _NAME_CHARS_MAX: Final = 300
+_OPERATOR: Final = re.compile(r"\$[A-Za-z]+")
 HELD: Final = "moorage.held"
 """Where the functions are, in the scope of a request, that count its bodies no longer."""
 SLOW_NUMBERS_BYTES: Final = 1024 * 1024
@@ -299,10 +301,19 @@ async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
 
 
 def query_in_url(request: Request) -> dict[str, Any]:
-    """Return the filter that the URL's parameters say: a field each, and its value or values."""
+    """Return the filter that the URL's parameters say: a field each, and its value or values.
+
+    Raises:
+        ServiceError: A value is an operator. HTTP libraries write `{"$in": [...]}` as `$in`.
+
+    """
     query: dict[str, Any] = {}
     for field in request.query_params:
         values = request.query_params.getlist(field)
+        if any(_OPERATOR.fullmatch(value) for value in values):
+            raise ServiceError.wrong_field(
+                field, "a value, not an operator of a filter: POST the filter here as JSON instead"
+            )
         query[field] = values[0] if len(values) == 1 else {"$in": values}
     return query
 

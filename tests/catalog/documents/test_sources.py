@@ -203,6 +203,15 @@ async def test_code_behind_a_url(host):
     assert await fetcher.fetch(POLICY) is None
 
 
+async def test_host_of_the_policy_store_is_trusted_wherever_it_is(host):
+    code = host + "/rule.tar.gz"
+    assert (await fetch_refused(code)).code is Code.BAD_POLICY
+    for hosts in (None, frozenset({"code.example"})):
+        sources = CodeSources(hosts=hosts, store="127.0.0.1")
+        assert sources.files(code, await sources.fetch(code)) == FILES
+    assert (await fetch_refused(code, store="policies.example")).code is Code.BAD_POLICY
+
+
 async def test_credentials_are_sent_and_never_shown(host, caplog):
     url = host.replace("://", "://user:p%40w@")
     fetcher = CodeSources(hosts=HERE)

@@ -258,8 +258,8 @@ time.sleep(9)
         73,
         "call_flood",
         """
-good = sum(rule.settings["cluster_client"].read_cluster("c0")[0] for _ in range(500))
-if good > 64:
+good = sum(rule.settings["cluster_client"].read_cluster("c0")[0] for _ in range(9000))
+if good > 1000:
     note(f"{good} calls were answered")
 """,
         VALUE | STOPPED,

@@ -158,10 +158,10 @@ async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     )
     arena.registry.fetched.clear()
     assert await arena.value(code) == ["c0"]
-    assert arena.registry.fetched == ["c0", "c1"]  # And the one that follows, sent along.
+    assert arena.registry.fetched == ["c0"]
     (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
     # Unknown names are not remembered.
-    assert cell._sync._kept == {"documents": {"c0", "c1"}}
+    assert cell._sync._kept == {"documents": {"c0"}}
 
 
 async def test_what_is_wanted_beside_a_fleet_brings_nothing_along(arena):

@@ -10,11 +10,10 @@ from moorage.sandbox.cell.document_cache import DocumentCache
 from moorage.sandbox.host.sandbox import Limits
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
-    AHEAD_BYTES_MAX,
-    AHEAD_KEPT_BYTES_MAX,
-    AHEAD_MAX,
+    AHEAD_BYTES_MIN,
     KEPT_BYTES_MAX,
     KEPT_ENTRY_BYTES,
+    NEWS_MAX,
     STALE_MAX,
 )
 
@@ -72,8 +71,8 @@ def make_site(make_bench):
 
 
 async def test_what_follows_is_sent_along_and_costs_no_call(make_site):
-    site = await make_site(limits=Limits(calls_max=3, evaluation_seconds=20.0))
-    assert await site.read(site.ids) == ([1] * 40, 3)  # One, and 16 behind it, and so on.
+    site = await make_site()
+    assert await site.read(site.ids) == ([1] * 40, 2)  # One, 16 behind it, and then twice as many.
     assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
 
 
@@ -82,8 +81,8 @@ async def test_in_whatever_order_a_policy_reads_it_soon_has_everything(make_site
     assert await site.read([site.ids[20]]) == ([1], 1)
     assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
     assert await site.read([site.ids[37], site.ids[39]]) == ([1] * 2, 1)
-    assert await site.read([site.ids[3]]) == ([1], 1)
-    assert await site.read([site.ids[19], site.ids[4]]) == ([1] * 2, 0)
+    assert await site.read([site.ids[13]]) == ([1], 0)  # After the last the first ones came.
+    assert await site.read([site.ids[14], site.ids[19]]) == ([1] * 2, 1)
 
 
 async def test_a_change_between_two_evaluations_is_seen_by_the_second(make_site):
@@ -144,10 +143,10 @@ async def test_of_many_changes_a_cell_is_told_to_forget_all(make_site):
         site.change(name, 2)
     found, calls = await site.read(site.ids[: STALE_MAX // 2])
     assert found == [2] * (STALE_MAX // 2)
-    assert calls == -(-STALE_MAX // 2 // (AHEAD_MAX + 1))
-    for name in site.ids[:AHEAD_MAX]:
+    assert calls == 4
+    for name in site.ids[:NEWS_MAX]:
         site.change(name, 3)
-    assert await site.read(site.ids[:AHEAD_MAX]) == ([3] * AHEAD_MAX, 0)
+    assert await site.read(site.ids[:NEWS_MAX]) == ([3] * NEWS_MAX, 0)
 
 
 async def test_tenants_of_one_cell_share_what_it_keeps_and_others_share_nothing(make_site):
@@ -173,28 +172,29 @@ async def test_candidates_are_sent_in_their_order_and_others_not_at_all(make_sit
 async def test_large_documents_are_not_sent_before_they_are_asked_for(make_site):
     site = await make_site(4)
     for name in site.ids:
-        site.change(name, 1, AHEAD_BYTES_MAX)
+        site.change(name, 1, AHEAD_BYTES_MIN * 8)
     assert await site.read(site.ids) == ([1] * 4, 4)
-    site.change(site.ids[0], 2, AHEAD_BYTES_MAX)
+    site.change(site.ids[0], 2, AHEAD_BYTES_MIN * 8)
     assert await site.read(site.ids) == ([2, 1, 1, 1], 1)
 
 
 async def test_a_loop_over_cluster_data_asks_seldom_too(make_site):
-    site = await make_site(limits=Limits(calls_max=3, evaluation_seconds=20.0))
+    site = await make_site()
     code = site.bench.policy(LOOP)
     assert await site.bench.value(code) == [1] * 40
-    assert site.calls == 3
+    assert site.calls == 2
     assert sorted(site.bench.registry.fetched) == sorted(site.ids)
     site.change(site.ids[7], 2)
     assert await site.bench.value(code) == [2 if name == site.ids[7] else 1 for name in site.ids]
-    assert site.calls == 3
+    assert site.calls == 2
     site.bench.registry.packed.clear()
     three = site.ids[:3]
     assert await site.bench.value(code, candidates=three) == [1] * 3
 
 
 async def test_what_is_no_consultation_is_sent_nothing_ahead(make_site):
-    site = await make_site(limits=Limits(calls_max=2, evaluation_seconds=20.0))
+    limits = Limits(calls_max=2, calls_per_candidate_max=0, evaluation_seconds=20.0)
+    site = await make_site(limits=limits)
     given = {"inputs": {"read": site.ids[:3]}}
     code = site.bench.policy(READ)
     for _ in range(2):
@@ -208,31 +208,53 @@ async def test_what_is_no_consultation_is_sent_nothing_ahead(make_site):
 # What the cell does with it ----------------------------------------------------------------------
 
 
-def test_what_is_kept_is_bounded_and_what_was_not_asked_for_by_less():
+def test_cache_is_bounded_by_bytes_and_makes_room_when_it_forgets():
     kept = DocumentCache()
     size = 1 << 20
     many = {f"c{number}": bytes(size) for number in range(KEPT_BYTES_MAX // size + 3)}
-    kept.obey(frames.KeepDocuments((), "read_cluster", many))
-    assert len(kept.of("read_cluster")) == AHEAD_KEPT_BYTES_MAX // (size + KEPT_ENTRY_BYTES)
-    kept.keep("documents", many)
     room = KEPT_BYTES_MAX // (size + KEPT_ENTRY_BYTES)
-    assert len(kept.of("documents")) == room - len(kept.of("read_cluster"))
-    assert next(iter(kept.of("documents"))) == "c0"  # The first ones, since they are read first.
+    assert list(kept.keep("documents", many)) == list(many)[room:]  # The first are read first.
+    assert kept.find("documents", "c0") == many["c0"]
     kept.forget(tuple(many))
-    assert not kept.of("documents")
-    kept.keep("documents", many)
-    assert len(kept.of("documents")) == room  # What was forgotten has made room, byte by byte.
+    assert kept.find("documents", "c0") is None
+    assert len(kept.keep("documents", many)) == len(many) - room
     kept.forget(None)
-    kept.keep("read_cluster", many)
-    assert len(kept.of("read_cluster")) == room
+    assert len(kept.keep("read_cluster", many)) == len(many) - room
+    small = DocumentCache(10 * KEPT_ENTRY_BYTES)
+    assert len(small.keep("get_cluster", {str(number): b"" for number in range(16)})) == 6
 
 
-def test_small_documents_count_with_what_keeping_them_takes():
+def test_what_finds_no_room_is_there_for_one_read():
+    kept = DocumentCache(0)
+    ids = tuple(f"c{number:02}" for number in range(100))
+    kept.begin(lambda: ids)
+    ahead = kept.ahead("read_cluster", ids[0])
+    assert ahead == ids[1:17]
+    kept.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(ahead, b"1")))
+    assert [kept.find("read_cluster", name) for name in ahead] == [b"1"] * 16
+    assert kept.find("read_cluster", ahead[0]) is None
+    further = kept.ahead("read_cluster", ids[17])
+    assert further == ids[18:50]
+    kept.obey(frames.KeepDocuments((), "read_cluster", dict.fromkeys(further, b"1")))
+    kept.forget(further[:1])
+    assert kept.find("read_cluster", further[0]) is None
+    # The policy goes another way, and has no use for it.
+    assert kept.ahead("read_cluster", ids[90]) == ()
+    assert kept.ahead("documents", ids[98]) == (ids[99], *ids[:15])
+
+
+def test_nothing_is_requested_ahead_where_nothing_came():
     kept = DocumentCache()
-    kept.obey(
-        frames.KeepDocuments((), "get_cluster", {str(number): b"" for number in range(1 << 16)})
-    )
-    assert len(kept.of("get_cluster")) == AHEAD_KEPT_BYTES_MAX // KEPT_ENTRY_BYTES
+    ids = tuple(f"c{number:03}" for number in range(1000))
+    kept.begin(lambda: ids)
+    counts = []
+    for name in ids[:6]:
+        ahead = kept.ahead("get_cluster", name)
+        kept.came("get_cluster", ahead)
+        counts.append(len(ahead))
+    assert counts == [16, 32, 64, 128, 256, 0]
+    kept.begin(lambda: ids)
+    assert len(kept.ahead("get_cluster", ids[0])) == 16
 
 
 def test_what_is_stale_goes_before_what_is_new_comes():
@@ -240,7 +262,7 @@ def test_what_is_stale_goes_before_what_is_new_comes():
     kept.keep("read_cluster", {"a": b"1", "b": b"1"})
     kept.keep("documents", {"a": b"1"})
     kept.obey(frames.KeepDocuments(("a",), "read_cluster", {"a": b"2", "c": b"2"}))
-    assert kept.of("read_cluster") == {"b": b"1", "a": b"2", "c": b"2"}
-    assert kept.of("documents") == {}
+    assert [kept.find("read_cluster", name) for name in "abc"] == [b"2", b"1", b"2"]
+    assert kept.find("documents", "a") is None
     kept.obey(frames.KeepDocuments(None, "", {}))
-    assert kept.of("read_cluster") == {}
+    assert kept.find("read_cluster", "b") is None

@@ -201,8 +201,43 @@ return out
     assert value["error"] == ["APIError", "404 Not Found", 404]
 
 
+@pytest.mark.parametrize(
+    "caught",
+    [
+        "requests.RequestException",
+        "requests.exceptions.HTTPError",
+        "ValueError",
+        "APIError",
+        "client.APIError",
+        "Documented",
+    ],
+)
+@IN_ONE_LOOP
+async def test_metrics_client_raises_what_documented_policies_catch(shared, caught):
+    code = shared.policy(
+        f"""
+import requests
+from aios.clients.metrics import APIError as Documented
+client = self.settings["cluster_metrics_client"]
+found = []
+for name in ("missing", "broken", "../c0"):
+    try:
+        client.get_cluster(name)
+    except {caught} as error:
+        found.append([str(error), error.response and error.response.status_code])
+return found
+""",
+        f"catches {caught}",
+    )
+    assert await shared.value(code) == [
+        ["404 Not Found", 404],
+        ["the service failed (RuntimeError)", None],
+        ["a cluster id is expected: letters, digits, '.', '_', ':' and '-'", None],
+    ]
+
+
 async def test_what_is_at_hand_is_answered_without_asking_the_service(make_bench):
-    bench = await make_bench(limits=Limits(calls_max=4))
+    bench = await make_bench(limits=Limits(calls_max=4, calls_per_candidate_max=0))
     code = bench.policy("""
 client = self.settings["cluster_client"]
 return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "big")]
@@ -224,8 +259,37 @@ return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "
     assert "ask for less" in (await bench.value(code))[0][1]
 
 
+async def test_policy_catches_the_errors_of_calls_beyond_the_bound(make_bench):
+    bench = await make_bench(limits=Limits(calls_max=10, calls_per_candidate_max=0))
+    code = bench.policy("""
+clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
+found = [clusters.read_cluster("missing")[1] for _ in range(5000)]
+try:
+    metrics.get_cluster("c1")
+except APIError as error:
+    found.append(str(error))
+try:
+    input_data["cluster_data"]["c1"]["data"]
+except OSError as error:
+    found.append(str(error))
+return [found[9], found[10], *found[-3:]]
+""")
+    beyond = "more than 10 calls in one evaluation"
+    for evaluations in (1, 2):  # Each may call again.
+        assert await bench.value(code) == [
+            "HTTP error occurred: 404 Not Found",
+            f"Error occurred: {beyond}",
+            f"Error occurred: {beyond}",
+            beyond,
+            f"cluster documents could not be read: {beyond}",
+        ]
+        assert bench.sandbox.report().counters["calls"] == 11 * evaluations
+    assert "protocol_breaches" not in bench.sandbox.report().counters
+
+
 async def test_a_cell_keeps_what_was_at_hand_until_that_changes(make_bench):
-    bench = await make_bench(limits=Limits(calls_max=1, evaluation_seconds=5.0))
+    limits = Limits(calls_max=1, calls_per_candidate_max=0, evaluation_seconds=5.0)
+    bench = await make_bench(limits=limits)
     code = bench.policy(
         "client = self.settings['cluster_client']\n"
         "return [client.read_cluster('c0') for _ in range(2)]"

@@ -66,11 +66,13 @@ class CodeSources:
         root: Folder below which local paths are read; None refuses every path.
         hosts: Host names that code may be fetched from, wherever they are; None allows all hosts
             with public addresses only.
+        store: Host name of the policy store, which is trusted beside those; empty: there is none.
 
     """
 
     root: Path | None = None
     hosts: frozenset[str] | None = None
+    store: str = ""
 
     async def fetch(self, code: str) -> bytes | None:
         """Download `code` if it is an http(s) URL; None where it is something else.
@@ -148,7 +150,8 @@ class CodeSources:
 
     async def _addresses(self, url: httpx.URL) -> list[str]:
         """Look the host of a URL up, once; refuse it where it is not allowed."""
-        if self.hosts is not None and url.host not in self.hosts:
+        trusted = url.host == self.store
+        if self.hosts is not None and url.host not in self.hosts and not trusted:
             raise bad_code(
                 f"the host {url.host} is not allowed",
                 "one of " + (", ".join(sorted(self.hosts)) or "no host at all"),
@@ -159,7 +162,7 @@ class CodeSources:
             url.raw_host.decode("ascii"), port, type=socket.SOCK_STREAM
         )
         addresses = list(dict.fromkeys(str(at[0]) for *_, at in found))
-        if self.hosts is None and not all(map(is_public, addresses)):
+        if self.hosts is None and not trusted and not all(map(is_public, addresses)):
             raise bad_code(
                 f"the host {url.host} is not public",
                 "a host with public addresses only, or one that this server's `policy_code_hosts`"

@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from moorage.core.fit.feasibility import Feasibility
+from moorage.core.fit.parts import with_reasons
 from moorage.core.fit.verification import Stale, Unsound, verify
 from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
@@ -236,6 +237,7 @@ class Requests:
 
     def _proposed(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
         ask = pending.ask
+        value = with_reasons(ask, value, self._state.fleet, self._state.clusters)
         try:
             wishes = parse_proposal(value, ask.demand)
         except ProposalError as error:

@@ -272,8 +272,10 @@ def declined(value: Any) -> Refusal:
     why = "its answer is empty"
     if value is None:
         why = "it returned None"
-    elif isinstance(value, dict) and value:
-        own = value.get("declined") or value.get("error")
+    elif isinstance(value, dict | list) and value:
+        parts = [each for each in (value if isinstance(value, list) else [value]) if each]
+        first = parts[0] if parts and isinstance(parts[0], dict) else {}
+        own = first.get("declined") or first.get("error")
         why = "its answer names no “cluster_id”"
         if isinstance(own, str) and own.strip():
             why = own.strip().rstrip(".")[:REASON_CHARS_MAX]

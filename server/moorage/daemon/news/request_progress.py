@@ -1,7 +1,8 @@
 """`stream`: how far a request is, told to the client that asked for it, beside its one reply.
 
-A request is `queued` with its position and when its turn is expected, `decided`, and where a
-workload is started for it `starting` and `ready`. Each is a message of its own with the request's
+A request is `queued` with its position and when its turn is expected, `deciding` while its policy
+takes longer than a moment, `decided`, and where a workload is started for it `starting` and
+`ready`. Each is a message of its own with the request's
 `id`. Facts are told once they are on the disk.
 """
 
@@ -19,6 +20,8 @@ from moorage.protocol.replies import MessageId, progress
 
 PAUSE_SECONDS: Final = 1.0
 """Between two looks at the positions in the queue."""
+DECIDING_SECONDS_MAX: Final = 60.0
+"""Between two messages that a policy goes on: each comes after twice the time, up to this."""
 SHARE_MAX: Final = 0.05
 """Of the time that looking at positions may take: the longer the queue, the seldomer."""
 MOVED_SECONDS_MIN: Final = 10.0
@@ -34,6 +37,10 @@ class _Streamed:
     """Its position where it waits; 0: not known yet; None: it does not wait."""
     expected_at: float | None = None
     """When its turn was expected when that was told last, in seconds since the epoch."""
+    deciding_since: float | None = None
+    """When its policy began; None: it is not consulted now."""
+    deciding_told: float = 0.0
+    """After how many seconds that is told next."""
     told: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -96,6 +103,19 @@ class RequestProgress:
                 case _:  # Other facts change nothing of how far a request is.
                     pass
 
+    def consulted(self, request: RequestId) -> None:
+        """Take note that the policy of a request begins. On the hot path."""
+        streamed = self._streamed.get(request) if self._streamed else None
+        if streamed is not None:
+            streamed.deciding_since, streamed.deciding_told = time.monotonic(), PAUSE_SECONDS
+            self._queued.set()
+
+    def considered(self, request: RequestId) -> None:
+        """Take note that the policy of a request has answered. On the hot path."""
+        streamed = self._streamed.get(request) if self._streamed else None
+        if streamed is not None:
+            streamed.deciding_since = None
+
     def workload(self, workload: WorkloadReport) -> None:
         """Take note of how far a workload is."""
         if not workload.phase.over:
@@ -111,13 +131,14 @@ class RequestProgress:
             self._streamed.pop(request, None)
 
     async def run(self) -> None:
-        """Tell positions in the queue as they change. Runs until cancelled."""
+        """Tell positions in the queue as they change, and of long decisions. Until cancelled."""
         while True:
             await self._queued.wait()
             self._queued.clear()
-            while any(each.position is not None for each in self._streamed.values()):
+            while any(map(_changes, self._streamed.values())):
                 began = time.perf_counter()
                 self._tell_positions()
+                self._tell_decisions()
                 taken = time.perf_counter() - began
                 await asyncio.sleep(
                     max(PAUSE_SECONDS, taken / SHARE_MAX)
@@ -131,6 +152,8 @@ class RequestProgress:
 
     def _tell_positions(self) -> None:
         waiting = [name for name, each in self._streamed.items() if each.position is not None]
+        if not waiting:
+            return
         turns, now = self._expected(), time.time()
         for request, position in self.positions(waiting).items():
             streamed, turn = self._streamed[request], turns.get(request)
@@ -139,16 +162,30 @@ class RequestProgress:
                 self._tell(request, "queued", position=position, **expected)
                 streamed.position, streamed.expected_at = position, turn
 
+    def _tell_decisions(self) -> None:
+        now = time.monotonic()
+        for request, streamed in self._streamed.items():
+            since = streamed.deciding_since
+            if since is not None and now - since >= streamed.deciding_told:
+                seconds = now - since
+                streamed.deciding_told = seconds + min(seconds, DECIDING_SECONDS_MAX)
+                self._tell(request, "deciding", seconds=round(seconds, 1))
+
     def _tell(self, request: RequestId, state: str, **more: Any) -> None:
         streamed = self._streamed.get(request)
         if streamed is None:
             return
-        if state != "queued":
-            streamed.position = None
+        if state not in {"queued", "deciding"}:
+            streamed.position = streamed.deciding_since = None
         data = {"request": request, "state": state, **more}
         if data != streamed.told:  # A workload says the same again and again.
             streamed.told = data
             self._push(streamed.session, progress(streamed.message_id, data))
+
+
+def _changes(streamed: _Streamed) -> bool:
+    """Return whether there may soon be something to tell that no event announces."""
+    return streamed.position is not None or streamed.deciding_since is not None
 
 
 def _moved(before: float | None, after: float | None, now: float) -> bool:

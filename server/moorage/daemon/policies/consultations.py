@@ -12,6 +12,7 @@ from moorage.core.state.facts import Granted, Refusal
 from moorage.core.turns.effects import Consult, Forget
 from moorage.core.turns.events import ConsultFailed, Event, Proposed
 from moorage.core.turns.turn import Turn
+from moorage.daemon.news.request_progress import RequestProgress
 from moorage.daemon.policies.finder import code_of
 from moorage.daemon.policies.remote_policies import RemotePolicies
 from moorage.daemon.publishing.shadows import Shadows
@@ -30,6 +31,7 @@ class Consultations:
         sandbox: The sandbox.
         executor: Another server that executes policies in its place, or None.
         shadows: Candidates that are asked the same.
+        progress: Tells of those that take long.
         post: Posts an event to the core.
 
     """
@@ -40,12 +42,14 @@ class Consultations:
         sandbox: Sandbox,
         executor: RemotePolicies | None,
         shadows: Shadows,
+        progress: RequestProgress,
         post: Callable[[Event], None],
     ) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
         self._executor = executor
         self._shadows = shadows
+        self._progress = progress
         self._post = post
         self._codes: dict[str, tuple[PolicyRecord, PolicyCode]] = {}
 
@@ -58,6 +62,7 @@ class Consultations:
             refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
             self._post(ConsultFailed(ask.id, effect.consultation, refusal))
             return
+        self._progress.consulted(ask.id)
         if self._executor is None:
             self._sandbox.consult(effect, self._code_of(record))
         else:
@@ -83,6 +88,7 @@ class Consultations:
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
         """Pass on what the core made of an answer, before the policy is asked anything else."""
+        self._progress.considered(event.request)
         granted = False
         for fact in turn.facts:
             granted = granted or (isinstance(fact, Granted) and fact.lease.id == event.request)

@@ -5,6 +5,7 @@ Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daem
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, assert_never
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -65,7 +66,8 @@ async def open_catalog(config: Config) -> Catalog:
         policy_fresh_seconds=config.policy_fresh_seconds,
         stale_seconds_max=config.external_stale_seconds_max,
     )
-    return await opening.open_catalog(path, CodeSources(root, hosts), external)
+    store = urlsplit(config.policy_db_url).hostname or ""
+    return await opening.open_catalog(path, CodeSources(root, hosts, store), external)
 
 
 def prometheus_source(config: Config) -> PrometheusSource:

@@ -11,12 +11,30 @@ from typing import Any
 
 import msgspec
 
+from moorage.sandbox.cell.missing import errors_of
+
 CallHost = Callable[[str, str, list[Any]], tuple[Any, str, int]]
 """Client, method, arguments; returns the data, the error message (empty on success), a status."""
 
 
-class APIError(Exception):
-    """A metrics service said no.
+class _Response:
+    """`error.response` of an error: as much of it as policies read."""
+
+    def __init__(self, text: str, status: int) -> None:
+        self.text = self.reason = text
+        self.status_code = status
+        self.ok = False
+
+    def json(self) -> dict[str, Any]:
+        """Return what the service's envelope said."""
+        return {"success": False, "error": self.text}
+
+
+class APIError(errors_of("requests"), ValueError):  # type: ignore[misc]  # The class is made there.
+    """A metrics service said no, or gave no answer.
+
+    The documented client raises `requests.exceptions.HTTPError` and other `RequestException`s,
+    `ValueError` where the answer is no JSON, and `APIError`: whichever a policy catches, it is one.
 
     Args:
         error: What it said.
@@ -29,6 +47,7 @@ class APIError(Exception):
         self.error = error
         self.status = status
         self.status_code = status
+        self.response = _Response(error, status) if status else None
 
 
 class ContextConflict(Exception):  # noqa: N818  # It names what happened, as authors say it.
@@ -109,6 +128,7 @@ class ClusterClient:
 class _MetricsClient:
     """Asks for metrics; what the service refuses is raised."""
 
+    APIError = APIError
     name = ""
 
     def __init__(self, ask: CallHost) -> None:

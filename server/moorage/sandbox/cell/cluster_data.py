@@ -8,8 +8,10 @@ decodes afresh, so nothing that a policy changes survives into the next one.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from sys import getrefcount
+from typing import Any, Final
 
 import msgspec
 
@@ -18,7 +20,10 @@ from moorage.policy import Fleet
 LATER: Final[Any] = object()
 """Stands for a value that is made when it is first read."""
 _NO_EXTRAS: Final[dict[str, Any]] = {}
+_UNREAD: Final = {"data": LATER, "cluster_metrics": LATER, "metrics": LATER}
+_UNREAD_EXTRAS: Final = {"capacity": LATER}
 _decode: Final = msgspec.msgpack.Decoder().decode
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _DictType(type):
@@ -177,20 +182,24 @@ class ClusterData(LazyDict):
 
     Args:
         ids: The candidates.
-        fetch: Returns the packed documents of these ids, asking the host for what is missing.
+        fetch: Returns the packed document of a cluster, asking the host for what is missing; None
+            where there is none.
         fleet: Where `capacity` is read.
+        bytes_max: Packed bytes of what of it is there as Python's objects.
 
     """
 
     def __init__(
         self,
         ids: Mapping[str, Any],
-        fetch: Callable[[Sequence[str]], Mapping[str, bytes]],
+        fetch: Callable[[str], bytes | None],
         fleet: Fleet,
+        bytes_max: int = 4 << 20,
     ) -> None:
         super().__init__(ids)
         self.extras = _NO_EXTRAS
         self._fetch = fetch
+        self._decoded = _Decoded(bytes_max)
         self._fleet = fleet
 
     __contains__ = dict.__contains__  # There are no extras, and it is called often.
@@ -200,53 +209,154 @@ class ClusterData(LazyDict):
         """Return what the constructor takes; worth keeping, since it is copied quickly."""
         return dict.fromkeys(ids, LATER)
 
+    def items(self) -> Any:
+        """As in dict; each is made in its turn."""
+        return _Items(self)
+
+    def values(self) -> Any:
+        """As in dict; each is made in its turn."""
+        return _Values(self)
+
     def _make(self, keys: Sequence[str]) -> None:
-        blobs = self._fetch(keys)
-        # Decoding makes many containers and no cycles; the collector would only walk them.
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            for key in keys:
-                blob = blobs.get(key)
-                entry = {"data": {"id": key}, "cluster_metrics": None}
-                if blob is not None:
-                    entry = _decode(blob)
-                dict.__setitem__(self, key, ClusterEntry.build(entry, key, self._fleet))
-        finally:
-            if enabled:
-                gc.enable()
+        for key in keys:
+            blob = self._fetch(key)
+            if blob is None:
+                blob = _encode({"data": {"id": key}, "cluster_metrics": None})
+            dict.__setitem__(self, key, ClusterEntry(key, blob, self._decoded, self._fleet))
+
+
+class _Items(ItemsView[str, Any]):
+    _mapping: ClusterData
+
+    def __reversed__(self) -> Iterator[tuple[str, Any]]:
+        return ((key, self._mapping[key]) for key in reversed(self._mapping))
+
+
+class _Values(ValuesView[Any]):
+    _mapping: ClusterData
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._mapping[key] for key in reversed(self._mapping))
 
 
 class ClusterEntry(LazyDict):
-    """One cluster; the extra `capacity` is read from the fleet when it is first touched."""
+    """One cluster: decoded when it is first read, and packed again when others need the room.
 
-    _cluster_id: str
-    _fleet: Fleet
+    Args:
+        cluster_id: Its id.
+        blob: Its packed document.
+        decoded: Where it takes its turn.
+        fleet: Where the extra `capacity` is read when it is first touched.
 
-    @classmethod
-    def build(cls, entry: dict[str, Any], cluster_id: str, fleet: Fleet) -> Self:
-        """Return the entry of a decoded document."""
-        self = cls(entry)
-        metrics = entry.get("cluster_metrics")
-        dict.__setitem__(self, "cluster_metrics", metrics)
-        dict.__setitem__(self, "metrics", metrics)
+    """
+
+    def __init__(self, cluster_id: str, blob: bytes, decoded: "_Decoded", fleet: Fleet) -> None:
+        super().__init__(_UNREAD)
         self.extras = {"capacity": LATER}
         self._cluster_id = cluster_id
+        self._blob = blob
+        self._decoded = decoded
         self._fleet = fleet
-        return self
+
+    def _make(self, keys: Sequence[str]) -> None:
+        del keys  # All are in one document.
+        document = unpacked(self._blob)
+        document["metrics"] = document.setdefault("cluster_metrics", None)
+        for key, value in dict.items(self):
+            if value is LATER:
+                dict.__setitem__(self, key, document[key])
+        self._decoded.add(self, len(self._blob))
 
     def _make_extra(self, key: str) -> Any:
         del key  # There is one.
         return capacity_of(self._fleet, self._cluster_id)
 
+    def fold(self) -> None:
+        """Drop the decoded values, if a policy can see no difference when they are made again.
+
+        It has changed nothing in them, and holds no part of them.
+        """
+        if dict.keys(self) != _UNREAD.keys():
+            return
+        parts = [dict.__getitem__(self, key) for key in _UNREAD]
+        data, metrics, again = parts
+        if again is not metrics or any(each is LATER for each in parts):
+            return
+        try:
+            if _encode({"data": data, "cluster_metrics": metrics}) != self._blob:
+                return
+        except Exception:  # noqa: BLE001  # What a policy put there may raise anything.
+            return
+        capacity = self.extras.get("capacity", LATER)
+        if capacity is not LATER and capacity != capacity_of(self._fleet, self._cluster_id):
+            return
+        parts = [data, metrics, None if capacity is LATER else capacity]
+        del data, metrics, again, capacity
+        dict.update(self, _UNREAD)
+        self.extras.update(_UNREAD_EXTRAS)
+        if _references(parts) > _UNSHARED:
+            data, metrics, capacity = parts
+            dict.update(self, {"data": data, "cluster_metrics": metrics, "metrics": metrics})
+            if capacity is not None:
+                self.extras["capacity"] = capacity
+
+
+class _Decoded:
+    """Which entries are decoded, oldest first: beyond a bound those are folded.
+
+    Args:
+        bytes_max: Their packed bytes.
+
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._entries: deque[tuple[ClusterEntry, int]] = deque()
+
+    def add(self, entry: ClusterEntry, size: int) -> None:
+        """Take in an entry that has just been decoded."""
+        while self._entries and self._bytes + size > self._bytes_max:
+            oldest, freed = self._entries.popleft()
+            self._bytes -= freed
+            oldest.fold()
+        self._entries.append((entry, size))
+        self._bytes += size
+
+
+def unpacked(packed: bytes) -> Any:
+    """Return what was packed.
+
+    That makes many containers and no cycles: the collector would only walk them.
+    """
+    if not gc.isenabled():
+        return _decode(packed)
+    gc.disable()
+    try:
+        return _decode(packed)
+    finally:
+        gc.enable()
+
+
+def _references(parts: list[Any]) -> int:
+    """Return the most references that there are to a list or dict within others."""
+    most, pending = 0, [each for each in parts if type(each) is dict or type(each) is list]
+    while pending:
+        container: Any = pending.pop()
+        most = max(most, getrefcount(container))
+        values = container if type(container) is list else container.values()
+        pending += [each for each in values if type(each) is dict or type(each) is list]
+    return most
+
+
+_UNSHARED: Final = _references([{"a": [{}]}])
+"""What that is where nothing else refers to any of them."""
+
 
 def capacity_of(fleet: Fleet, cluster_id: str) -> dict[str, Any]:
     """Return what is free in a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
-    if cluster_id not in fleet.cluster_ids:
-        return {}
-    number = fleet.cluster_ids.index(cluster_id)
     capacity: dict[str, Any] = {}
-    for row in (fleet.cluster == number).nonzero()[0].tolist():
+    for row in fleet.rows_of(cluster_id):
         cpu, memory, gpus = fleet.capacity(row)
         ids = fleet.gpu_ids[row]
         capacity[fleet.node_ids[row][1]] = {

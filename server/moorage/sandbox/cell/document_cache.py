@@ -1,57 +1,123 @@
 """What a cell keeps of the host's answers: packed documents by kind and cluster, within a bound.
 
-Used by `worker`. Entries are decoded at each read, so no policy changes them.
+Used by `worker`. Entries are decoded at each read, so no policy changes them. What comes ahead of
+its first read when the cache is full passes through: it stays until the next of its kind comes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from moorage.sandbox.wire import frames
-from moorage.sandbox.wire.limits import AHEAD_KEPT_BYTES_MAX, KEPT_BYTES_MAX, KEPT_ENTRY_BYTES
+from moorage.sandbox.wire.limits import AHEAD_MAX, AHEAD_MIN, KEPT_BYTES_MAX, KEPT_ENTRY_BYTES
 
-_NONE: Final[Mapping[str, bytes]] = {}
+_TRIES: Final = AHEAD_MIN << 4
+"""How many are requested ahead at least before that is given up: large ones come later."""
+_USED_MIN: Final = 0.25
+"""Share of what passes through that has to be read, or no more is requested ahead."""
 
 
 class DocumentCache:
-    """Packed answers; the host says which of them have become stale."""
+    """Packed answers; the host says which of them have become stale.
 
-    def __init__(self) -> None:
+    Args:
+        bytes_max: Of all that is cached, with `KEPT_ENTRY_BYTES` for each.
+
+    """
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
         self._kinds: dict[str, dict[str, bytes]] = {}
         self._bytes = 0
+        self._passing: dict[str, dict[str, bytes]] = {}
+        self._passed: dict[str, int] = {}
+        """How many of those there were."""
+        self._order: Callable[[], Sequence[str]] = tuple
+        self._places: dict[str, int] | None = None
+        self._ahead: dict[str, int] = {}
+        """How many of a kind are requested ahead next; 0: none, since that brought nothing."""
 
-    def of(self, kind: str) -> Mapping[str, bytes]:
-        """Return all of one kind, by cluster."""
-        return self._kinds.get(kind, _NONE)
+    def begin(self, order: Callable[[], Sequence[str]]) -> None:
+        """Begin an evaluation.
 
-    def keep_one(self, kind: str, name: str, packed: bytes) -> None:
-        """Keep the answer to a call, if there is room for it."""
-        size = self._bytes + len(packed) + KEPT_ENTRY_BYTES
+        Args:
+            order: Returns its candidates, in the order in which policies go through them.
+
+        """
+        self._order, self._places = order, None
+        self._ahead.clear()
+        self._passing.clear()
+
+    def find(self, kind: str, name: str) -> bytes | None:
+        """Return what is known about a cluster."""
+        found = self._kinds.get(kind, {}).get(name)
+        if found is None and self._passing:
+            found = self._passing.get(kind, {}).pop(name, None)
+        return found
+
+    def ahead(self, kind: str, name: str) -> tuple[str, ...]:
+        """Return the clusters behind one that are worth requesting with it.
+
+        They are more each time: a policy that goes through the clusters in whatever order has them
+        all before long, and then waits for the host no more.
+        """
+        count = self._ahead.get(kind, AHEAD_MIN)
+        passing = self._passing.get(kind)
+        if passing and len(passing) > self._passed[kind] * (1 - _USED_MIN):
+            count = 0
+        self._ahead[kind] = min(count * 2, AHEAD_MAX)
+        if not count:
+            return ()
+        order = self._order()
+        if self._places is None:
+            self._places = {each: place for place, each in enumerate(order)}
+        place = self._places.get(name)
+        if place is None:
+            return ()
+        cached = self._kinds.get(kind, {})
+        found: list[str] = []
+        for part in (order[place + 1 :], order[:place]):
+            for each in part:
+                if each not in cached:
+                    found.append(each)
+                    if len(found) == count:
+                        return tuple(found)
+        return tuple(found)
+
+    def came(self, kind: str, wanted: Sequence[str]) -> None:
+        """Take note of what became of a request ahead: where nothing comes, there are no more."""
+        cached, passing = self._kinds.get(kind, {}), self._passing.get(kind, {})
+        if len(wanted) >= _TRIES and wanted[0] not in cached and wanted[0] not in passing:
+            self._ahead[kind] = 0
+
+    def keep(self, kind: str, items: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Store new entries while there is room; return those that found none."""
         documents = self._kinds.setdefault(kind, {})
-        if size <= KEPT_BYTES_MAX and name not in documents:
-            documents[name] = packed
-            self._bytes = size
-
-    def keep(self, kind: str, items: Mapping[str, bytes], bytes_max: int = KEPT_BYTES_MAX) -> None:
-        """Store new entries while there is room."""
-        documents = self._kinds.setdefault(kind, {})
-        new = {name: packed for name, packed in items.items() if name not in documents}
-        size = sum(map(len, new.values())) + len(new) * KEPT_ENTRY_BYTES
-        while new and self._bytes + size > bytes_max:
-            size -= len(new.popitem()[1]) + KEPT_ENTRY_BYTES
-        documents.update(new)
-        self._bytes += size
+        left: dict[str, bytes] = {}
+        for name, packed in items.items():
+            size = len(packed) + KEPT_ENTRY_BYTES
+            if name in documents:
+                continue
+            if self._bytes + size > self._bytes_max:
+                left[name] = packed
+            else:
+                documents[name] = packed
+                self._bytes += size
+        return left
 
     def obey(self, frame: frames.KeepDocuments) -> None:
         """Forget and keep what the host says."""
         if frame.stale != ():
             self.forget(frame.stale)
         if frame.items:
-            self.keep(frame.kind, frame.items, AHEAD_KEPT_BYTES_MAX)
+            left = self.keep(frame.kind, frame.items)
+            if left:
+                self._passing[frame.kind], self._passed[frame.kind] = left, len(left)
 
-    def forget(self, stale: tuple[str, ...] | None) -> None:
+    def forget(self, stale: Iterable[str] | None) -> None:
         """Forget what is not true any more; None: everything."""
         if stale is None:
             self._kinds.clear()
+            self._passing.clear()
             self._bytes = 0
             return
         for name in stale:
@@ -59,3 +125,5 @@ class DocumentCache:
                 packed = documents.pop(name, None)
                 if packed is not None:
                     self._bytes -= len(packed) + KEPT_ENTRY_BYTES
+            for passing in self._passing.values():
+                passing.pop(name, None)

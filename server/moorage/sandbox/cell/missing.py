@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-__all__ = ["WHY", "InertLoader", "MissingLibraryError", "is_inert", "loading"]
+__all__ = ["WHY", "InertLoader", "MissingLibraryError", "errors_of", "is_inert", "loading"]
 
 WHY: Final = (
     "is not available to policies: nothing is installed for them, and a cell has no network and no"
@@ -29,6 +29,7 @@ _ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error"
 _ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
 """All that modules of these names have are exceptions."""
 _state: Final = {"loading": False}
+_errors: Final[dict[str, type["MissingLibraryError"]]] = {}
 
 
 class _ErrorMeta(ABCMeta):
@@ -53,6 +54,18 @@ class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
         """Return None, as for `error.response` where there was no response."""
         if name.startswith("_"):
             raise AttributeError(name)
+
+
+def errors_of(library: str) -> type[MissingLibraryError]:
+    """Return the class that all exceptions of a missing library are, the same one each time."""
+    if library not in _errors:
+
+        class Error(MissingLibraryError):
+            pass
+
+        Error.__name__ = Error.__qualname__ = MissingLibraryError.__name__
+        _errors[library] = Error
+    return _errors[library]
 
 
 class _Inert(ABCMeta):
@@ -122,7 +135,10 @@ def _inert(path: str, module: str, error: Any) -> Any:
 def _found(owner: Any, name: str, path: str, module: str, error: Any) -> Any:
     """Return an attribute, and keep it: the same one each time."""
     raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
-    value = error if raised else _inert(f"{path}.{name}", module, error)
+    if name == "APIError":  # Which one is meant cannot be known: this catches that of the clients.
+        value: Any = MissingLibraryError
+    else:
+        value = error if raised else _inert(f"{path}.{name}", module, error)
     setattr(owner, name, value)
     return value
 
@@ -145,8 +161,6 @@ def loading() -> Iterator[None]:
 class _Module(ModuleType):
     """An inert module."""
 
-    _errors: Final[dict[str, Any]] = {}
-
     def __init__(self, name: str) -> None:
         super().__init__(name, f"{name!r} {WHY}.")
         self.__path__: list[str] = []  # Its submodules are inert, too.
@@ -158,9 +172,7 @@ class _Module(ModuleType):
         names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
         # `urllib.parse` is there and `urllib.request` is not: the longer one is what is missing.
         missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
-        bases = (MissingLibraryError,)
-        error = self._errors.setdefault(parts[0], _ErrorMeta(bases[0].__name__, bases, {}))
-        return _found(self, name, self.__name__, missing, error)
+        return _found(self, name, self.__name__, missing, errors_of(parts[0]))
 
 
 class InertLoader(Loader):

@@ -5,11 +5,12 @@ host send it a policy. What runs here may be corrupted by the policy at any time
 file protects anybody but the honest policy's author, who gets clear errors from it.
 """
 
+import builtins
 import gc
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -21,13 +22,14 @@ from moorage.policy import Fleet, FleetView
 from moorage.sandbox.cell import jail, self_test
 from moorage.sandbox.cell.capture import Capture
 from moorage.sandbox.cell.clients import (
+    APIError,
     ClusterClient,
     ContextClient,
     ContextConflict,
     GlobalBlockMetricsClient,
     GlobalClusterMetricsClient,
 )
-from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData
+from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData, unpacked
 from moorage.sandbox.cell.document_cache import DocumentCache
 from moorage.sandbox.cell.plain import NotPlainError, plain_and_packed, to_plain
 from moorage.sandbox.cell.policy import Policy, calls_of, describe, name_of
@@ -38,6 +40,7 @@ from moorage.sandbox.wire import frames, limits
 _READ_BYTES: Final = 1 << 14
 _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
+_RESERVE_BYTES: Final = 1 << 20
 _DEMANDED: Final = tuple(name for name in Demand.__struct_fields__ if name != "where")
 """What policies see of a demand; its labels are compared for them."""
 _ANSWERS: Final = (frames.CallAnswer, frames.Documents)
@@ -135,11 +138,15 @@ class Worker:
         channel: To the host.
         cache: What the host keeps true.
         load: The policy.
+        memory_mib: What the cell may use.
 
     """
 
-    def __init__(self, channel: Channel, cache: DocumentCache, load: frames.LoadPolicy) -> None:
+    def __init__(
+        self, channel: Channel, cache: DocumentCache, load: frames.LoadPolicy, memory_mib: int
+    ) -> None:
         self._channel = channel
+        self._decoded_bytes_max = int((memory_mib << 20) * limits.DECODED_SHARE_MAX)
         self._output = Capture(load.output_bytes_max)
         self._output.install()
         self._replica = Replica()
@@ -150,6 +157,9 @@ class Worker:
         self._demands: dict[frames.DemandFields, Demand] = {}
         self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
         self._nonce = 0
+        self._spent = ""
+        """Why the host answers no more calls in this evaluation."""
+        self._reserve = bytearray(_RESERVE_BYTES)
         self._tenant: str | None = None
         """Whose evaluation runs; None during `management`."""
         clients = {
@@ -181,9 +191,11 @@ class Worker:
             self._contexts.clear()
         if frame.context is not None:
             self._contexts[frame.tenant] = frame.context
-        self._nonce = frame.nonce
+        self._nonce, self._spent = frame.nonce, ""
         self._tenant = frame.tenant
         self._keeping = True
+        candidates = frame.candidates
+        self._cache.begin(lambda: replica.fleet.cluster_ids if candidates is None else candidates)
         try:
             demand = self._demand(frame.demand)
             packed = self._contexts.get(frame.tenant, b"")
@@ -214,7 +226,7 @@ class Worker:
             self._contexts.clear()
         if frame.context is not None:
             self._contexts[frame.tenant] = frame.context
-        self._nonce = frame.nonce
+        self._nonce, self._spent = frame.nonce, ""
         self._tenant = frame.tenant
         self._keeping = False
         try:
@@ -238,7 +250,7 @@ class Worker:
 
     def manage(self, frame: frames.RunManagement) -> frames.Result | frames.Failed:
         """Run a management command."""
-        self._nonce = frame.nonce
+        self._nonce, self._spent = frame.nonce, ""
         self._tenant = None
         self._keeping = False
         try:
@@ -284,67 +296,80 @@ class Worker:
     def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:
         fleet = self._replica.fleet
         if candidates is not None:
-            return ClusterData(ClusterData.keys_of(candidates), self._fetch, fleet)
-        if self._all_keys[0] != fleet.layout:
-            self._all_keys = (fleet.layout, ClusterData.keys_of(fleet.cluster_ids))
-        return ClusterData(self._all_keys[1], self._fetch, fleet)
+            keys = ClusterData.keys_of(candidates)
+        else:
+            if self._all_keys[0] != fleet.layout:
+                self._all_keys = (fleet.layout, ClusterData.keys_of(fleet.cluster_ids))
+            keys = self._all_keys[1]
+        return ClusterData(keys, self._fetch, fleet, self._decoded_bytes_max)
 
-    def _fetch(self, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Return packed documents, from here or from the host."""
-        cache = self._cache.of(frames.DOCUMENTS)
-        missing = [name for name in ids if name not in cache]
-        if missing and self._channel.take_in():
-            cache = self._cache.of(frames.DOCUMENTS)
-            missing = [name for name in ids if name not in cache]
-        if not missing:
-            return cache
-        found = {name: cache[name] for name in ids if name in cache}
-        self._channel.send(frames.Want(self._nonce, tuple(missing)))
+    def _fetch(self, cluster_id: str) -> bytes | None:
+        """Return the packed document of a cluster, from here or from the host."""
+        kind = frames.DOCUMENTS
+        found = self._cached(kind, cluster_id)
+        if found is not None:
+            return found
+        if self._spent:
+            raise OSError(f"cluster documents could not be read: {self._spent}")
+        ahead = self._cache.ahead(kind, cluster_id)
+        self._channel.send(frames.Want(self._nonce, (cluster_id,), ahead))
         more = True
         while more:
             frame = self._channel.receive_answer()
             if not isinstance(frame, frames.Documents):
+                self._spent = frame.message if frame.status == limits.CALLS_SPENT else ""
                 raise OSError(f"cluster documents could not be read: {frame.message}")
-            found.update(frame.items)
-            self._cache.keep(frames.DOCUMENTS, frame.items)
+            self._cache.keep(kind, frame.items)
+            found = frame.items.get(cluster_id, found)
             more = frame.more
+        self._cache.came(kind, ahead)
         return found
 
-    def _kept_answer(self, method: str, name: str) -> bytes | None:
-        if not self._keeping:
-            return None
-        found = self._cache.of(method).get(name)
+    def _cached(self, kind: str, name: str) -> bytes | None:
+        found = self._cache.find(kind, name)
         if found is None and self._channel.take_in():
-            found = self._cache.of(method).get(name)
+            found = self._cache.find(kind, name)
         return found
 
     def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
         """Answer an injected client from the cache, or let the host do it."""
         argument = arguments[0]
+        ahead: tuple[str, ...] = ()
         try:
             if type(argument) is str:  # An id is the usual argument, and as plain as can be.
-                cache = self._kept_answer(method, argument)
-                if cache is not None:
-                    return _decode(cache), "", 0
+                cached = self._cached(method, argument) if self._keeping else None
+                if cached is not None:
+                    return unpacked(cached), "", 0
                 packed = _encode(arguments)
+                ahead = self._cache.ahead(method, argument) if self._keeping else ()
             else:
                 packed = _encode(to_plain(arguments))
         except (NotPlainError, UnicodeEncodeError) as error:
             return None, f"the arguments cannot be sent: {error}", 0
-        self._channel.send(frames.Call(self._nonce, client, method, packed))
+        if self._spent:
+            return None, self._spent, 0
+        self._channel.send(frames.Call(self._nonce, client, method, packed, ahead))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer):
             return None, "the host answered another question", 0
+        if frame.status == limits.CALLS_SPENT:
+            self._spent = frame.message
+            return None, frame.message, 0
         if frame.lasts:
-            self._cache.keep_one(method, argument, frame.value)
-        return (None if frame.message else _decode(frame.value)), frame.message, frame.status
+            self._cache.keep(method, {argument: frame.value})
+        self._cache.came(method, ahead)
+        return (None if frame.message else unpacked(frame.value)), frame.message, frame.status
 
     def _ask_context(self, method: str, arguments: list[Any]) -> tuple[int, bytes]:
         """Let the host read or swap the context; return its version, and for a read its bytes."""
         packed = _encode(arguments)
+        if self._spent:
+            raise OSError(f"the context could not be had: {self._spent}")
         self._channel.send(frames.Call(self._nonce, "context_client", method, packed))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer) or frame.message:
+            if isinstance(frame, frames.CallAnswer) and frame.status == limits.CALLS_SPENT:
+                self._spent = frame.message
             cause = frame.message if isinstance(frame, frames.CallAnswer) else "another answer"
             raise OSError(f"the context could not be had: {cause}")
         version, current = _decode(frame.value)
@@ -398,6 +423,8 @@ class Worker:
             text = text.encode("utf-8", "replace").decode()
             return frames.Failed(self._nonce, error.kind, "", text, "", 0, self._output.take())
         kind: frames.FailureKind = "memory" if isinstance(error, MemoryError) else "error"
+        if kind == "memory":
+            self._reserve.clear()  # Saying so takes some; and the host ends this cell.
         message, file, line = describe(error)
         said = (name_of(error), message, file, line, self._output.take(), calls_of(error))
         return frames.Failed(self._nonce, kind, *said)
@@ -471,7 +498,8 @@ def live(plan: jail.JailPlan) -> NoReturn:
         plan: What the zygote decided.
 
     """
-    cache = DocumentCache()
+    memory_bytes = plan.memory_mib << 20
+    cache = DocumentCache(min(limits.KEPT_BYTES_MAX, int(memory_bytes * limits.KEPT_SHARE_MAX)))
     channel = Channel(cache)
     random.seed()
     np.random.seed(int.from_bytes(os.urandom(4), "little"))  # noqa: NPY002  # What old policies call.
@@ -488,8 +516,9 @@ def live(plan: jail.JailPlan) -> NoReturn:
     if not isinstance(frame, frames.LoadPolicy):
         os._exit(1)
     jail.forget_tools()
+    builtins.APIError = APIError  # type: ignore[attr-defined]  # The documents name it bare.
     gc.enable()
-    worker = Worker(channel, cache, frame)
+    worker = Worker(channel, cache, frame, plan.memory_mib)
     while True:
         frame = channel.receive()
         if isinstance(frame, frames.Evaluate):

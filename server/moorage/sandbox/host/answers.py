@@ -15,7 +15,6 @@ from moorage.policy import Fleet
 from moorage.sandbox.host.contract import CallRefusedError, HostServices, Method
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
-    AHEAD_BYTES_MAX,
     AHEAD_MAX,
     CALL_ANSWER_BYTES_MAX,
     DOCUMENTS_BYTES_MAX,
@@ -159,14 +158,27 @@ def answer_want(
     return answers
 
 
-def at_hand(services: HostServices, kind: str, cluster_ids: Sequence[str]) -> frames.Items:
+def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
+    """Return the clusters about which more is wanted.
+
+    Raises:
+        BreachError: They are more than an honest cell names, or no ids.
+
+    """
+    if len(frame.ahead) > AHEAD_MAX or not all(map(_ID.fullmatch, frame.ahead)):
+        raise BreachError("it wanted something ahead that no cluster is called")
+    return frame.ahead
+
+
+def at_hand(
+    services: HostServices, kind: str, cluster_ids: Sequence[str], bytes_max: int
+) -> frames.Items:
     """Return what would be answered about these clusters, as far as it is at hand and small."""
     items: frames.Items = {}
-    left = AHEAD_BYTES_MAX
     with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
-        for name, packed in _found(services, kind, cluster_ids[:AHEAD_MAX]):
-            left -= len(packed)
-            if left < 0:
+        for name, packed in _found(services, kind, cluster_ids):
+            bytes_max -= len(packed)
+            if bytes_max < 0:
                 break
             items[name] = packed
     return items

@@ -9,7 +9,6 @@ reads the state of one moment, and one that asks reads nothing afterwards that i
 answer.
 """
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -24,14 +23,16 @@ from moorage.sandbox.host.contract import HostServices, PolicyCode
 from moorage.sandbox.host.work import Work, demand_fields, overrides, share_fields
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
-    AHEAD_KEPT_MAX,
-    AHEAD_MAX,
+    AHEAD_BYTES_MAX,
+    AHEAD_BYTES_MIN,
     CONTEXTS_PER_CELL_MAX,
+    NEWS_MAX,
     OUTSTANDING_MAX,
     PARTS_MAX,
     STALE_MAX,
 )
 
+_DOUBLINGS_MAX: Final = (AHEAD_BYTES_MAX // AHEAD_BYTES_MIN).bit_length() - 1
 _encoder: Final = msgspec.msgpack.Encoder()
 _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
 """A snapshot of the fleet, or parts and rows of it."""
@@ -137,7 +138,7 @@ class CellSync:
         for kind in self._kept:
             names = [name for name, kinds in stale.items() if kind in kinds]
             if names:
-                parts.append(self._bring(services, kind, names, forget))
+                parts.append(self._bring(services, kind, names[:NEWS_MAX], forget))
                 forget = ()
         return b"".join(parts)
 
@@ -145,27 +146,12 @@ class CellSync:
         """Note that the cell is sent something of these clusters now, and may keep it."""
         self._kept[kind].update(cluster_ids)
 
-    def ahead(self, services: HostServices, work: Work, kind: str, cluster_id: str) -> bytes:
-        """Return a frame with what follows what a policy asks for, where the cell keeps it not yet.
-
-        Policies go through the clusters in their order; those that do not have them all before
-        long, too, and then wait for the host no more.
-        """
-        if work.consult is None or work.sample is not None:
-            return b""  # Other work needs no news of what is stale, or lasts.
-        candidates = work.consult.ask.candidates
-        if candidates is None:
-            ids = self._world.fleet.cluster_ids  # Sorted.
-            place = bisect_left(ids, cluster_id)
-            found = place < len(ids) and ids[place] == cluster_id
-        else:
-            ids, found = candidates, cluster_id in candidates
-            place = ids.index(cluster_id) if found else 0
-        cached = self._kept[kind]
-        if not found or len(cached) >= AHEAD_KEPT_MAX:
-            return b""
-        following = [name for name in ids[place + 1 : place + 1 + AHEAD_MAX] if name not in cached]
-        return self._bring(services, kind, following) if following else b""
+    def ahead(self, services: HostServices, work: Work, kind: str, ids: Sequence[str]) -> bytes:
+        """Return a frame with what a cell wants about these clusters beside what it needs."""
+        if not ids or work.consult is None:
+            return b""  # The frames of nothing else say what is stale.
+        doublings = min(work.calls - 1, _DOUBLINGS_MAX)
+        return self._bring(services, kind, ids, bytes_max=AHEAD_BYTES_MIN << doublings)
 
     def _bring(
         self,
@@ -173,8 +159,9 @@ class CellSync:
         kind: str,
         cluster_ids: Sequence[str],
         stale: tuple[str, ...] = (),
+        bytes_max: int = AHEAD_BYTES_MIN,
     ) -> bytes:
-        items = answers.at_hand(services, kind, cluster_ids)
+        items = answers.at_hand(services, kind, cluster_ids, bytes_max)
         if not items and not stale:
             return b""
         self.keeps(kind, items)

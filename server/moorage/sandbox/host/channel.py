@@ -23,14 +23,15 @@ from moorage.sandbox.host.work import Work, nonces
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
     ANSWER_BYTES_MAX,
+    CALLS_SPENT,
     CELL_FRAME_BYTES_MAX,
     HOST_FRAME_BYTES_MAX,
     PIPELINE_BYTES_MAX,
     Limits,
 )
 
-CALLS_FLOOD_FACTOR: Final = 16
-"""A policy that goes on calling so many times beyond its quota is killed, not answered."""
+CALLS_BEYOND_MAX: Final = 16
+"""Calls after the one that was beyond its bound: the cell of an honest policy makes none."""
 LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
 TRACEBACK_SECONDS: Final = 0.005
@@ -108,7 +109,6 @@ class Cell(asyncio.Protocol):
         self._niceness = 0
         self._cpu_mark = -1.0
         self._sync: CellSync | None = None
-        self._ahead_bytes = 0
         self._traceback: bytearray | None = None
         self._asked_at = 0.0
 
@@ -211,7 +211,7 @@ class Cell(asyncio.Protocol):
         head = self.sent[0]
         limits = self._owner.limits
         if head.call is not None:
-            if head.calls_seconds + now - head.called_at > limits.calls_seconds:
+            if head.calls_seconds + now - head.called_at > self._calls_seconds_max(head):
                 head.call.cancel()
             return ""
         if self.remaining_seconds(now) < 0:
@@ -411,8 +411,12 @@ class Cell(asyncio.Protocol):
                     # The frames of nothing else say what is stale.
                     answer.lasts = True
                     self._sync.keeps(frame.method, arguments)
-                    more = self._sync.ahead(services, head, frame.method, arguments[0])
-        self._reply(head, answer or frames.CallAnswer(frame.nonce, b"", refused, 0), more)
+                    ahead = answers.read_ahead(frame)
+                    more = self._sync.ahead(services, head, frame.method, ahead)
+        if refused:
+            answer = frames.CallAnswer(frame.nonce, b"", refused, CALLS_SPENT * head.spent)
+        assert answer is not None  # Or it is refused.
+        self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
         """Answer what a policy touches for the first time; its clock stands still meanwhile."""
@@ -422,14 +426,14 @@ class Cell(asyncio.Protocol):
         fleet = self._owner.world.fleet if head.sample is None else head.sample.fleet
         services = self._services(head)
         wanted = answers.read_want(frame, candidates, fleet)
+        ahead = answers.read_ahead(frame)
         if refused:
-            self._reply(head, frames.CallAnswer(frame.nonce, b"", refused, 0))
+            self._reply(head, frames.CallAnswer(frame.nonce, b"", refused, CALLS_SPENT))
             return
         assert self._sync is not None  # `load` came first.
         self._sync.keeps(frames.DOCUMENTS, wanted)
         *before, last = answers.answer_want(services, frame, wanted)
-        one = len(wanted) == 1  # As in a loop over them.
-        more = self._sync.ahead(services, head, frames.DOCUMENTS, wanted[0]) if one else b""
+        more = self._sync.ahead(services, head, frames.DOCUMENTS, ahead)
         for answer in before:
             self._reply(head, answer)
         self._reply(head, last, more)
@@ -445,20 +449,32 @@ class Cell(asyncio.Protocol):
         if head.call is not None:
             raise answers.BreachError("it asked again before it was answered")
         assert self._transport is not None  # It has just been read from.
-        # What an honest cell has yet to read are frames of the pipe, and what came behind the last
-        # answer, and those are counted.
-        if self._transport.get_write_buffer_size() > self._sent_bytes + self._ahead_bytes:
+        # What an honest cell has yet to read are frames of the pipe, and those are counted.
+        if self._transport.get_write_buffer_size() > self._sent_bytes:
             raise answers.BreachError("it asked again before it read the answer")
         head.calls += 1
         self._owner.counters["calls"] += 1
         limits = self._owner.limits
-        if head.calls > limits.calls_max:
-            if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
-                raise answers.BreachError(f"it called {head.calls} times, not {limits.calls_max}")
-            return f"more than {limits.calls_max} calls in one evaluation"
-        if head.calls_seconds >= limits.calls_seconds:
-            return f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
+        calls_max = max(limits.calls_max, limits.calls_per_candidate_max * self._candidates(head))
+        if head.calls > calls_max:
+            if head.calls > calls_max + CALLS_BEYOND_MAX:
+                raise answers.BreachError(f"it called {head.calls} times, not {calls_max}")
+            head.spent = True
+            return f"more than {calls_max} calls in one evaluation"
+        seconds = self._calls_seconds_max(head)
+        if head.calls_seconds >= seconds:
+            head.spent = True
+            return f"the calls of one evaluation may take {seconds:g} s together"
         return ""
+
+    def _candidates(self, head: Work) -> int:
+        candidates = head.consult.ask.candidates if head.consult else None
+        fleet = self._owner.world.fleet if head.sample is None else head.sample.fleet
+        return len(fleet.cluster_ids if candidates is None else candidates)
+
+    def _calls_seconds_max(self, head: Work) -> float:
+        limits = self._owner.limits
+        return max(limits.calls_seconds, head.deadline_seconds(limits))
 
     def _answer_later(
         self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
@@ -489,11 +505,10 @@ class Cell(asyncio.Protocol):
         self, head: Work, answer: frames.CallAnswer | frames.Documents, more: bytes = b""
     ) -> None:
         assert self._sync is not None  # `load` came first.
-        data = frames.pack(answer) + more
+        data = more + frames.pack(answer)
         if self._sync.behind:
             data = self._sync.news(self._services(head)) + data
         self._outgoing.append(data)
-        self._ahead_bytes = len(more)
         self.flush()
 
 

@@ -80,9 +80,10 @@ class CellsAndDeaths(ABC):
         if not death.innocent and self._again_here(cell, group, works):
             return
         if not death.innocent and works[0].kind == "load":
-            self._fault(group, works, outcomes.crashed(f"{death.cause}, while it was loaded", ref))
+            fault = outcomes.ended(death, ref, self.limits, ", while it was loaded")
+            self._fault(group, works, fault)
         elif not death.innocent:
-            self._finish(works[0], None, outcomes.crashed(death.cause, ref), None)
+            self._finish(works[0], None, outcomes.ended(death, ref, self.limits), None)
         else:
             self.counters["killed_outside"] += death not in {ORPHANED, WORKER_LOST}
             refused = {work: outcomes.killed(death, work, self.limits) for work in works}

@@ -46,6 +46,7 @@ _CODES: Final[dict[frames.FailureKind, Code]] = {
 }
 _PLACE: Final = re.compile(r'File "/policy/([^"\n]{1,100})", line (\d{1,6})\b')
 _EXPECTED: Final[dict[frames.FailureKind, str]] = {
+    "memory": "a policy that needs less memory, or a higher policy_memory_mib",
     "output": "a value made of JSON types: dict, list, str, finite numbers, true, false, null",
     "context": f"plain JSON types, at most {CONTEXT_BYTES_MAX} bytes packed",
 }
@@ -96,6 +97,7 @@ class Work(msgspec.Struct, eq=False):
         lost_workers: How often a worker was lost that it was at the head of a cell of.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
             time.
+        spent: A bound on its calls was reached.
         future: Gets the outcome of all but live consultations, which are delivered.
 
     """
@@ -130,6 +132,7 @@ class Work(msgspec.Struct, eq=False):
     changes: bytes = b""
     calls: int = 0
     calls_seconds: float = 0.0
+    spent: bool = False
     call: asyncio.Task[None] | None = None
     called_at: float = 0.0
 
@@ -211,7 +214,10 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
     elif frame.kind in {"context", "unsupported"}:
         reason = message
     elif frame.kind == "memory":
-        reason = f"the policy raised MemoryError: it may take {memory_mib} MiB{where}"
+        reason = (
+            f"the policy raised MemoryError: it may take {memory_mib} MiB, as the setting"
+            f" policy_memory_mib says{where}"
+        )
     else:
         reason = f"the policy raised {exception}: {message}{where}"
     return Refusal(
@@ -228,6 +234,28 @@ def refusal_of_faults(loaded: frames.PolicyLoaded, ref: PolicyRef) -> Refusal:
         Code.BAD_POLICY,
         f"the policy cannot be loaded: {message}{where}",
         details={"policy_rule_uri": ref.uri, "file": file, "line": first.line},
+    )
+
+
+def ended(death: Death, ref: PolicyRef, limits: Limits, doing: str = "") -> Refusal:
+    """Return the refusal for a cell that died by itself: of memory, or of something else.
+
+    Args:
+        death: How it ended.
+        ref: The policy.
+        limits: What it may use.
+        doing: What it did meanwhile, where that is no evaluation.
+
+    """
+    cause = death.cause + doing
+    if death.held_mib < limits.memory_mib * _HUNGRY:
+        return crashed(cause, ref)
+    return Refusal(
+        Code.POLICY_MEMORY,
+        f"the policy's process ended ({cause}) while it held {death.held_mib} MiB, of the"
+        f" {limits.memory_mib} that the setting policy_memory_mib allows",
+        expected="a policy that needs less memory, or a higher policy_memory_mib",
+        details={"policy_rule_uri": ref.uri, "cause": cause},
     )
 
 
@@ -248,7 +276,7 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
     memory.
     """
     repeatable = work.repeatable
-    work.calls, work.calls_seconds = 0, 0.0
+    work.calls, work.calls_seconds, work.spent = 0, 0.0, False
     if repeatable and death is ORPHANED:
         return None  # All cells died at once: nothing speaks against this one.
     if repeatable and death is WORKER_LOST:

@@ -269,7 +269,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
 
     """
     if not os.WIFSIGNALED(status):
-        return Death(f"it exited with status {os.WEXITSTATUS(status)}")
+        return Death(f"it exited with status {os.WEXITSTATUS(status)}", held_mib=held_mib)
     number = os.WTERMSIG(status)
     if number == signal.SIGSYS:
         return Death("SIGSYS: it made a system call that no policy has a use for")

@@ -211,19 +211,24 @@ class Failed(_Frame, tag=21):
 
 
 class Call(_Frame, tag=22):
-    """An injected client wants something. `arguments` is a msgpack array."""
+    """An injected client wants something. `arguments` is a msgpack array.
+
+    What is answered at once about the clusters in `ahead` comes before the answer, to be cached.
+    """
 
     nonce: int
     client: str
     method: str
     arguments: bytes
+    ahead: tuple[str, ...] = ()
 
 
 class Want(_Frame, tag=23):
-    """The policy touches these documents for the first time."""
+    """The policy touches these documents for the first time. `ahead` is as in `Call`."""
 
     nonce: int
     ids: tuple[str, ...]
+    ahead: tuple[str, ...] = ()
 
 
 ToCell = (

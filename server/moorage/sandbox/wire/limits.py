@@ -55,14 +55,20 @@ KEPT_BYTES_MAX: Final = 64 << 20
 """Documents and answers that a cell keeps, packed, with `KEPT_ENTRY_BYTES` for each."""
 KEPT_ENTRY_BYTES: Final = 200
 """What keeping one takes beside its own bytes, in a dict under its id."""
-AHEAD_MAX: Final = 16
-"""Documents sent behind a requested one, ahead of their own requests."""
-AHEAD_BYTES_MAX: Final = 16 << 10
-"""Their packed bytes together: they must not delay the requested one."""
-AHEAD_KEPT_MAX: Final = 4096
-"""Documents of one kind in a cell; at this many it gets no more ahead."""
-AHEAD_KEPT_BYTES_MAX: Final = 4 << 20
-"""What a cell keeps, of `KEPT_BYTES_MAX`, beyond which it keeps nothing it did not ask for."""
+KEPT_SHARE_MAX: Final = 0.25
+"""What that is at most of the memory of a cell."""
+DECODED_SHARE_MAX: Final = 1 / 64
+"""Packed bytes of the documents that `cluster_data` has decoded at one time, of that memory.
+
+As Python's objects they take up to ten times as much."""
+AHEAD_MIN, AHEAD_MAX = 16, 1024
+"""Documents that a cell requests with one that it needs: the first time, and at most."""
+AHEAD_BYTES_MIN, AHEAD_BYTES_MAX = 16 << 10, 1 << 20
+"""Their packed bytes together, likewise: they must not delay the first one."""
+NEWS_MAX: Final = 16
+"""Changed documents that are sent along with the news that they have changed."""
+CALLS_SPENT: Final = -1
+"""Status of the answer to a call beyond a bound: it is the last one of that evaluation."""
 STALE_MAX: Final = 256
 """Changed documents that a cell gets one by one; of more, it forgets all."""
 
@@ -76,9 +82,12 @@ class Limits:
             host's own answer time, where none names another; beyond it the cell is killed.
         evaluation_seconds_max: The longest that a policy or a request may name.
         load_seconds: Wall time to compile, import and construct a policy.
-        calls_seconds: Total time the host spends answering the calls of one evaluation.
+        calls_seconds: Total time the host spends answering the calls of one evaluation; its own
+            deadline, where that is longer.
         calls_max: Injected-client calls and document fetches of one evaluation that the host has
-            to answer: what the cell was sent before costs none.
+            to answer: what the cell was sent before costs none. Beyond it the clients report an
+            error.
+        calls_per_candidate_max: As many of them are allowed for each candidate, where that is more.
         memory_mib: Address space a cell may use on top of what it starts with.
         output_bytes_max: Printed and logged bytes stored of one evaluation.
         cells_max: Living cells; the least recently used idle one makes room.
@@ -104,7 +113,8 @@ class Limits:
     evaluation_seconds_max: float = 60.0
     load_seconds: float = 5.0
     calls_seconds: float = 5.0
-    calls_max: int = 64
+    calls_max: int = 1000
+    calls_per_candidate_max: int = 10
     memory_mib: int = 256
     output_bytes_max: int = 16 << 10
     cells_max: int = 64

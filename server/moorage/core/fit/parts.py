@@ -1,0 +1,58 @@
+"""A list that a policy returned for several requests in one: its parts are judged one by one.
+
+What cannot be granted is replaced by the reason, in its place; the other parts stand. A gang is
+whole or not at all, and is judged as one by `verification`.
+"""
+
+from typing import Any
+
+from moorage.core.fit.verification import Unsound, verify
+from moorage.core.state import refusals
+from moorage.core.state.facts import Refusal
+from moorage.model import Ask, Cluster, ClusterId
+from moorage.policy import Fleet, ProposalError, ProposedShare, has_empty_parts, parse_proposal
+
+
+def with_reasons(ask: Ask, value: Any, fleet: Fleet, clusters: dict[ClusterId, Cluster]) -> Any:
+    """Return a list with reasons in the place of parts that can never be granted; others as is.
+
+    Args:
+        ask: What was asked.
+        value: What its policy returned: only lists with parts that name no cluster are changed.
+        fleet: The fleet as it is now.
+        clusters: The inventory.
+
+    """
+    if not has_empty_parts(value, ask.demand):
+        return value
+    taken: list[ProposedShare] = []
+    judged: list[Any] = []
+    for part in value:
+        refusal = _refusal(ask, part, taken, fleet, clusters)
+        judged.append(part if refusal is None else {"error": refusal.reason})
+    return judged
+
+
+def _refusal(
+    ask: Ask,
+    part: Any,
+    taken: list[ProposedShare],
+    fleet: Fleet,
+    clusters: dict[ClusterId, Cluster],
+) -> Refusal | None:
+    """Return why a part can never be granted beside those before it, which it then joins."""
+    try:
+        wishes = parse_proposal(part, ask.demand)
+    except ProposalError as error:
+        return refusals.malformed(error)
+    if not wishes:
+        return None
+    verdict = verify(ask, wishes, fleet, clusters)
+    if isinstance(verdict, Unsound):
+        return verdict.refusal
+    (wish,) = wishes
+    if not all(wish.lies_beside(each) for each in taken):
+        where = f"“{wish.node_id}”"
+        return refusals.unsound("gpus", "GPUs of its own", f"an earlier part names {where}, too")
+    taken.append(wish)
+    return None
