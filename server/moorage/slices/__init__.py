@@ -5,6 +5,7 @@ The package can be imported without Ray; what needs it says so. What can go wron
 
     SlicesError (a RuntimeError)
     ├── InsufficientSlicesError     none of the requested numbers of slices can be had
+    │   └── SliceDegraded           the same, where slices have lost hosts; it has them
     ├── SliceTimeoutError           a wait ended at its bound (also a TimeoutError)
     ├── HostUnhealthyError          a host failed or is being preempted
     ├── HostTaskError               a task failed on one host; it has slice, host and cause
@@ -21,6 +22,7 @@ from moorage.slices.errors import (
     InsufficientSlicesError,
     RayMissingError,
     RetriesExhaustedError,
+    SliceDegraded,
     SlicesError,
     SliceTimeoutError,
 )
@@ -49,7 +51,13 @@ from moorage.slices.jobs.statuses import (
 )
 from moorage.slices.leases import LeasedHosts
 from moorage.slices.manager import SlicePoolManager
-from moorage.slices.records import ActorPoolMember, HostInfo, MultisliceInfo, SliceInfo
+from moorage.slices.records import (
+    ActorPoolMember,
+    DegradedSlice,
+    HostInfo,
+    MultisliceInfo,
+    SliceInfo,
+)
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
@@ -57,6 +65,7 @@ __all__ = [
     "AcceleratorConfigType",
     "ActorPoolMember",
     "CpuAcceleratorConfig",
+    "DegradedSlice",
     "DeviceHostActor",
     "GpuAcceleratorConfig",
     "GpuSlices",
@@ -78,6 +87,7 @@ __all__ = [
     "ResourcePoolManager",
     "RetriesExhaustedError",
     "SliceActor",
+    "SliceDegraded",
     "SliceInfo",
     "SlicePoolManager",
     "SliceSettings",
