@@ -28,17 +28,21 @@ from moorage.slices.errors import (
 )
 from moorage.slices.jobs.configs import (
     AcceleratorConfigType,
+    ComputeResourceConfig,
     CpuAcceleratorConfig,
     GpuAcceleratorConfig,
     TpuAcceleratorConfig,
 )
 from moorage.slices.jobs.executor import (
     RayExecutor,
+    autoscale_execute,
+    autoscale_execute_resumable,
     execute,
     execute_multislice,
     execute_multislice_resumable,
     execute_resumable,
 )
+from moorage.slices.jobs.hardware import HardwareType, RayResources, available_cpu_cores
 from moorage.slices.jobs.statuses import (
     JobError,
     JobFailed,
@@ -49,6 +53,7 @@ from moorage.slices.jobs.statuses import (
     JobUnsuccessful,
     handle_ray_error,
 )
+from moorage.slices.jobs.warm import device_remote
 from moorage.slices.leases import LeasedHosts
 from moorage.slices.manager import SlicePoolManager
 from moorage.slices.records import (
@@ -64,11 +69,13 @@ from moorage.slices.shapes import GpuSlices, TpuSlices
 __all__ = [
     "AcceleratorConfigType",
     "ActorPoolMember",
+    "ComputeResourceConfig",
     "CpuAcceleratorConfig",
     "DegradedSlice",
     "DeviceHostActor",
     "GpuAcceleratorConfig",
     "GpuSlices",
+    "HardwareType",
     "HostInfo",
     "HostTaskError",
     "HostUnhealthyError",
@@ -84,6 +91,7 @@ __all__ = [
     "MultisliceInfo",
     "RayExecutor",
     "RayMissingError",
+    "RayResources",
     "ResourcePoolManager",
     "RetriesExhaustedError",
     "SliceActor",
@@ -95,6 +103,10 @@ __all__ = [
     "SlicesError",
     "TpuAcceleratorConfig",
     "TpuSlices",
+    "autoscale_execute",
+    "autoscale_execute_resumable",
+    "available_cpu_cores",
+    "device_remote",
     "execute",
     "execute_multislice",
     "execute_multislice_resumable",
