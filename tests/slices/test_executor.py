@@ -22,6 +22,9 @@ from moorage.slices import (
     RetriesExhaustedError,
     SliceSettings,
     TpuAcceleratorConfig,
+    autoscale_execute,
+    autoscale_execute_resumable,
+    device_remote,
     execute,
     execute_multislice,
     execute_multislice_resumable,
@@ -321,3 +324,76 @@ def test_hosts_say_what_a_task_left_by(made):
         with pytest.raises(HostTaskError, match=text):
             pool.execute_on_each_host(leave, how)
     assert pool.execute_on_each_host(leave, "well") == [[None, None]]
+
+
+def test_a_warm_function_keeps_its_slices(monkeypatch, ready):
+    monkeypatch.setenv("MINE", "here")
+    config = TPUS.with_environment_variables(MINE="there")
+
+    @device_remote(accelerator_config=config, flatten=False)
+    def find(first, *, second):
+        return first + second, os.environ["MINE"], told()["MEGASCALE_SLICE_ID"]
+
+    try:
+        assert find(1, second=2) == [[(3, "there", "0")] * 2, [(3, "there", "1")] * 2]
+        actors = ready.left()["actors"]
+        assert ray.get([ref for refs in find.remote(1, second=3) for ref in refs])[3][0] == 4
+        assert ready.left()["actors"] == actors
+        assert find.__name__ == "find"
+        ready.kill(3)
+        ready.add(3)
+        assert find(1, second=2)[1] == [(3, "there", "1")] * 2
+    finally:
+        find.close()
+    assert ready.left()["actors"] == []
+
+
+def test_methods_of_a_warm_class_run_on_each_host():
+    @device_remote(accelerator_config=TpuAcceleratorConfig(TYPE))
+    @ray.remote
+    def plain():
+        return os.environ["TPU_HOST_ID"]
+
+    @device_remote(accelerator_config=GpuAcceleratorConfig(2, worker_count=2))
+    class Model:
+        """A model."""
+
+        def __init__(self, size, *, scale=1):
+            self.size = size * scale
+
+        def train(self, more):
+            self.size += more
+            return self.size, os.environ["CUDA_VISIBLE_DEVICES"]
+
+        def fail(self):
+            raise KeyError("broken")
+
+    model = Model(2, scale=3)
+    try:
+        assert model.train(1) == [(7, "0,1")] * 2
+        assert ray.get(model.train.remote(2), timeout=60) == [(8, "0,1")] * 2
+        with pytest.raises(HostTaskError, match="broken"):
+            model.fail()
+        with pytest.raises(AttributeError, match="Model has no method 'tarin'"):
+            model.tarin(1)
+        assert Model.__doc__ == "A model."
+    finally:
+        model.close()
+    try:
+        assert plain() == ["0", "1"]
+    finally:
+        plain.close()
+    with pytest.raises(TypeError, match="a function or a class, not 7"):
+        device_remote(accelerator_config=TPUS)(7)
+
+
+def test_decorators_for_slices_have_their_newer_names():
+    @autoscale_execute(TPUS)
+    def once():
+        return told()["MEGASCALE_SLICE_ID"]
+
+    @autoscale_execute_resumable(TPUS)
+    def again():
+        return told()["MEGASCALE_SLICE_ID"]
+
+    assert once().result == again() == ["0", "0", "1", "1"]

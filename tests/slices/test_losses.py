@@ -14,6 +14,7 @@ from moorage.slices import (
     HostUnhealthyError,
     InsufficientSlicesError,
     RayExecutor,
+    SliceDegraded,
     SlicesError,
     TpuAcceleratorConfig,
     handle_ray_error,
@@ -208,11 +209,64 @@ def test_a_host_that_is_late_is_waited_for(made, ready, beside):
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
-def test_a_slice_goes_with_the_hosts_that_are_there(made, ready, settings):
+def test_a_slice_goes_with_the_hosts_that_are_there_where_that_is_set(made, ready, settings):
     ready.kill(3)
-    pool = made(TYPE)
+    pool = made(TYPE, settings=replaced(settings, moderate=True))
     pool.scale_multislice(2)
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1]]
+
+
+def test_a_slice_that_lost_a_host_is_not_whole(made, ready, settings):
+    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=5))
+    pool.scale_multislice(2)
+    ready.kill(3)
+    with pytest.raises(SliceDegraded, match="slice tpu-b has 1 of its 2 hosts") as caught:
+        pool.prepare_all_slices()
+    assert isinstance(caught.value, InsufficientSlicesError)
+    (degraded,) = ray.get(ray.put(caught.value)).slices
+    assert (degraded.slice_name, degraded.num_hosts) == ("tpu-b", 2)
+    assert degraded.hosts == (ready.hosts[2].node_ip_address,)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
+    pool.scale_multislice([1, 2])
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-a"]
+    with pytest.raises(SliceDegraded, match=r"one of \[2\], but only 1 slices .* tpu-b has 1 of"):
+        pool.scale_multislice(2, timeout=3)
+    ready.add(3)
+    pool.scale_multislice(2)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+
+
+def test_a_whole_slice_is_taken_before_one_that_lost_a_host(made, ready):
+    ready.kill(1)
+    pool = made(TYPE)
+    pool.scale_multislice([1, 2])
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-b"]
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
+
+
+def test_a_host_that_is_lost_unnoticed_is_said(made, ready, settings):
+    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=8))
+    pool.scale_multislice(2)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+    second = pool.get_all_pool_members()[1]
+    ray.kill(ray.get(second.actor.get_all_actors_in_pool.remote())[1])
+    ready.kill(3, noticed=False)
+    with pytest.raises(SliceDegraded, match="slice tpu-b has 1 of its 2 hosts"):
+        pool.execute_on_each_host(lambda: 1, timeout=60)
+
+
+def test_a_rack_that_lost_a_host_and_has_no_other_says_so(made, ready, settings):
+    pool = made(
+        shape=GpuSlices(gpus_per_host=2, hosts=2, label="rack"),
+        settings=replaced(settings, host_health_seconds_max=5),
+    )
+    pool.scale_multislice(2)
+    ready.kill(1)
+    with pytest.raises(SliceDegraded, match="slice rack-a has 1 of its 2 hosts") as caught:
+        pool.execute_on_each_host(lambda: 1, timeout=60)
+    assert len(caught.value.slices[0].lost) == 1
+    pool.scale_multislice([2, 1])
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
 
 
 def test_a_slow_host_is_waited_for_or_not(made, ready):

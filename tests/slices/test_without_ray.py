@@ -2,21 +2,29 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from moorage.extras import install_command
 from moorage.slices import (
+    ComputeResourceConfig,
+    CpuAcceleratorConfig,
     GpuAcceleratorConfig,
     GpuSlices,
+    HardwareType,
+    RayResources,
     ResourcePoolManager,
     SlicePoolManager,
     SliceSettings,
+    TpuAcceleratorConfig,
     TpuSlices,
+    available_cpu_cores,
 )
 from moorage.slices.cluster import RayNode
 from moorage.slices.devices import release_devices, taken_back
+from moorage.slices.shapes import degraded_slices
 
 WITHOUT = """
 import sys
@@ -34,6 +42,7 @@ for use in (
     slices.SliceActor.remote,
     slices.DeviceHostActor.options,
     lambda: slices.RayExecutor.execute(job, slices.CpuAcceleratorConfig(1)),
+    lambda: slices.device_remote(accelerator_config=slices.TpuAcceleratorConfig("v4-8"))(job)(),
     lambda: slices.RayExecutor.execute_multislice(job, slices.TpuAcceleratorConfig("v4-8")),
 ):
     try:
@@ -48,7 +57,7 @@ def test_without_ray_the_package_says_what_is_missing():
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     line = f"slices need Ray, which is not installed: {install_command('ray')}\n"
-    assert done.stdout == line * 6
+    assert done.stdout == line * 7
 
 
 def test_settings_come_from_the_environment():
@@ -153,3 +162,69 @@ def test_only_holders_of_the_device_are_killed():
             assert release_devices() == []
         assert other.poll() is None
         other.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "hosts"),
+    [
+        ("v4-8", 4, 1),
+        ("v4-16", 4, 2),
+        ("v4-32", 0, 4),
+        ("v5p-128", 4, 16),
+        ("v5litepod-16", 4, 4),
+        ("v5e-8", 8, 1),
+        ("v6e-256", 4, 64),
+        ("v2-8", 4, 1),
+        ("mine", 4, 0),
+        ("v4-", 4, 0),
+    ],
+)
+def test_how_many_hosts_a_whole_slice_has(name, chips, hosts):
+    assert TpuSlices(name).hosts_expected(chips) == hosts
+
+
+def test_slices_that_lack_hosts():
+    def host(name, **resources):
+        return {"TPU": 4, **resources}, {"ray.io/tpu-slice-name": name}
+
+    whole = [host("a", **{"TPU-v4-16-head": 1}), host("a")]
+    found = nodes(*whole, host("b", **{"TPU-v4-16-head": 1}), ({"GPU": 1}, {}), host("c"))
+    (degraded,) = degraded_slices(TpuSlices("v4-16"), found)
+    assert str(degraded) == "slice b has 1 of its 2 hosts (127.0.0.1)"
+    assert degraded_slices(TpuSlices("mine"), found) == []
+    assert degraded_slices(GpuSlices(gpus_per_host=1, hosts=9), found) == []
+
+
+def test_resources_in_the_words_of_ray(monkeypatch):
+    config = GpuAcceleratorConfig(2, HardwareType.NVIDIA_A100, cpu_count=4)
+    resources = config.to_ray_resources()
+    assert resources == RayResources(4, 2, accelerator_type="A100")
+    assert resources.to_resource_dict() == {"CPU": 4, "GPU": 2, "accelerator_type:A100": 0.001}
+    assert RayResources.from_resource_dict(resources.to_resource_dict()) == resources
+    assert config.get_remote_options() == {
+        "num_cpus": 4,
+        "num_gpus": 2,
+        "resources": {},
+        "runtime_env": {},
+        "accelerator_type": "A100",
+    }
+    assert RayResources().to_kwargs()["num_cpus"] == 1
+    kinds = [config, TpuAcceleratorConfig("v4-8"), CpuAcceleratorConfig(1)]
+    assert [each.hardware_identifier() for each in kinds] == ["A100", "v4-8", None]
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "3")
+    assert available_cpu_cores() == CpuAcceleratorConfig().core_count == 3
+
+
+def test_a_configuration_of_ones_own():
+    @dataclass(frozen=True)
+    class Npus(ComputeResourceConfig):
+        count: int = 1
+
+        def resources(self):
+            return {"CPU": 1, "NPU": self.count}
+
+    own = Npus(2).with_environment_variables({"A": "1"}, B="2")
+    assert own.get_remote_options()["resources"] == {"NPU": 2}
+    assert own.to_ray_resources().runtime_env == {"env_vars": {"A": "1", "B": "2"}}
+    with pytest.raises(NotImplementedError, match="ComputeResourceConfig does not say"):
+        ComputeResourceConfig().to_ray_resources()

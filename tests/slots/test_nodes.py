@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import platform
 
 import pytest
 import yaml
@@ -238,8 +239,9 @@ def test_counts():
     assert pool.count_by_node("gpu") == {"a": 2, "b": 4}
     assert pool.slots_by_node("gpu") == {"a": 2, "b": 3}
     assert pool.count_per_node("cpus") == pool.count_per_node("cpu") == 8
-    with pytest.raises(ValueError, match="count_by_node says it of each: a has 2, b has 4"):
+    with pytest.raises(ResourceUnavailable, match="of each: a has 2, b has 4") as caught:
         pool.count_per_node("gpus")
+    assert isinstance(caught.value, ValueError)
     assert (pool.nodes, pool.types, pool.empty()) == (["a", "b"], ["cpus", "gpus"], False)
     assert "gpus" in pool
     with pytest.raises(ResourceUnavailable, match="apples"):
@@ -276,7 +278,8 @@ def test_populate_and_get_node():
     pool.populate()
     assert pool.count("nodes") == 1
     assert pool.count("cpus") == len(os.sched_getaffinity(0))
-    with pytest.raises(ResourceUnavailable, match="node 7; there are 0"):
+    assert pool.nodes == [platform.node()]
+    with pytest.raises(ResourceUnavailable, match="node 7; there are"):
         pool.get_node("7")
     with pytest.raises(InvalidSpecification, match="nodes: expected a count"):
         pool.populate(nodes=-1)
@@ -547,3 +550,18 @@ class TestLikeCanarys:
         assert hash(request.freeze())
         taken = self.pool().checkout([request])
         assert taken["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 2}]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"id": "0", "slots": 1}, "missing node in gpus"),
+        ({"node": "z", "id": "0", "slots": 1}, "unknown node 'z' in gpus"),
+    ],
+)
+def test_a_checkin_of_no_node_of_the_pool_names_it(row, said):
+    pool = pool_of(a=2)
+    before = pool.getstate()
+    with pytest.raises(ValueError, match=said):
+        pool.checkin({"metadata": {}, "resources": {"gpus": [row]}})
+    assert pool.getstate() == before

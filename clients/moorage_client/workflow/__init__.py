@@ -29,9 +29,14 @@ from moorage_client.workflow.errors import (
     TaskTimeout,
     WorkflowError,
 )
-from moorage_client.workflow.executor import DAGExecutor, ResourceAwareExecutor
-from moorage_client.workflow.gates import ApprovalGate, GateStatus
+from moorage_client.workflow.executor import (
+    DAGExecutor,
+    DynamicExecutor,
+    ResourceAwareExecutor,
+)
+from moorage_client.workflow.gates import ApprovalGate, GateController, GateStatus
 from moorage_client.workflow.graph import DAG, DAGBuilder, Edge, NodeId
+from moorage_client.workflow.growth import DynamicModification, DynamicNodeSpec
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.leased import LeasedPool
 from moorage_client.workflow.picture import draw_timeline
@@ -51,11 +56,15 @@ __all__ = [
     "CallbackError",
     "DAGBuilder",
     "DAGExecutor",
+    "DynamicExecutor",
+    "DynamicModification",
+    "DynamicNodeSpec",
     "Edge",
     "EventType",
     "ExecutionCallbacks",
     "ExecutionResult",
     "ExecutionTrace",
+    "GateController",
     "GateRejected",
     "GateStatus",
     "GateTimeout",

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from moorage_client.workflow.growth import DynamicModification
+
 
 @dataclass(slots=True)
 class ExecutionCallbacks:
@@ -25,7 +27,7 @@ class ExecutionCallbacks:
         on_skip: `(name)`: it will not run, since it has no task or something before it failed.
         on_gate_waiting: `(name)`: it waits at its gate, see `gates`.
         on_gate_resolved: `(name, status)`: its gate is `approved`, `rejected` or `timed_out`.
-        on_dynamic_expand: Of executors whose graphs grow; these do not, and do not call it.
+        on_dynamic_expand: `(name, modification)`: it changed the graph, see `DynamicExecutor`.
         on_resource_acquired: `(name, resources)`: it holds what it requires.
         on_resource_released: `(name, resources)`: it holds nothing any more.
 
@@ -37,6 +39,6 @@ class ExecutionCallbacks:
     on_skip: Callable[[str], object] | None = None
     on_gate_waiting: Callable[[str], object] | None = None
     on_gate_resolved: Callable[[str, str], object] | None = None
-    on_dynamic_expand: Callable[..., object] | None = None
+    on_dynamic_expand: Callable[[str, DynamicModification], object] | None = None
     on_resource_acquired: Callable[[str, dict[str, float]], object] | None = None
     on_resource_released: Callable[[str, dict[str, float]], object] | None = None

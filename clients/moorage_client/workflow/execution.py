@@ -7,16 +7,23 @@ the shell's lock where its docstring says so; it never waits.
 
 import time
 from asyncio import CancelledError
-from collections import deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
-from moorage_client.workflow.errors import PoolBroken, ResourceError, TaskStopped, TaskTimeout
+from moorage_client.workflow.errors import (
+    GraphError,
+    PoolBroken,
+    ResourceError,
+    TaskStopped,
+    TaskTimeout,
+)
 from moorage_client.workflow.gates import ApprovalGate
 from moorage_client.workflow.grants import Claim, Grant, Pool
 from moorage_client.workflow.graph import DAG, Shape
+from moorage_client.workflow.growth import DynamicModification, Expander
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import ResourceRequirements
 from moorage_client.workflow.results import CallbackError, ExecutionResult, NodeResult, NodeStatus
@@ -54,6 +61,7 @@ class Settings:
     gates: Mapping[str, ApprovalGate]
     ends: Callable[[], bool] | None = None
     """Whether no more nodes are to be started."""
+    expanders: Mapping[str, Expander] = field(default_factory=dict)
 
     def timeout_of(self, name: str) -> float | None:
         """Return the seconds that one attempt at a node may take."""
@@ -113,7 +121,10 @@ class Execution:
         self.tasks = tasks
         shape = self._shape = settings.dag.shape
         shape.refuse_strangers(tasks, "tasks")
-        self._names = shape.names
+        self._names, self._numbers = list(shape.names), dict(shape.numbers)
+        self._removed: set[str] = set()
+        self.grown: dict[str, Callable[[], Any]] = {}
+        """Tasks of the nodes that expanders added."""
         self._levels = shape.bottom_levels(settings.costs)
         self._needs, self._kinds, groups = _grouped(settings, shape, kinds or {})
         self._schedule = Schedule(
@@ -203,12 +214,96 @@ class Execution:
             if result is None:
                 result = NodeResult(node.name, NodeStatus.CANCELLED, None, stopped_run())
                 result.attempts = node.attempt
+            if isinstance(node.growth, DynamicModification) and not self.cancelled:
+                result = self._grow(node, node.growth, result, skipped)
             self._results[node.number] = result
             well = result.status is NodeStatus.COMPLETED
-            skipped = self._skip(self._schedule.ended(node.number, well=well))
+            skipped += self._skip(self._schedule.ended(node.number, well=well))
         self._put_best_in_line()
         self.release(node)
         return skipped
+
+    def _grow(
+        self,
+        node: RunningNode,
+        growth: DynamicModification,
+        result: NodeResult,
+        skipped: list[int],
+    ) -> NodeResult:
+        """Change the graph after a node; return the node's result, a failure if it cannot change.
+
+        Args:
+            node: Which.
+            growth: What its expander returned.
+            result: What came of it.
+            skipped: Takes what is skipped.
+
+        """
+        first = len(self._names)
+        added = {spec.name: number for number, spec in enumerate(growth.add_nodes, first)}
+        numbers = ChainMap(added, self._numbers)
+        try:
+            self._check(growth)
+            edges = [
+                ([numbers[n] for n in spec.dependencies], [numbers[n] for n in spec.dependents])
+                for spec in growth.add_nodes
+            ]
+            ready = set(self._schedule.grow(0, edges))
+        except ValueError as error:
+            node.growth = wrong = GraphError(
+                f"the graph cannot change after {node.name!r}: {error}"
+            )
+            assert node.end is not None
+            node.end = EventType.NODE_FAILED, node.end[1], wrong
+            return replace(result, status=NodeStatus.FAILED, result=None, error=wrong)
+        self._names += added
+        self._numbers |= added
+        self._results += [None] * len(added)
+        self.grown |= {spec.name: spec.task for spec in growth.add_nodes}
+        for number, (before, _) in enumerate(edges, first):
+            if self._schedule.waits(number) and any(map(self._failed, before)):
+                skipped += self._skip([number, *self._schedule.drop(number, failed=True)])
+            elif number in ready:
+                self._schedule.begin(number)
+        for name in growth.remove_nodes:
+            self._removed.add(name)
+            skipped += self._skip(self._schedule.drop(numbers[name], failed=False))
+        return result
+
+    def _check(self, growth: DynamicModification) -> None:
+        """Refuse a change of the graph that cannot be.
+
+        Raises:
+            ValueError: It says why.
+
+        """
+        added = Counter(spec.name for spec in growth.add_nodes)
+        gone = self._removed.union(growth.remove_nodes)
+        for name in growth.remove_nodes:
+            if name in self._removed or name not in self._numbers:
+                raise ValueError(f"there is no node {name!r} to remove")
+        for name in added:
+            if name in self._numbers or added[name] > 1:
+                raise ValueError(f"there is a node {name!r} already")
+        for spec in growth.add_nodes:
+            for name in [*spec.dependencies, *spec.dependents]:
+                if name in gone or not (name in self._numbers or name in added):
+                    raise ValueError(f"there is no node {name!r} for {spec.name!r} to wait for")
+        waiting = {*growth.remove_nodes, *(n for s in growth.add_nodes for n in s.dependents)}
+        for name in waiting - added.keys():
+            if not self._schedule.waits(self._numbers[name]):
+                raise ValueError(f"node {name!r} has started, or is over")
+
+    def _failed(self, number: int) -> bool:
+        """Return whether what comes after a node is skipped."""
+        result = self._results[number]
+        tried = self._names[number] in self.tasks or self._names[number] in self.grown
+        return (
+            self._settings.fail_fast
+            and result is not None
+            and tried
+            and result.status not in (NodeStatus.COMPLETED, NodeStatus.CACHE_HIT)
+        )
 
     def release(self, node: RunningNode) -> None:
         """Release what a node held, unless its task still uses it: ask about every node again."""
@@ -249,7 +344,7 @@ class Execution:
             self.trace.add(EventType.EXECUTION_COMPLETED)
             self.trace.close()
         results = {each.name: each for each in self._results if each is not None}
-        assert len(results) == len(self._names), "a node has no result"
+        assert len(results) == len(self._names) - len(self._removed), "a node has no result"
         return ExecutionResult.of(
             results,
             total_duration_seconds=time.monotonic() - self._started,
@@ -384,6 +479,12 @@ class Execution:
             if (call := self._settings.callbacks.on_resource_released) is not None:
                 resources = dict(grant.requirements.resources)
                 self._report("on_resource_released", node.name, call, node.name, resources)
+        if (growth := node.growth) is not None:
+            node.growth, callbacks = None, self._settings.callbacks
+            if isinstance(growth, DynamicModification):
+                self._call("on_dynamic_expand", callbacks.on_dynamic_expand, node.name, growth)
+            else:
+                self._call("on_failure", callbacks.on_failure, node.name, growth)
         self.tell_skipped(skipped)
 
     def tell_skipped(self, numbers: Iterable[int]) -> None:
@@ -477,6 +578,8 @@ class Execution:
     def _completed(self, node: RunningNode, value: Any) -> BaseException | None:
         """Tell that a task returned; return what that raised."""
         try:
+            if (expand := self._settings.expanders.get(node.name)) is not None:
+                node.growth = expand(node.name, value)
             if (call := self._settings.callbacks.on_complete) is not None:
                 call(node.name, value)
             if (journal := self._settings.journal) is not None:
@@ -509,6 +612,12 @@ class Execution:
         except Exception as error:  # noqa: BLE001  # It is the caller's; the result has it.
             if len(self.callback_errors) < CALLBACK_ERRORS_MAX:
                 self.callback_errors.append(CallbackError(callback, name, error))
+
+    def _call(
+        self, callback: str, call: Callable[..., object] | None, name: str, what: object
+    ) -> None:
+        if call is not None:
+            self._report(callback, name, call, name, what)
 
     def _add(self, event: EventType, name: str) -> None:
         if self.trace is not None:

@@ -11,11 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, Unpack
 
 from moorage_client.workflow.base import (
+    WORKERS_MIN,
     BaseExecutor,
     Pools,
     RunOptions,
@@ -25,10 +27,11 @@ from moorage_client.workflow.base import (
     wait_for,
 )
 from moorage_client.workflow.callbacks import ExecutionCallbacks
-from moorage_client.workflow.errors import TaskTimeout
+from moorage_client.workflow.errors import TaskTimeout, WorkflowError
 from moorage_client.workflow.execution import Execution, Settings
 from moorage_client.workflow.gates import gated
 from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.growth import Expander
 from moorage_client.workflow.pool import ResourcePool
 from moorage_client.workflow.results import ExecutionResult, NodeResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
@@ -125,6 +128,39 @@ class DAGExecutor(ResourceAwareExecutor):
 
         """
         return self._execute(self._settings_of(timeout, cancel_event), tasks)
+
+
+class DynamicExecutor(DAGExecutor):
+    """Runs a graph that changes while it runs; the graph that it was given stays as it is.
+
+    Args:
+        dag: As of `BaseExecutor`, like all that has no text here.
+        expanders: By node, what is called when it has completed, with its name and what it
+            returned: it returns the nodes to add and to remove, or None. Nodes that were added may
+            have one, too. Where it raises, or the graph cannot change so, the node has failed.
+        max_workers: Tasks that run at a time; default: 32.
+        callbacks: What to call as nodes come and go; `on_dynamic_expand` when the graph changed.
+        fail_fast: Skip what comes after a node that failed.
+        enable_tracing: Record a trace.
+        **more: `timeouts`, `retries`, `gates` and so on, but no `journal`.
+
+    """
+
+    def __init__(
+        self,
+        dag: DAG,
+        expanders: Mapping[str, Expander] | None = None,
+        max_workers: int | None = None,
+        callbacks: ExecutionCallbacks | None = None,
+        fail_fast: bool = True,
+        enable_tracing: bool = False,
+        **more: Unpack[RunOptions],
+    ) -> None:
+        if more.get("journal") is not None:
+            raise WorkflowError("a journal cannot go on with a graph that changes while it runs")
+        workers = WORKERS_MIN if max_workers is None else max_workers
+        super().__init__(dag, workers, None, callbacks, fail_fast, enable_tracing, **more)
+        self._settings = replace(self._settings, expanders=dict(expanders or {}))
 
 
 class _Run:
@@ -257,7 +293,8 @@ class _Run:
         if error is None:
             token = enter(node)
             try:
-                value = self._pools.call(self._tasks[node.name], node)
+                task = self._tasks.get(node.name) or self._execution.grown[node.name]
+                value = self._pools.call(task, node)
                 if is_awaitable(value):
                     value = wait_for(value, node)
             except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.

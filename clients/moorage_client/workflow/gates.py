@@ -1,7 +1,8 @@
 """Gates: nodes that wait until a person, or a program, approves them.
 
 A gate is no part of a graph: it is given to an executor, `gates={"deploy": ApprovalGate()}`, and
-resolved from any thread. A node waits at its gate when all that it waits for has ended.
+resolved from any thread. A node waits at its gate when all that it waits for has ended. A task may
+also wait at one itself.
 """
 
 import asyncio
@@ -70,6 +71,63 @@ class ApprovalGate:
         with self._lock:
             self._status, self.reason = GateStatus.PENDING, ""
 
+    def wait_sync(self) -> None:
+        """Wait until it is resolved.
+
+        Raises:
+            GateRejected: It was rejected.
+            GateTimeout: It was not resolved in time.
+
+        """
+        woken = threading.Event()
+        if self.enter(woken.set):
+            try:
+                woken.wait(self.timeout)
+            finally:
+                self.leave(woken.set, stopped=False)
+        self.check("the gate")
+
+    async def wait_async(self) -> None:
+        """Wait until it is resolved, on an event loop; as `wait_sync`."""
+        await self.entered(lambda: None, lambda: False)
+        self.check("the gate")
+
+    async def entered(self, waits: Callable[[], object], stopped: Callable[[], bool]) -> None:
+        """Wait until it is resolved, its time is over, or this is cancelled. For executors.
+
+        Args:
+            waits: Called before.
+            stopped: Whether the node was stopped, asked after.
+
+        """
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(woken.set)
+
+        if self.enter(wake):
+            try:
+                waits()
+                async with asyncio.timeout(self.timeout):
+                    await woken.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self.leave(wake, stopped=stopped())
+
+    def check(self, what: str) -> None:
+        """Do nothing where it was approved.
+
+        Raises:
+            GateRejected: It was rejected.
+            GateTimeout: It was not resolved in time.
+
+        """
+        if self._status is GateStatus.REJECTED:
+            raise GateRejected(f"{what} was rejected" + (self.reason and f": {self.reason}"))
+        if self._status is not GateStatus.APPROVED:
+            raise GateTimeout(f"{what} was not approved within {self.timeout} s")
+
     def enter(self, wake: Callable[[], object]) -> bool:
         """Wait at it; return False where it is resolved already. For executors."""
         with self._lock:
@@ -94,6 +152,62 @@ class ApprovalGate:
             waiters = list(self._waiters)
         for wake in waiters:
             wake()
+
+
+class GateController(dict[str, ApprovalGate]):
+    """Gates by name, also as `gates` of an executor. A name that it does not have is a `KeyError`.
+
+    Args:
+        gates: By name; `add_gate` adds others.
+
+    """
+
+    def __init__(self, gates: Mapping[str, ApprovalGate] | None = None) -> None:
+        super().__init__(gates or {})
+
+    def __missing__(self, name: str) -> ApprovalGate:
+        raise KeyError(f"No gate named {name!r}")
+
+    def add_gate(self, name: str, gate: ApprovalGate) -> None:
+        """Add a gate, or replace one."""
+        self[name] = gate
+
+    def get_gate(self, name: str) -> ApprovalGate | None:
+        """Return a gate; None: there is none."""
+        return self.get(name)
+
+    def has_gate(self, name: str) -> bool:
+        """Return whether there is such a gate."""
+        return name in self
+
+    def status(self, name: str) -> GateStatus:
+        """Return how a gate stands."""
+        return self[name].status
+
+    def waiting_gates(self) -> list[str]:
+        """Return the names of the gates at which something waits."""
+        return [name for name, gate in self.items() if gate.status is GateStatus.WAITING]
+
+    def approve(self, name: str) -> None:
+        """Approve a gate."""
+        self[name].approve()
+
+    def reject(self, name: str, reason: str = "") -> None:
+        """Reject a gate."""
+        self[name].reject(reason)
+
+    def reset_all(self) -> None:
+        """Make all gates wait for approval again."""
+        for gate in self.values():
+            gate.reset()
+
+    def wait_sync(self, name: str) -> None:
+        """Wait at a gate; see `ApprovalGate.wait_sync`."""
+        self[name].wait_sync()
+
+    async def wait_async(self, name: str) -> None:
+        """Wait at a gate, on an event loop; see `ApprovalGate.wait_sync`."""
+        await self[name].wait_async()
 
 
 def gated(
@@ -142,20 +256,8 @@ def _awaiting(
     task: Callable[[], Any], name: str, gate: ApprovalGate, callbacks: ExecutionCallbacks
 ) -> Callable[[], Any]:
     async def call() -> Any:
-        loop, woken, node = asyncio.get_running_loop(), asyncio.Event(), current_node()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(woken.set)
-
-        if gate.enter(wake):
-            _call(callbacks.on_gate_waiting, name)
-            try:
-                async with asyncio.timeout(gate.timeout):
-                    await woken.wait()
-            except TimeoutError:
-                pass
-            finally:
-                gate.leave(wake, stopped=node.stopped)
+        node = current_node()
+        await gate.entered(lambda: _call(callbacks.on_gate_waiting, name), lambda: node.stopped)
         _pass(name, gate, node, callbacks)
         return await task()
 
@@ -171,12 +273,8 @@ def _pass(name: str, gate: ApprovalGate, node: RunningNode, callbacks: Execution
 
     """
     node.check()
-    status = gate.status
-    _call(callbacks.on_gate_resolved, name, str(status))
-    if status is GateStatus.REJECTED:
-        raise GateRejected(f"gate {name!r} was rejected" + (gate.reason and f": {gate.reason}"))
-    if status is not GateStatus.APPROVED:
-        raise GateTimeout(f"gate {name!r} was not approved within {gate.timeout} s")
+    _call(callbacks.on_gate_resolved, name, str(gate.status))
+    gate.check(f"gate {name!r}")
 
 
 def _call(callback: Callable[..., object] | None, *arguments: Any) -> None:

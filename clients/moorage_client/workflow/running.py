@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 
 from moorage.model import Placement
-from moorage_client.workflow.errors import TaskStopped, WorkflowError
+from moorage_client.workflow.errors import GraphError, TaskStopped, WorkflowError
 from moorage_client.workflow.grants import Grant
+from moorage_client.workflow.growth import DynamicModification
 from moorage_client.workflow.tracing import EventType
 
 _NOTHING: Mapping[str, str] = {}
@@ -33,6 +34,7 @@ class RunningNode:
         "end",
         "ended",
         "grant",
+        "growth",
         "holds",
         "name",
         "number",
@@ -62,6 +64,7 @@ class RunningNode:
         self.ended = False
         self.abandoned = False
         self.stopped_by: BaseException | None = None
+        self.growth: DynamicModification | GraphError | None = None  # After it; or why not.
         self._event: threading.Event | None = None
         self._on_stop = on_stop
 

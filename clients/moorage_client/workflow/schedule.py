@@ -6,7 +6,8 @@ of that costs O(log n), or O(successors), however large the graph is.
 Ready nodes lie in groups that need the same: when one of a group does not fit, none does.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from graphlib import TopologicalSorter
 from heapq import heappop, heappush, heapreplace
 from typing import Final
 
@@ -41,13 +42,13 @@ class Schedule:
         self,
         successors: Sequence[Sequence[int]],
         predecessor_counts: Sequence[int],
-        ranks: Sequence[int],
-        groups: Sequence[int],
-        runnable: Sequence[bool],
+        ranks: list[int],
+        groups: list[int],
+        runnable: list[bool],
         *,
         fail_fast: bool,
     ) -> None:
-        self._successors = successors
+        self._successors = list(successors)
         self._waiting_for = list(predecessor_counts)
         self._ranks = ranks
         self._nodes = [0] * len(ranks)
@@ -223,6 +224,64 @@ class Schedule:
         self._finish(node)
         for successor in self._successors[node]:
             self._waiting_for[successor] -= 1
+
+    def waits(self, node: int) -> bool:
+        """Return whether a node waits for another."""
+        return self._states[node] == _WAITING
+
+    def grow(self, group: int, edges: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[int]:
+        """Add nodes of one group, last in rank; return those of them that wait for nothing.
+
+        Args:
+            group: What they need.
+            edges: Of each node the nodes before it and after it; added ones have the next numbers.
+
+        Raises:
+            ValueError: Nodes would wait for each other; nothing has changed.
+
+        """
+        first = len(self._states)
+        following: dict[int, list[int]] = {}
+        for number, (before, after) in enumerate(edges, first):
+            following.setdefault(number, []).extend(after)
+            for node in before:
+                following.setdefault(node, []).append(number)
+        self._refuse_cycles(range(first, first + len(edges)), following)
+        for number in range(first, first + len(edges)):
+            self._successors.append([])
+            self._waiting_for.append(0)
+            self._ranks.append(number)
+            self._nodes.append(number)
+            self._groups.append(group)
+            self._runnable.append(True)
+            self._states.append(_WAITING)
+            self.left += 1
+        for node, added in following.items():
+            if self._states[node] != _OVER:
+                self._successors[node] = [*self._successors[node], *added]
+                for successor in added:
+                    self._waiting_for[successor] += 1
+        return [n for n in range(first, len(self._states)) if not self._waiting_for[n]]
+
+    def begin(self, node: int) -> None:
+        """Make a node ready that was added, and waits for nothing."""
+        self._push(node)
+
+    def drop(self, node: int, *, failed: bool) -> list[int]:
+        """End a node that waits, as if it had failed or was not there; return what is skipped."""
+        self._finish(node)
+        return self._skip_after(node) if failed else self._resolve(node)
+
+    def _refuse_cycles(self, added: Iterable[int], following: Mapping[int, list[int]]) -> None:
+        reached: dict[int, list[int]] = {}
+        left = list(added)
+        while left:
+            node = left.pop()
+            if node not in reached:
+                own = self._successors[node] if node < len(self._successors) else ()
+                reached[node] = [*own, *following.get(node, ())]
+                left += reached[node]
+        TopologicalSorter(reached).prepare()
 
     def cancel(self) -> list[int]:
         """Give up all nodes that do not run; return them."""

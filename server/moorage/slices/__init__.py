@@ -5,6 +5,7 @@ The package can be imported without Ray; what needs it says so. What can go wron
 
     SlicesError (a RuntimeError)
     ├── InsufficientSlicesError     none of the requested numbers of slices can be had
+    │   └── SliceDegraded           the same, where slices have lost hosts; it has them
     ├── SliceTimeoutError           a wait ended at its bound (also a TimeoutError)
     ├── HostUnhealthyError          a host failed or is being preempted
     ├── HostTaskError               a task failed on one host; it has slice, host and cause
@@ -21,22 +22,27 @@ from moorage.slices.errors import (
     InsufficientSlicesError,
     RayMissingError,
     RetriesExhaustedError,
+    SliceDegraded,
     SlicesError,
     SliceTimeoutError,
 )
 from moorage.slices.jobs.configs import (
     AcceleratorConfigType,
+    ComputeResourceConfig,
     CpuAcceleratorConfig,
     GpuAcceleratorConfig,
     TpuAcceleratorConfig,
 )
 from moorage.slices.jobs.executor import (
     RayExecutor,
+    autoscale_execute,
+    autoscale_execute_resumable,
     execute,
     execute_multislice,
     execute_multislice_resumable,
     execute_resumable,
 )
+from moorage.slices.jobs.hardware import HardwareType, RayResources, available_cpu_cores
 from moorage.slices.jobs.statuses import (
     JobError,
     JobFailed,
@@ -47,19 +53,29 @@ from moorage.slices.jobs.statuses import (
     JobUnsuccessful,
     handle_ray_error,
 )
+from moorage.slices.jobs.warm import device_remote
 from moorage.slices.leases import LeasedHosts
 from moorage.slices.manager import SlicePoolManager
-from moorage.slices.records import ActorPoolMember, HostInfo, MultisliceInfo, SliceInfo
+from moorage.slices.records import (
+    ActorPoolMember,
+    DegradedSlice,
+    HostInfo,
+    MultisliceInfo,
+    SliceInfo,
+)
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
 __all__ = [
     "AcceleratorConfigType",
     "ActorPoolMember",
+    "ComputeResourceConfig",
     "CpuAcceleratorConfig",
+    "DegradedSlice",
     "DeviceHostActor",
     "GpuAcceleratorConfig",
     "GpuSlices",
+    "HardwareType",
     "HostInfo",
     "HostTaskError",
     "HostUnhealthyError",
@@ -75,9 +91,11 @@ __all__ = [
     "MultisliceInfo",
     "RayExecutor",
     "RayMissingError",
+    "RayResources",
     "ResourcePoolManager",
     "RetriesExhaustedError",
     "SliceActor",
+    "SliceDegraded",
     "SliceInfo",
     "SlicePoolManager",
     "SliceSettings",
@@ -85,6 +103,10 @@ __all__ = [
     "SlicesError",
     "TpuAcceleratorConfig",
     "TpuSlices",
+    "autoscale_execute",
+    "autoscale_execute_resumable",
+    "available_cpu_cores",
+    "device_remote",
     "execute",
     "execute_multislice",
     "execute_multislice_resumable",

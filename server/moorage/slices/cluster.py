@@ -10,7 +10,9 @@ from moorage.slices.lazy_ray import ray
 
 __all__ = [
     "NODE_ID_LABEL",
+    "SLICE_LABEL",
     "RayNode",
+    "addresses",
     "alive_nodes",
     "draining",
     "hosts_group_name",
@@ -20,6 +22,7 @@ __all__ = [
 ]
 
 NODE_ID_LABEL: Final = "ray.io/node-id"
+SLICE_LABEL: Final = "ray.io/tpu-slice-name"
 _AUTOSCALER_REPORT: Final = b"__autoscaling_status"
 
 
@@ -44,6 +47,14 @@ def alive_nodes() -> dict[str, RayNode]:
         )
         for each in ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
         if each["Alive"]
+    }
+
+
+def addresses() -> dict[str, str]:
+    """Return the addresses of all nodes that Ray knows, also of those that died, by their ids."""
+    return {
+        each["NodeID"]: each["NodeManagerAddress"]
+        for each in ray.nodes()  # type: ignore[no-untyped-call]  # As above.
     }
 
 

@@ -1,6 +1,9 @@
 """Everything that can go wrong with slices, as one tree; the package docstring draws it."""
 
+from collections.abc import Sequence
+
 from moorage.extras import install_command
+from moorage.slices.records import DegradedSlice
 
 __all__ = [
     "HostTaskError",
@@ -8,6 +11,7 @@ __all__ = [
     "InsufficientSlicesError",
     "RayMissingError",
     "RetriesExhaustedError",
+    "SliceDegraded",
     "SliceTimeoutError",
     "SlicesError",
 ]
@@ -30,6 +34,23 @@ class InsufficientSlicesError(SlicesError):
     Hosts are missing, were preempted while the pool was scaled, or the autoscaler did not bring
     them in time.
     """
+
+
+class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slice.
+    """A slice lost hosts, and no other can replace it.
+
+    Args:
+        message: What was requested, and what is there.
+        slices: The slices that are not whole, each with its hosts.
+
+    """
+
+    def __init__(self, message: str, slices: Sequence[DegradedSlice]) -> None:
+        super().__init__(message, tuple(slices))
+        self.slices = tuple(slices)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class SliceTimeoutError(SlicesError, TimeoutError):

@@ -6,20 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.slices.actors.pool import ResourcePoolManager
-from moorage.slices.cluster import alive_nodes, request_bundles
+from moorage.slices.cluster import addresses, alive_nodes, request_bundles
 from moorage.slices.errors import (
     HostUnhealthyError,
     InsufficientSlicesError,
+    SliceDegraded,
     SlicesError,
     SliceTimeoutError,
 )
 from moorage.slices.lazy_ray import ray
 from moorage.slices.leases import LeasedHosts
-from moorage.slices.records import ActorPoolMember, MultisliceInfo, SliceInfo
+from moorage.slices.records import ActorPoolMember, DegradedSlice, MultisliceInfo, SliceInfo
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, slices_possible
+from moorage.slices.shapes import (
+    GpuSlices,
+    Shape,
+    TpuSlices,
+    degraded_slices,
+    slices_possible,
+)
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 __all__ = ["SlicePoolManager"]
@@ -68,6 +75,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._last_scale_check_ts: float | None = None
         self._slots: dict[int, ActorPoolMember[SliceInfo]] = {}
         self._reservations: list[Reservation] = []
+        self._losses: list[DegradedSlice] = []
 
     def get_actor_pool_name(self) -> str:
         """Return how messages call this pool: `SlicePool(<type>)`."""
@@ -90,7 +98,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         The largest size is tried first, each within its share of the time: with `n` sizes left,
         an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
         last one gets `host_health_seconds_max`, for nodes that are just joining, unless there is
-        no room for a single slice and never was.
+        no room for a single slice and never was. A slice that lost a host is not whole, and does
+        not count, unless settings say `moderate`.
 
         Args:
             num_slices: The number, or the numbers that will do.
@@ -99,6 +108,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         Raises:
             ValueError: No number is given, or one that is not above 0.
             InsufficientSlicesError: None of them can be had; the pool keeps its healthy slices.
+            SliceDegraded: The same, where a slice has lost hosts.
 
         """
         sizes = _sizes(num_slices)
@@ -116,12 +126,13 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             most = self._most()
             never = most is not None and max(held, most) < min(sizes)
             within = f"; the cluster has room for {most} in all"
-            raise InsufficientSlicesError(
+            message = (
                 f"Requested one of {sorted(sizes)}, but only {held + len(reservations.ready)}"
                 f" slices available for {self.get_actor_pool_name()}"
                 + (within if never else f" within {deadline.seconds:g} s")
                 + self._why(reservations)
             )
+            raise self._short(message, InsufficientSlicesError)
         finally:
             reservations.close()
             request_bundles(self._shape.bundles() * len(self._actor_pool))
@@ -144,6 +155,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             SlicesError: The pool is empty, or a slice is unhealthy and may not be replaced
                 (`EFORMER_SAFE_GATHER=0`).
             InsufficientSlicesError: An unhealthy slice cannot be replaced.
+            SliceDegraded: The same, where it has lost hosts.
             SliceTimeoutError: The hosts of a slice are not there in time.
             HostUnhealthyError: A slice was lost meanwhile.
 
@@ -153,7 +165,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         unhealthy = self._remove_unhealthy_members_from_actor_pool()
         if unhealthy and not self._settings.safe_gather:
             names = ", ".join(each.actor_info.slice_name for each in unhealthy)
-            raise SlicesError(f"{self.get_actor_pool_name()} has lost {names}")
+            raise self._short(f"{self.get_actor_pool_name()} has lost {names}", SlicesError)
         if not wanted:
             raise SlicesError("No SliceActors available after pruning.")
         if unhealthy:
@@ -265,10 +277,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             hosts_max: How many hosts of each slice, the first ones; None: all.
 
         """
-        self.prepare_all_slices()
-        asked = [member.actor.ensure_host_pool.remote() for member in self._actor_pool]
-        seconds = self._settings.host_health_seconds_max + ANSWER_SECONDS
-        hosts = self._answers(asked, seconds + self._settings.health_check_seconds_max)
+        hosts = self._hosts()
         remote = ray.put(getattr(function, "_function", function))
         return [
             [
@@ -302,6 +311,25 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         if reserved:
             request_bundles([])
 
+    def _hosts(self) -> list[list[Any]]:
+        """Prepare all slices, and return the actors of their hosts.
+
+        Ray notices the loss of a node later than this may start: then there is a second attempt.
+        """
+        for again in (True, False):
+            try:
+                self.prepare_all_slices()
+                asked = [member.actor.ensure_host_pool.remote() for member in self._actor_pool]
+                seconds = self._settings.host_health_seconds_max + ANSWER_SECONDS
+                return self._answers(asked, seconds + self._settings.health_check_seconds_max)
+            except HostUnhealthyError as error:
+                lost = self._lost()
+                if not lost:
+                    raise
+                if not again:
+                    raise SliceDegraded("; ".join(map(str, lost)), lost) from error
+        raise AssertionError("the second attempt returns or raises")
+
     @property
     def _shape(self) -> Shape:
         if self._given is None:
@@ -315,12 +343,41 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             return seconds
         name = self.get_actor_pool_name()
         logger.warning("%s: %s slices are wanted; there is room for %s", name, size, possible)
-        may_come = last and (possible or self._had_slices)
+        may_come = last and (possible or self._had_slices or self._degraded())
         return min(seconds, self._settings.host_health_seconds_max) if may_come else 0
 
     def _most(self) -> int | None:
         """Return the most slices that the cluster can ever hold; None: unknown."""
-        return slices_possible(self._shape, list(alive_nodes().values()))
+        without = {each.slice_name for each in self._degraded()}
+        return slices_possible(self._shape, list(alive_nodes().values()), without)
+
+    def _degraded(self) -> list[DegradedSlice]:
+        """Return the slices of the cluster that are not whole, and do not count."""
+        if self._settings.moderate:
+            return []
+        return degraded_slices(self._shape, list(alive_nodes().values()))
+
+    def _lost(self) -> list[DegradedSlice]:
+        """Return the slices of the pool of which nodes died, as far as Ray has noticed."""
+        alive, known = alive_nodes(), addresses()
+        placed = {each.actor: each.node_ids for each in self._reservations}
+        found = []
+        for member in self._actor_pool:
+            info = member.actor_info
+            nodes = info.node_ids or placed.get(member.actor, ())
+            lost = tuple(known.get(node, node) for node in nodes if node not in alive)
+            here = tuple(alive[node].ip for node in nodes if node in alive)
+            if lost:
+                found.append(DegradedSlice(info.slice_name, info.num_hosts, here, lost))
+        return found
+
+    def _short(self, message: str, kind: type[SlicesError]) -> SlicesError:
+        """Return the error that slices are missing: `SliceDegraded` where some lost hosts."""
+        each_once = {each.slice_name: each for each in [*self._losses, *self._degraded()]}
+        if not each_once:
+            return kind(message)
+        degraded = list(each_once.values())
+        return SliceDegraded("; ".join([message, *map(str, degraded)]), degraded)
 
     def _why(self, reservations: Reservations) -> str:
         return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
@@ -328,6 +385,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def _settle(self, size: int, new: list[Reservation]) -> None:
         """Fill the free slots below `size`, first from those above, and give the rest back."""
         self._had_slices = self._had_slices or size > 0
+        self._losses = []
         above = sorted(slot for slot in self._slots if slot >= size)
         for slot in range(size):
             if slot in self._slots:
@@ -348,7 +406,10 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
+        lost = self._lost()  # Before what they reserved is freed.
         unhealthy = super()._remove_unhealthy_members_from_actor_pool()
+        gone = {member.actor_info.slice_name for member in unhealthy}
+        self._losses += [each for each in lost if each.slice_name in gone]
         members = {id(member) for member in self._actor_pool}
         self._slots = {slot: each for slot, each in self._slots.items() if id(each) in members}
         return unhealthy

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-__all__ = ["ActorPoolMember", "HostInfo", "MultisliceInfo", "SliceInfo"]
+__all__ = ["ActorPoolMember", "DegradedSlice", "HostInfo", "MultisliceInfo", "SliceInfo"]
 
 ActorInfoT = TypeVar("ActorInfoT")
 
@@ -42,6 +42,30 @@ class SliceInfo:
     num_accelerators_per_host: int
     node_ids: list[str] | None = None
     host_infos: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class DegradedSlice:
+    """A slice that is not whole.
+
+    Args:
+        slice_name: Which one.
+        num_hosts: How many hosts it has when it is whole.
+        hosts: Addresses of those that are there.
+        lost: Addresses of those that were lost, as far as Ray knows.
+
+    """
+
+    slice_name: str
+    num_hosts: int
+    hosts: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        here = f"slice {self.slice_name} has {len(self.hosts)} of its {self.num_hosts} hosts"
+        there = f" ({', '.join(self.hosts)})" if self.hosts else ""
+        lost = f", and lost {', '.join(self.lost)}" if self.lost else ""
+        return here + there + lost
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.slices.actors.slice import SliceActor
-from moorage.slices.cluster import remove_groups, request_bundles
+from moorage.slices.cluster import SLICE_LABEL, alive_nodes, remove_groups, request_bundles
 from moorage.slices.lazy_ray import ray
 from moorage.slices.leases import LeasedHosts, SliceLease
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import GpuSlices, Shape
+from moorage.slices.shapes import GpuSlices, Shape, degraded_slices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 __all__ = ["Reservation", "Reservations"]
@@ -32,12 +32,29 @@ class Reservation:
     member: ActorPoolMember[SliceInfo] | None = None
     start: Deadline | None = None
     lease: SliceLease | None = None
+    without: frozenset[str] = frozenset()
+    node_ids: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, shape: Shape, settings: SliceSettings) -> "Reservation":
-        """Ask Ray for the hosts, or the head, of a slice, and for an actor on the first."""
-        group = ray.util.placement_group(shape.bundles(), topology_strategy=shape.topology())
-        return cls._within(group, shape, settings, {})
+    def open(
+        cls, shape: Shape, settings: SliceSettings, without: frozenset[str] = frozenset()
+    ) -> "Reservation":
+        """Request from Ray the hosts, or the head, of a slice, and an actor on the first.
+
+        Args:
+            shape: What the slice is made of.
+            settings: The actor's.
+            without: Names of slices that are not whole: another one is taken.
+
+        """
+        bundles = shape.bundles()
+        placing: dict[str, Any] = {"topology_strategy": shape.topology()}
+        if without:
+            other = {SLICE_LABEL: f"!in({','.join(sorted(without))})"}
+            placing = {"bundle_label_selector": [other] * len(bundles)}
+        made = cls._within(ray.util.placement_group(bundles, **placing), shape, settings, {})
+        made.without = without
+        return made
 
     @classmethod
     def leased(
@@ -68,6 +85,12 @@ class Reservation:
         made = SliceActor.options(scheduling_strategy=within)
         actor = made.remote(shape, group, settings, environment)
         return cls(group, actor, actor.get_info.remote())
+
+    def heard(self, info: SliceInfo) -> None:
+        """Note that the slice has started, and on which nodes."""
+        self.member = ActorPoolMember(self.actor, info)
+        placed = ray.util.placement_group_table(self.group)["bundles_to_node_id"]
+        self.node_ids = tuple(placed.values())
 
     def end(self) -> None:
         """End all that runs in the slice, and free what Ray reserved."""
@@ -125,6 +148,12 @@ class Reservations:
         self._want(count, deadline)
         while len(self.ready) < count and deadline.left:
             request_bundles(self._shape.bundles() * (self._held + count))
+            without = self._without()
+            for each in [each for each in self._open if each.member is None]:
+                if each.without != without:
+                    each.close()
+                    self._open.remove(each)
+            self._want(count, deadline)
             waiting = [each for each in self._open if each.member is None]
             seconds = min(self._settings.scale_poll_seconds, deadline.left)
             refs = [each.answer for each in waiting]
@@ -158,10 +187,17 @@ class Reservations:
                 return
             self._open.append(opened)
 
+    def _without(self) -> frozenset[str]:
+        """Return the names of slices that lost hosts, and are not to be taken."""
+        if self._settings.moderate or self._hosts is not None:
+            return frozenset()
+        found = degraded_slices(self._shape, list(alive_nodes().values()))
+        return frozenset(each.slice_name for each in found)
+
     def _opened(self, deadline: Deadline | None) -> Reservation | None:
         """Return one more; None where the server has no lease for it now."""
         if self._hosts is None:
-            return Reservation.open(self._shape, self._settings)
+            return Reservation.open(self._shape, self._settings, self._without())
         assert isinstance(self._shape, GpuSlices)
         left = deadline.left if deadline is not None else 0.0
         seconds = min(self._settings.scale_poll_seconds, left)
@@ -176,7 +212,7 @@ class Reservations:
     def _hear(self, each: Reservation) -> None:
         (answer,) = outcomes([each.answer], _PAUSE_SECONDS)
         if isinstance(answer, SliceInfo):
-            each.member = ActorPoolMember(each.actor, answer)
+            each.heard(answer)
         else:
             time.sleep(_PAUSE_SECONDS)  # It would fail again and again, and faster.
             self._again(each, answer)

@@ -59,8 +59,8 @@ class SliceSettings:
     """How long actors have to shut down before they are killed."""
     safe_gather: bool = True
     """Whether `prepare_all_slices` replaces slices that do not answer, rather than fail."""
-    moderate: bool = True
-    """Whether a slice goes with as many hosts as are there, where some are missing."""
+    moderate: bool = False
+    """Whether a TPU slice that lost hosts counts as whole, with as many as are there."""
     kill_vfio: bool = False
     """Whether a task's start kills every process that holds /dev/vfio, of any user."""
     coordinator_port: int = 8081

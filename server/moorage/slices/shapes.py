@@ -4,14 +4,24 @@ A slot of a pool starts as a placement group. For a TPU slice it is the head alo
 the name of the slice and thereby its hosts; for GPUs it is all hosts at once.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from moorage.slices.cluster import NODE_ID_LABEL, RayNode, largest_resources
+from moorage.slices.cluster import NODE_ID_LABEL, SLICE_LABEL, RayNode, largest_resources
+from moorage.slices.records import DegradedSlice
 
-__all__ = ["GpuSlices", "Shape", "TpuSlices", "slices_possible"]
+__all__ = ["CHIPS_ASSUMED", "GpuSlices", "Shape", "TpuSlices", "degraded_slices", "slices_possible"]
 
-_SPREAD = "STRICT_SPREAD"
+CHIPS_ASSUMED: Final = 4
+"""Chips of a TPU host that does not say how many it has."""
+_SPREAD: Final = "STRICT_SPREAD"
+_TYPE_LABEL: Final = "ray.io/tpu-pod-type"
+_TYPE: Final = re.compile(r"(v\d+\w*)-(\d+)")
+# Their types count chips; those of all others count cores, two of them on a chip.
+_COUNTED_IN_CHIPS: Final = ("v5e", "v5litepod", "v6e")
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,14 @@ class TpuSlices:
     def possible(self, nodes: Sequence[RayNode]) -> int:
         """Return how many slices these nodes make if all of them are free."""
         return int(sum(node.resources.get(self.head, 0) for node in nodes))
+
+    def hosts_expected(self, chips: float) -> int:
+        """Return how many hosts with so many chips a whole slice has; 0: its type is unknown."""
+        found = _TYPE.fullmatch(self.tpu_type.lower())
+        if found is None:
+            return 0
+        cores_per_chip = 1 if found[1] in _COUNTED_IN_CHIPS else 2
+        return math.ceil(int(found[2]) / cores_per_chip / (chips or CHIPS_ASSUMED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +143,50 @@ def _spread(fits: Sequence[int], hosts: int) -> int:
     return count
 
 
-def slices_possible(shape: Shape, nodes: Sequence[RayNode]) -> int | None:
+def degraded_slices(shape: Shape, nodes: Sequence[RayNode]) -> list[DegradedSlice]:
+    """Return the TPU slices of a type that lack hosts, as far as labels of their nodes say.
+
+    GPUs make a whole slice wherever they can be.
+    """
+    if isinstance(shape, GpuSlices):
+        return []
+    slices: dict[str, list[RayNode]] = {}
+    for node in nodes:
+        if SLICE_LABEL in node.labels:
+            slices.setdefault(node.labels[SLICE_LABEL], []).append(node)
+    found = []
+    for name, hosts in sorted(slices.items()):
+        expected = shape.hosts_expected(max(host.resources.get("TPU", 0) for host in hosts))
+        of_type = any(
+            host.labels.get(_TYPE_LABEL) == shape.tpu_type or shape.head in host.resources
+            for host in hosts
+        )
+        if of_type and len(hosts) < expected:
+            found.append(DegradedSlice(name, expected, tuple(host.ip for host in hosts)))
+    return found
+
+
+def slices_possible(
+    shape: Shape, nodes: Sequence[RayNode], without: Collection[str] = ()
+) -> int | None:
     """Return the most slices that the cluster can ever hold; None: unknown.
 
     Nodes that an autoscaler may add count by their resources alone, so this is never too few.
+
+    Args:
+        shape: What a slice is made of.
+        nodes: All nodes that are alive.
+        without: Names of slices that do not count.
+
     """
     largest = largest_resources(nodes)
     if largest is None:
         return None
     here = {name: sum(node.resources.get(name, 0) for node in nodes) for name in largest}
     if all(amount <= here[name] for name, amount in largest.items()):
-        return shape.possible(nodes)
+        return shape.possible(
+            [each for each in nodes if each.labels.get(SLICE_LABEL) not in without]
+        )
     total: dict[str, float] = {}
     for bundle in shape.bundles():
         for name, need in bundle.items():

@@ -10,6 +10,7 @@ is one tree:
 
     SlotsError
     ├── ResourceUnavailable         not now: the type, the request and what there is
+    │   └── UnevenNodes             nodes differ in it (also an InvalidRequest)
     ├── EmptyResourcePoolError      the pool has no types at all
     ├── UnknownResourceType         the pool has no such type (also a TypeError)
     ├── InvalidRequest              the request is malformed (also a ValueError)
@@ -26,6 +27,7 @@ from moorage.slots.errors import (
     ResourceUnavailable,
     SchemaMissingKeyError,
     SlotsError,
+    UnevenNodes,
     UnknownResourceType,
 )
 from moorage.slots.inventory import AllocationTransaction, Allocator, Inventory
@@ -54,6 +56,7 @@ __all__ = [
     "ResourceUnavailable",
     "SchemaMissingKeyError",
     "SlotsError",
+    "UnevenNodes",
     "UnknownResourceType",
     "make_resource_pool",
     "read_specification",

@@ -47,6 +47,10 @@ class InvalidRequest(SlotsError, ValueError):
     """A request is malformed; the message names the member and what was expected of it."""
 
 
+class UnevenNodes(ResourceUnavailable, InvalidRequest):
+    """Nodes differ in what was to be one number of all of them; the message has each."""
+
+
 class InvalidCheckin(SlotsError, ValueError):
     """What is returned was not checked out here, or has been returned; nothing was changed."""
 

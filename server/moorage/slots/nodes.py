@@ -9,6 +9,7 @@ the node of an exclusive one until it is checked in: all of it is handed out.
 from __future__ import annotations
 
 import copy
+import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,9 @@ from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
 from moorage.slots.errors import (
     EmptyResourcePoolError,
     InvalidCheckin,
-    InvalidRequest,
     InvalidSpecification,
     ResourceUnavailable,
+    UnevenNodes,
     UnknownResourceType,
 )
 from moorage.slots.inventory import Inventory, allocate, insufficient, merged
@@ -155,18 +156,20 @@ class NodeResourcePool:
             self._nodes = nodes
             self._outstanding = {}
 
-    def populate(self, nodes: int = 1, **kwds: int) -> None:
+    def populate(self, nodes: int | None = None, **kwds: int) -> None:
         """Fill the pool with equal nodes, of so many instances of each type, of one slot each.
 
         Args:
-            nodes: How many there are, with the ids "0", "1" and so on.
+            nodes: How many there are, with the ids "0", "1" and so on; None: one, by the name of
+                this machine.
             kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
 
         Raises:
             InvalidSpecification: A count is negative, or none.
 
         """
-        ids = [each.id for each in counted(nodes, "nodes")]
+        here = [platform.node()]
+        ids = here if nodes is None else [each.id for each in counted(nodes, "nodes")]
         resources = populated(kwds)
         self.fill({"nodes": [{"id": name, "resources": resources} for name in ids]})
 
@@ -371,13 +374,13 @@ class NodeResourcePool:
 
         Raises:
             ResourceUnavailable: There is no such type.
-            InvalidRequest: The nodes differ. Also a `ValueError`.
+            UnevenNodes: The nodes differ. Also a `ResourceUnavailable` and a `ValueError`.
 
         """
         counts = self.count_by_node(type)
         if len(set(counts.values())) > 1:
             text = ", ".join(f"{name} has {count}" for name, count in counts.items())
-            raise InvalidRequest(
+            raise UnevenNodes(
                 f"count_per_node: the nodes differ in {type}; count_by_node says it of each: {text}"
             )
         return next(iter(counts.values()))
@@ -467,8 +470,8 @@ class NodeResourcePool:
                 Also a `ValueError`.
 
         """
-        number, returned = _parse_allocation(resources)
         with self._lock:
+            number, returned = _parse_allocation(resources, self._nodes)
             placed = self._outstanding.get(number)
             if placed is None:
                 raise InvalidCheckin(
@@ -680,14 +683,20 @@ def _rows(placed: Iterable[_Placed]) -> Counter[tuple[Any, ...]]:
     )
 
 
-def _parse_allocation(document: Any) -> tuple[int, Counter[tuple[Any, ...]]]:
+def _parse_allocation(
+    document: Any, nodes: Mapping[str, _Node]
+) -> tuple[int, Counter[tuple[Any, ...]]]:
     try:
-        return int(document["metadata"]["allocation"]), Counter(
-            (kind, row["node"], row["id"], exact(row["slots"]))
-            for kind, rows in document["resources"].items()
-            for row in rows
-        )
+        rows = [(kind, row) for kind, listed in document["resources"].items() for row in listed]
+        for kind, row in rows:
+            if row.get("node") not in nodes:
+                found = f"unknown node {row['node']!r}" if "node" in row else "missing node"
+                raise InvalidCheckin(f"{found} in {kind}: {dict(row)}")
+        taken = Counter((kind, row["node"], row["id"], exact(row["slots"])) for kind, row in rows)
+        return int(document["metadata"]["allocation"]), taken
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        if isinstance(error, InvalidCheckin):
+            raise
         raise InvalidCheckin(
             f"expected what checkout returned, with metadata and resources; wrong is {error}"
         ) from error

@@ -12,22 +12,24 @@ from uuid import uuid4
 
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
-from moorage.slices.cluster import RayNode, alive_nodes, hosts_group_name
-from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
+from moorage.slices.cluster import SLICE_LABEL, RayNode, alive_nodes, hosts_group_name
+from moorage.slices.errors import (
+    HostUnhealthyError,
+    SliceDegraded,
+    SlicesError,
+    SliceTimeoutError,
+)
 from moorage.slices.lazy_ray import RemoteClass, ray
-from moorage.slices.records import ActorPoolMember, HostInfo, SliceInfo
+from moorage.slices.records import ActorPoolMember, DegradedSlice, HostInfo, SliceInfo
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import GpuSlices, Shape, TpuSlices
+from moorage.slices.shapes import CHIPS_ASSUMED, GpuSlices, Shape, TpuSlices
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 __all__ = ["CALLS_MAX", "Slice", "SliceActor"]
 
 CALLS_MAX: Final = 16
 """How many calls of a slice may run at once: it says how it is while it waits for hosts."""
-NAME_LABEL: Final = "ray.io/tpu-slice-name"
 WORKER_LABEL: Final = "ray.io/tpu-worker-id"
-CHIPS_ASSUMED: Final = 4
-"""Chips of a TPU host that does not say how many it has."""
 _LOOKUP_SECONDS_MAX: Final = 20.0
 _PAUSE_SECONDS: Final = 0.5
 
@@ -58,26 +60,41 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._group = group
         self._failed = False
         self._info: SliceInfo | None = None
+        self._degraded: SliceDegraded | None = None
         self._hosts: list[tuple[RayNode, HostPlacement]] = []
         self._host_placement_group: Any = None
         self._changing = threading.RLock()
         try:
             self._info = self._found()
+        except SliceDegraded as error:
+            self._degraded = error
+            self._failed = True
         except Exception:
             logger.exception("A slice actor cannot tell its slice")
             self._failed = True
 
     def healthy(self) -> bool:
-        """Return whether all nodes are alive, and no host failed or is being preempted.
+        """Return whether all hosts are there, and none of them failed or is being preempted.
 
         An actor that died on a live node does not count: it is replaced before the next task.
         """
         alive = alive_nodes()
-        if self._failed or any(node.node_id not in alive for node, _ in self._hosts):
+        if self._failed or not self._is_whole(alive):
             return False
         checks = [member.actor.healthy.remote() for member in self.get_all_pool_members()]
         answers = outcomes(checks, self._settings.health_check_seconds_max / 2)
         return False not in answers
+
+    def _is_whole(self, alive: Mapping[str, RayNode]) -> bool:
+        """Return whether all nodes of the slice are among those that are alive."""
+        if self._hosts:
+            return all(node.node_id in alive for node, _ in self._hosts)
+        if isinstance(self._shape, GpuSlices):  # Its hosts are reserved from the start.
+            table = ray.util.placement_group_table(self._group)
+            return bool(table["state"] == "CREATED")
+        info = self.get_info()
+        there = sum(node.resources.get(info.slice_name, 0) for node in alive.values())
+        return there >= info.num_hosts or not there
 
     def is_being_preempted(self) -> bool:
         """Return whether the cloud takes a host of this slice back."""
@@ -90,8 +107,11 @@ class Slice(ResourcePoolManager[HostInfo]):
 
         Raises:
             SlicesError: Nothing said which slice this is.
+            SliceDegraded: The slice has lost hosts.
 
         """
+        if self._degraded is not None:
+            raise self._degraded
         if self._info is None:
             raise SlicesError("Slice info not initialized")
         return self._info
@@ -219,17 +239,21 @@ class Slice(ResourcePoolManager[HostInfo]):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"
             gpus = int(self._shape.gpus_per_host)
             return SliceInfo(name, self._shape.hosts, here.ip, gpus)
-        name = here.labels.get(NAME_LABEL) or _asked("get_current_pod_name")
+        name = here.labels.get(SLICE_LABEL) or _asked("get_current_pod_name")
         if not name:
             raise SlicesError(
-                f"node {here.node_id} has no label {NAME_LABEL}, and Ray knows no TPU pod there"
+                f"node {here.node_id} has no label {SLICE_LABEL}, and Ray knows no TPU pod there"
             )
         chips = int(here.resources.get("TPU", 0))
-        declared = sum(node.resources.get(name, 0) for node in alive_nodes().values())
-        hosts = int(_asked("get_current_pod_worker_count") or declared or 1)
-        if self._settings.moderate and 0 < declared < hosts:
-            logger.warning("Slice %s has %s of its %s hosts", name, int(declared), hosts)
-            hosts, chips = int(declared), chips or CHIPS_ASSUMED
+        there = [node.ip for node in alive_nodes().values() if node.resources.get(name, 0)]
+        expected = _asked("get_current_pod_worker_count") or self._shape.hosts_expected(chips)
+        hosts = int(expected or len(there) or 1)
+        if 0 < len(there) < hosts:
+            found = DegradedSlice(name, hosts, tuple(there))
+            if not self._settings.moderate:
+                raise SliceDegraded(str(found), [found])
+            logger.warning("%s", found)
+            hosts, chips = len(there), chips or CHIPS_ASSUMED
         chips = chips if self._shape.chips_per_host is None else self._shape.chips_per_host
         return SliceInfo(name, hosts, here.ip, chips)
 

@@ -1,16 +1,17 @@
 """What a job runs on: CPUs, GPUs or TPUs."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from uuid import uuid4
 
+from moorage.slices.jobs.hardware import RayResources, available_cpu_cores
 from moorage.slices.lazy_ray import ray
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
 __all__ = [
     "AcceleratorConfigType",
+    "ComputeResourceConfig",
     "CpuAcceleratorConfig",
     "GpuAcceleratorConfig",
     "TpuAcceleratorConfig",
@@ -22,8 +23,8 @@ def _name() -> str:
 
 
 @dataclass(frozen=True)
-class _Config:
-    """What all of them do.
+class ComputeResourceConfig:
+    """What a job runs on; a subclass says what one task takes.
 
     Args:
         execution_env: Ray's runtime environment of the tasks.
@@ -36,19 +37,23 @@ class _Config:
 
     def resources(self) -> dict[str, float]:
         """Return what one task takes."""
-        raise NotImplementedError(  # Private: only its kinds are made, and each has its own.
-            "a kind of accelerator says what a task takes"
+        raise NotImplementedError(  # Not abstract: users of the original subclass it otherwise.
+            f"{type(self).__name__} does not say what a task takes"
+        )
+
+    def hardware_identifier(self) -> str | None:
+        """Return which accelerator it is, such as `A100`; None: none, or any."""
+        return None
+
+    def to_ray_resources(self) -> RayResources:
+        """Return what one task takes, with its runtime environment."""
+        return replace(
+            RayResources.from_resource_dict(self.resources()), runtime_env=dict(self.execution_env)
         )
 
     def get_remote_options(self) -> dict[str, Any]:
         """Return what one task takes, as options of `ray.remote`."""
-        resources = self.resources()
-        return {
-            "num_cpus": resources.pop("CPU", 0),
-            "num_gpus": resources.pop("GPU", 0),
-            "resources": resources,
-            "runtime_env": dict(self.execution_env),
-        }
+        return self.to_ray_resources().to_kwargs()
 
     def create_remote_decorator(self) -> Any:
         """Return `ray.remote` with these options."""
@@ -63,7 +68,7 @@ class _Config:
 
 
 @dataclass(frozen=True)
-class CpuAcceleratorConfig(_Config):
+class CpuAcceleratorConfig(ComputeResourceConfig):
     """CPUs.
 
     Args:
@@ -73,7 +78,7 @@ class CpuAcceleratorConfig(_Config):
 
     """
 
-    core_count: int = field(default_factory=lambda: os.cpu_count() or 1)
+    core_count: int = field(default_factory=available_cpu_cores)
     worker_count: int = 1
     resource_name: str = "CPU"
 
@@ -83,7 +88,7 @@ class CpuAcceleratorConfig(_Config):
 
 
 @dataclass(frozen=True)
-class GpuAcceleratorConfig(_Config):
+class GpuAcceleratorConfig(ComputeResourceConfig):
     """GPUs.
 
     Args:
@@ -112,6 +117,10 @@ class GpuAcceleratorConfig(_Config):
         model = {f"accelerator_type:{self.gpu_model}": 0.001} if self.gpu_model else {}
         return {"CPU": self.cpu_count, "GPU": self.device_count, **model}
 
+    def hardware_identifier(self) -> str | None:
+        """Return the model; None: any."""
+        return self.gpu_model
+
     def slices(self) -> GpuSlices:
         """Return what a slice is made of."""
         return GpuSlices(
@@ -125,7 +134,7 @@ class GpuAcceleratorConfig(_Config):
 
 
 @dataclass(frozen=True)
-class TpuAcceleratorConfig(_Config):
+class TpuAcceleratorConfig(ComputeResourceConfig):
     """TPUs.
 
     Args:
@@ -149,6 +158,10 @@ class TpuAcceleratorConfig(_Config):
     def resources(self) -> dict[str, float]:
         """Return what one task takes."""
         return {"CPU": self.cpu_count, "TPU": self.chips_per_host or 0}
+
+    def hardware_identifier(self) -> str:
+        """Return the type, such as `v4-8`."""
+        return self.tpu_version
 
     def slices(self) -> TpuSlices:
         """Return what a slice is made of."""

@@ -2,26 +2,20 @@
 
 import functools
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from moorage.slices.cluster import alive_nodes
-from moorage.slices.errors import (
-    HostTaskError,
-    InsufficientSlicesError,
-    RayMissingError,
-    RetriesExhaustedError,
-)
+from moorage.slices.errors import InsufficientSlicesError, RetriesExhaustedError
 from moorage.slices.jobs.configs import (
     AcceleratorConfigType,
     CpuAcceleratorConfig,
     GpuAcceleratorConfig,
     TpuAcceleratorConfig,
 )
+from moorage.slices.jobs.on_slices import Call, SliceJob
 from moorage.slices.jobs.statuses import (
-    JobError,
     JobInfo,
     JobPreempted,
     JobStatus,
@@ -30,14 +24,14 @@ from moorage.slices.jobs.statuses import (
     status_of,
 )
 from moorage.slices.lazy_ray import ray
-from moorage.slices.manager import SlicePoolManager
-from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.tasks import reporting
 from moorage.slices.waiting import outcomes
 
 __all__ = [
     "RayExecutor",
+    "autoscale_execute",
+    "autoscale_execute_resumable",
     "execute",
     "execute_multislice",
     "execute_multislice_resumable",
@@ -51,7 +45,6 @@ CRASHES_MAX: Final = 2
 preempted: a cloud that takes a machine back may end processes first. After that the job failed."""
 CRASH_SECONDS: Final = 60.0
 """What dies within this has died at once."""
-_UNKNOWN: Final = "EMPTY"
 
 logger: Final = logging.getLogger("ray")
 
@@ -91,9 +84,9 @@ class RayExecutor:
         settings = _settings or SliceSettings.from_environment()
         if getattr(accelerator_config, "pod_count", 1) != 1:
             raise ValueError("Multi-slice workloads should use 'execute_multislice'")
-        call = _Call(remote_fn, args or _fn_args, kwargs)
+        call = Call(remote_fn, args or _fn_args, kwargs)
         if isinstance(accelerator_config, TpuAcceleratorConfig):
-            job = _SliceJob(accelerator_config, settings, accelerator_config.worker_count)
+            job = SliceJob(accelerator_config, settings, accelerator_config.worker_count)
             return job.once(call, flatten=True)
         return _run_tasks(call, accelerator_config, settings)
 
@@ -125,8 +118,8 @@ class RayExecutor:
 
         """
         settings = _settings or SliceSettings.from_environment()
-        call = _Call(remote_fn, _fn_args, kwargs)
-        return _SliceJob(accelerator_config, settings).once(call, flatten=flatten)
+        call = Call(remote_fn, _fn_args, kwargs)
+        return SliceJob(accelerator_config, settings).once(call, flatten=flatten)
 
     @classmethod
     def execute_resumable(
@@ -199,10 +192,8 @@ class RayExecutor:
 
         """
         settings = _settings or SliceSettings.from_environment()
-        job = _SliceJob(accelerator_config, settings)
-        attempt = functools.partial(
-            job.attempt, _Call(remote_fn, _fn_args, kwargs), flatten=flatten
-        )
+        job = SliceJob(accelerator_config, settings)
+        attempt = functools.partial(job.attempt, Call(remote_fn, _fn_args, kwargs), flatten=flatten)
         try:
             return _until_success(attempt, max_retries_preemption, max_retries_failure, settings)
         finally:
@@ -238,6 +229,10 @@ def execute_multislice_resumable(
     return _decorator(RayExecutor.execute_multislice_resumable, accelerator_config)
 
 
+autoscale_execute = execute_multislice
+autoscale_execute_resumable = execute_multislice_resumable
+
+
 def _decorator(
     run: Callable[..., Any], config: AcceleratorConfigType
 ) -> Callable[[Any], Callable[..., Any]]:
@@ -251,128 +246,8 @@ def _decorator(
     return decorate
 
 
-class _Call:
-    """A function with its arguments."""
-
-    def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        self.function = getattr(function, "_function", function)
-        self.args = args
-        self.kwargs = kwargs
-
-
-class _SliceJob:
-    """A job on slices, and the pool that it has them in."""
-
-    def __init__(
-        self,
-        config: AcceleratorConfigType,
-        settings: SliceSettings,
-        hosts_max: int | None = None,
-    ) -> None:
-        if isinstance(config, CpuAcceleratorConfig):
-            raise TypeError("slices have TPUs or GPUs: use 'execute' for CPUs")
-        self._config = config
-        self._settings = settings
-        self._hosts_max = hosts_max
-        self._info = JobInfo(config.runtime_name, "running", config.resource_name)
-        self.pool = SlicePoolManager(shape=config.slices(), settings=settings)
-
-    def once(self, call: _Call, *, flatten: bool) -> JobStatus:
-        """Run the job, and give all slices back."""
-        try:
-            return self.attempt(call, flatten=flatten)
-        finally:
-            self.pool.drain_actor_pool()
-
-    def attempt(self, call: _Call, *, flatten: bool) -> JobStatus:
-        """Run the job on the slices that there are by now."""
-        calls: list[list[HostCall]] = []
-        try:
-            self._scale()
-            self.pool.prepare_all_slices()
-            calls = self.pool.start_on_hosts(
-                call.function,
-                call.args,
-                call.kwargs,
-                env=self._variables(),
-                runtime_env=self._config.execution_env,
-                hosts_max=self._hosts_max,
-            )
-            results = collect(calls, None, self._settings.task_cancel_seconds_max)
-        except (InsufficientSlicesError, RayMissingError):
-            raise
-        except HostTaskError as error:
-            return self._judged(error, calls)
-        except Exception as error:  # noqa: BLE001  # Whatever it is, the status has it.
-            self._cancel(calls)
-            return status_of(self._info, error)
-        except BaseException:
-            self._cancel(calls)
-            raise
-        nested = [each for results_of_slice in results for each in results_of_slice]
-        return JobSucceeded(self._info, nested if flatten else results)
-
-    def _scale(self) -> None:
-        """Have the slices; those that are held are enough, unless it is time for more."""
-        wanted = self._config.pod_count
-        sizes = [wanted] if isinstance(wanted, int) else list(wanted)
-        held = len(self.pool.get_all_pool_members())
-        more = self.pool.should_scale_up_multislice(sizes)
-        if held not in sizes or not more:
-            self.pool.scale_multislice(sizes if held not in sizes else held)
-        else:
-            self.pool.scale_multislice(
-                [size for size in sizes if size >= held], self._settings.scale_poll_seconds
-            )
-
-    def _judged(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
-        """Return what a failure means: where a host is lost, others often fail first."""
-        status = status_of(self._info, error)
-        if isinstance(status, JobError):
-            hosts = [call.host for calls_of_slice in calls for call in calls_of_slice]
-            checks = [host.healthy.remote() for host in hosts]
-            for answer in outcomes(checks, self._settings.health_check_seconds_max):
-                if answer is False or isinstance(answer, Exception):
-                    return JobPreempted(self._info, status.error)
-        return status
-
-    def _cancel(self, calls: list[list[HostCall]]) -> None:
-        """End what runs, since it is not awaited any more."""
-        every = [call for calls_of_slice in calls for call in calls_of_slice]
-        cancel(every, self._settings.drain_seconds_max)
-
-    def _variables(self) -> Callable[[int, int], dict[str, Any]]:
-        """Return what gives the environment of a host, by slice and host."""
-        infos = self.pool.multislice_infos()
-        members = self.pool.get_all_pool_members()
-        config = self._config
-        base: dict[str, Any] = {}
-        if isinstance(config, TpuAcceleratorConfig):
-            base["TPU_NAME"] = os.environ.get("TPU_NAME", _UNKNOWN)
-            base["TPU_VERSION"] = config.tpu_version
-            base["TPU_ZONE"] = os.environ.get("TPU_ZONE", _UNKNOWN)
-            base["TPU_POD_COUNT"] = len(members)
-        base.update(config.execution_env.get("env_vars", {}))
-
-        def variables(index: int, host_id: int) -> dict[str, Any]:
-            own = {**base, "EXECUTOR_CALL_INDEX": host_id}
-            if len(members) > 1:
-                info = infos[index]
-                own["MEGASCALE_COORDINATOR_ADDRESS"] = f"{info.coordinator_ip}:{info.port}"
-                own["MEGASCALE_NUM_SLICES"] = info.num_slices
-                own["MEGASCALE_PORT"] = info.port
-                own["MEGASCALE_SLICE_ID"] = info.slice_id
-                own["EXECUTOR_CALL_SLICE"] = info.slice_id
-                own["TPU_SLICE_NAME"] = members[index].actor_info.slice_name
-            return own
-
-        return variables
-
-
 def _run_tasks(
-    call: _Call, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
+    call: Call, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
 ) -> JobStatus:
     """Run `worker_count` tasks at once: all of them have room, or none starts."""
     info = JobInfo(config.runtime_name, "running", config.resource_name)

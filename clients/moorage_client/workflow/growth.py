@@ -1,0 +1,42 @@
+"""Graphs that change while they run: what an expander returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class DynamicNodeSpec:
+    """A node to add.
+
+    Args:
+        name: Its name, which no other node has or had.
+        task: What it runs.
+        dependencies: Nodes that it waits for.
+        dependents: Nodes that wait for it; they have not started.
+
+    """
+
+    name: str
+    task: Callable[[], Any]
+    dependencies: list[str] = field(default_factory=list)
+    dependents: list[str] = field(default_factory=list)
+
+
+@dataclass
+class DynamicModification:
+    """What changes in a graph that runs.
+
+    Args:
+        add_nodes: Nodes to add; they may depend on each other.
+        remove_nodes: Nodes that are not to run, and have not started. What waited for them does
+            not any more.
+
+    """
+
+    add_nodes: list[DynamicNodeSpec] = field(default_factory=list)
+    remove_nodes: list[str] = field(default_factory=list)
+
+
+Expander = Callable[[str, Any], DynamicModification | None]
+"""Returns what changes when a node has completed, from its name and what it returned."""

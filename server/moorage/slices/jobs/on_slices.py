@@ -1,0 +1,167 @@
+"""A job on all hosts of some slices: run once, again, or call by call on slices that stay."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from moorage.slices.errors import HostTaskError, InsufficientSlicesError, RayMissingError
+from moorage.slices.jobs.configs import (
+    AcceleratorConfigType,
+    CpuAcceleratorConfig,
+    TpuAcceleratorConfig,
+)
+from moorage.slices.jobs.statuses import (
+    JobError,
+    JobInfo,
+    JobPreempted,
+    JobStatus,
+    JobSucceeded,
+    status_of,
+)
+from moorage.slices.manager import SlicePoolManager
+from moorage.slices.results import HostCall, cancel, collect
+from moorage.slices.settings import SliceSettings
+from moorage.slices.waiting import outcomes
+
+__all__ = ["Call", "SliceJob"]
+
+_UNKNOWN: Final = "EMPTY"
+
+
+class Call:
+    """A function with its arguments."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.function = getattr(function, "_function", function)
+        self.args = args
+        self.kwargs = kwargs
+
+
+class SliceJob:
+    """A job on slices, and the pool that it has them in."""
+
+    def __init__(
+        self,
+        config: AcceleratorConfigType,
+        settings: SliceSettings,
+        hosts_max: int | None = None,
+    ) -> None:
+        if isinstance(config, CpuAcceleratorConfig):
+            raise TypeError("slices have TPUs or GPUs: use 'execute' for CPUs")
+        self._config = config
+        self._settings = settings
+        self._hosts_max = hosts_max
+        self._info = JobInfo(config.runtime_name, "running", config.resource_name)
+        wanted = config.pod_count
+        self._sizes = [wanted] if isinstance(wanted, int) else list(wanted)
+        self.pool = SlicePoolManager(shape=config.slices(), settings=settings)
+
+    def once(self, call: Call, *, flatten: bool) -> JobStatus:
+        """Run the job, and give all slices back."""
+        try:
+            return self.attempt(call, flatten=flatten)
+        finally:
+            self.pool.drain_actor_pool()
+
+    def attempt(self, call: Call, *, flatten: bool) -> JobStatus:
+        """Run the job on the slices that there are by now."""
+        calls: list[list[HostCall]] = []
+        try:
+            self._scale()
+            calls = self._started(call)
+            results = self.collect(calls, flatten=flatten)
+        except (InsufficientSlicesError, RayMissingError):
+            raise
+        except HostTaskError as error:
+            return self._judged(error, calls)
+        except Exception as error:  # noqa: BLE001  # Whatever it is, the status has it.
+            self._cancel(calls)
+            return status_of(self._info, error)
+        except BaseException:
+            self._cancel(calls)
+            raise
+        return JobSucceeded(self._info, results)
+
+    def start(self, call: Call) -> list[list[HostCall]]:
+        """Have the slices, and start a function on all of their hosts.
+
+        Raises:
+            InsufficientSlicesError: There are too few slices in time.
+
+        """
+        if len(self.pool.get_all_pool_members()) not in self._sizes:
+            self.pool.scale_multislice(self._sizes)
+        return self._started(call)
+
+    def collect(self, calls: list[list[HostCall]], *, flatten: bool) -> list[Any]:
+        """Return the results; when one fails, the others are cancelled.
+
+        Raises:
+            HostTaskError: The first failure, with its slice and host.
+
+        """
+        results = collect(calls, None, self._settings.task_cancel_seconds_max)
+        return [each for of_slice in results for each in of_slice] if flatten else results
+
+    def _started(self, call: Call) -> list[list[HostCall]]:
+        return self.pool.start_on_hosts(
+            call.function,
+            call.args,
+            call.kwargs,
+            env=self._variables,
+            runtime_env=self._config.execution_env,
+            hosts_max=self._hosts_max,
+        )
+
+    def _scale(self) -> None:
+        """Have the slices; those that are held are enough, unless it is time for more."""
+        sizes = self._sizes
+        held = len(self.pool.get_all_pool_members())
+        more = self.pool.should_scale_up_multislice(sizes)
+        if held not in sizes or not more:
+            self.pool.scale_multislice(sizes if held not in sizes else held)
+        else:
+            self.pool.scale_multislice(
+                [size for size in sizes if size >= held], self._settings.scale_poll_seconds
+            )
+
+    def _judged(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
+        """Return what a failure means: where a host is lost, others often fail first."""
+        status = status_of(self._info, error)
+        if isinstance(status, JobError):
+            hosts = [call.host for calls_of_slice in calls for call in calls_of_slice]
+            checks = [host.healthy.remote() for host in hosts]
+            for answer in outcomes(checks, self._settings.health_check_seconds_max):
+                if answer is False or isinstance(answer, Exception):
+                    return JobPreempted(self._info, status.error)
+        return status
+
+    def _cancel(self, calls: list[list[HostCall]]) -> None:
+        """End what runs, since it is not awaited any more."""
+        every = [call for calls_of_slice in calls for call in calls_of_slice]
+        cancel(every, self._settings.drain_seconds_max)
+
+    def _variables(self, index: int, host_id: int) -> dict[str, Any]:
+        """Return the environment of a host, once all slices are prepared."""
+        infos = self.pool.multislice_infos()
+        members = self.pool.get_all_pool_members()
+        config = self._config
+        own: dict[str, Any] = {}
+        if isinstance(config, TpuAcceleratorConfig):
+            own["TPU_NAME"] = os.environ.get("TPU_NAME", _UNKNOWN)
+            own["TPU_VERSION"] = config.tpu_version
+            own["TPU_ZONE"] = os.environ.get("TPU_ZONE", _UNKNOWN)
+            own["TPU_POD_COUNT"] = len(members)
+        own.update(config.execution_env.get("env_vars", {}))
+        own["EXECUTOR_CALL_INDEX"] = host_id
+        if len(members) > 1:
+            info = infos[index]
+            own["MEGASCALE_COORDINATOR_ADDRESS"] = f"{info.coordinator_ip}:{info.port}"
+            own["MEGASCALE_NUM_SLICES"] = info.num_slices
+            own["MEGASCALE_PORT"] = info.port
+            own["MEGASCALE_SLICE_ID"] = info.slice_id
+            own["EXECUTOR_CALL_SLICE"] = info.slice_id
+            own["TPU_SLICE_NAME"] = members[index].actor_info.slice_name
+        return own

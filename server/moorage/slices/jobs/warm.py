@@ -1,0 +1,126 @@
+"""Functions and classes whose calls run on slices that stay between them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from moorage.slices.jobs.configs import AcceleratorConfigType
+from moorage.slices.jobs.on_slices import Call, SliceJob
+from moorage.slices.settings import SliceSettings
+
+__all__ = ["device_remote"]
+
+
+def device_remote(
+    *, accelerator_config: AcceleratorConfigType, flatten: bool = True
+) -> Callable[[Any], Any]:
+    """Have calls of a function, or of a class's methods, run on all hosts of `pod_count` slices.
+
+    The first call takes the slices, and they stay for the next ones until `close()`; one that was
+    lost is replaced. A call returns the results of all hosts, its `remote` returns references. A
+    task has a process of its own, also each call of a method: it makes the object there again. A
+    call ends what still runs of the one before.
+
+    Args:
+        accelerator_config: What it runs on.
+        flatten: Whether the results are one list, rather than a list for each slice.
+
+    """
+
+    def decorate(decorated: Any) -> Any:
+        if not callable(getattr(decorated, "_function", decorated)):
+            raise TypeError(f"device_remote takes a function or a class, not {decorated!r}")
+        warm = _Warm(accelerator_config, flatten)
+        if not isinstance(decorated, type):
+            return functools.wraps(getattr(decorated, "_function", decorated))(
+                _WarmFunction(warm, decorated)
+            )
+
+        @functools.wraps(decorated, updated=())
+        def make(*args: Any, **kwargs: Any) -> _WarmObject:
+            return _WarmObject(warm, decorated, args, kwargs)
+
+        make.close = warm.close  # type: ignore[attr-defined]  # A function has attributes.
+        return make
+
+    return decorate
+
+
+class _Warm:
+    """The slices of what one decorator made."""
+
+    def __init__(self, config: AcceleratorConfigType, flatten: bool) -> None:
+        self._config = config
+        self._flatten = flatten
+        self._job: SliceJob | None = None
+
+    def start(self, call: Call) -> list[Any]:
+        """Start a call, and return references."""
+        nested = [[each.ref for each in hosts] for hosts in self._open().start(call)]
+        return [ref for refs in nested for ref in refs] if self._flatten else nested
+
+    def run(self, call: Call) -> list[Any]:
+        """Run a call, and return the results."""
+        job = self._open()
+        return job.collect(job.start(call), flatten=self._flatten)
+
+    def close(self) -> None:
+        """Give all slices back; the next call takes others."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.pool.drain_actor_pool()
+
+    def _open(self) -> SliceJob:
+        if self._job is None:
+            self._job = SliceJob(self._config, SliceSettings.from_environment())
+        return self._job
+
+
+class _WarmFunction:
+    """A function, or a method of an object, that runs on slices."""
+
+    def __init__(self, warm: _Warm, function: Callable[..., Any], *before: Any) -> None:
+        self._warm = warm
+        self._warm_function = function
+        self._before = before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._warm.run(self._call(args, kwargs))
+
+    def remote(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Start it on all hosts, and return references."""
+        return self._warm.start(self._call(args, kwargs))
+
+    def close(self) -> None:
+        """Give the slices back."""
+        self._warm.close()
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if self._before:
+            return Call(self._warm_function, (*self._before, args, kwargs), {})
+        return Call(self._warm_function, args, kwargs)
+
+
+class _WarmObject:
+    """An object of which each host makes one to call a method of it."""
+
+    def __init__(
+        self, warm: _Warm, of: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._warm = warm
+        self._made = of, args, kwargs
+
+    def __getattr__(self, name: str) -> _WarmFunction:
+        if name.startswith("_") or not callable(getattr(self._made[0], name, None)):
+            raise AttributeError(f"{self._made[0].__name__} has no method {name!r}")
+
+        def method(
+            of: type, made: tuple[Any, ...], with_: dict[str, Any], args: Any, kwargs: Any
+        ) -> Any:
+            return getattr(of(*made, **with_), name)(*args, **kwargs)
+
+        return _WarmFunction(self._warm, method, *self._made)
+
+    def close(self) -> None:
+        """Give the slices back."""
+        self._warm.close()

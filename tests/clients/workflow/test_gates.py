@@ -1,0 +1,67 @@
+"""Gates by themselves, and several of them by name."""
+
+import asyncio
+import threading
+
+import pytest
+
+from moorage_client.workflow import (
+    DAG,
+    ApprovalGate,
+    DAGExecutor,
+    GateController,
+    GateRejected,
+    GateStatus,
+    GateTimeout,
+)
+
+WAITS = [lambda gate: gate.wait_sync(), lambda gate: asyncio.run(gate.wait_async())]
+both = pytest.mark.parametrize("wait", WAITS)
+
+
+def resolved_when_waiting(gate, resolve):
+    def look() -> None:
+        while gate.status is not GateStatus.WAITING:
+            pass
+        resolve()
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+@both
+def test_a_gate_is_waited_at(wait):
+    gate = ApprovalGate()
+    resolved_when_waiting(gate, gate.approve)
+    wait(gate)
+    assert gate.status is GateStatus.APPROVED
+    wait(gate)
+    gate.reset()
+    resolved_when_waiting(gate, lambda: gate.reject("not ready"))
+    with pytest.raises(GateRejected, match="the gate was rejected: not ready"):
+        wait(gate)
+    late = ApprovalGate(timeout=0.01)
+    with pytest.raises(GateTimeout, match=r"not approved within 0\.01 s"):
+        wait(late)
+    assert late.status is GateStatus.TIMED_OUT
+
+
+def test_gates_by_name():
+    gates = GateController({"deploy": ApprovalGate(), "tell": ApprovalGate()})
+    gates.add_gate("open", ApprovalGate(auto_approve=True))
+    gates.wait_sync("open")
+    asyncio.run(gates.wait_async("open"))
+    assert gates.has_gate("tell")
+    assert gates.get_gate("tel") is None
+    with pytest.raises(KeyError, match="No gate named 'tel'"):
+        gates.approve("tel")
+    resolved_when_waiting(gates["tell"], lambda: gates.reject("tell", "no"))
+    dag = DAG()
+    dag.add_nodes(["tell", "deploy", "open"])
+    resolved_when_waiting(gates["deploy"], lambda: gates.approve("deploy"))
+    result = DAGExecutor(dag, gates=gates).execute(dict.fromkeys(dag, list))
+    assert isinstance(result["tell"].error, GateRejected)
+    assert result.succeeded == 2
+    assert gates.status("deploy") is GateStatus.APPROVED
+    gates.reset_all()
+    assert {gates.status(name) for name in gates} == {GateStatus.PENDING}
+    assert gates.waiting_gates() == []

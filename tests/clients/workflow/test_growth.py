@@ -1,0 +1,184 @@
+"""Graphs that change while they run."""
+
+import threading
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage_client.workflow import (
+    DAG,
+    DynamicExecutor,
+    DynamicModification,
+    DynamicNodeSpec,
+    ExecutionCallbacks,
+    GraphError,
+    NodeStatus,
+    RunJournal,
+    WorkflowError,
+)
+
+
+def graph(*names: str, edges: str = "") -> DAG:
+    dag = DAG()
+    dag.add_nodes(names)
+    dag.add_edges([tuple(edge.split(">")) for edge in edges.split()])
+    return dag
+
+
+def adding(*specs, remove=()):
+    return lambda _name, _value: DynamicModification(list(specs), list(remove))
+
+
+def statuses(result):
+    return {name: str(each.status) for name, each in result.node_results.items()}
+
+
+def test_a_node_adds_others_before_what_follows_it():
+    dag, order = graph("find", "end", edges="find>end"), []
+    told = []
+
+    def expand(name, found):
+        assert name == "find"
+        return DynamicModification(
+            [
+                DynamicNodeSpec(each, partial(order.append, each), ["find"], ["end"])
+                for each in found
+            ]
+        )
+
+    callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: told.append(about))
+    executor = DynamicExecutor(dag, {"find": expand}, callbacks=callbacks, enable_tracing=True)
+    tasks = {"find": lambda: ["x", "y", "z"], "end": partial(order.append, "end")}
+    for _ in range(2):  # Each run begins with the graph as it was given.
+        order.clear()
+        result = executor.execute(tasks)
+        assert sorted(order[:3]) == ["x", "y", "z"]
+        assert order[3:] == ["end"]
+        assert result.succeeded == 5
+        assert set(result.node_results) == {"find", "end", "x", "y", "z"}
+    assert [(name, len(change.add_nodes)) for name, change in told] == [("find", 3)] * 2
+    assert dag.node_count() == 2
+    assert len(result.trace.events_for_node("x")) == 2
+
+
+def test_nodes_that_were_added_add_others_and_depend_on_each_other():
+    order = []
+    one = DynamicNodeSpec("one", partial(order.append, "one"), ["two"], [])
+    two = DynamicNodeSpec("two", partial(order.append, "two"), ["root"])
+    three = DynamicNodeSpec("three", partial(order.append, "three"), ["one", "root"])
+    expanders = {"root": adding(one, two), "two": adding(three)}
+    result = DynamicExecutor(graph("root"), expanders).execute({"root": list})
+    assert result.succeeded == 4
+    assert order == ["two", "one", "three"]
+    assert DynamicExecutor(graph("a"), {"a": lambda *_: None}).execute({"a": list}).succeeded == 1
+
+
+def test_a_node_is_taken_out_and_nothing_waits_for_it():
+    dag = graph("a", "b", "c", "d", edges="a>b a>c c>d")
+    executor = DynamicExecutor(dag, {"a": adding(remove=["c"])})
+    result = executor.execute(dict.fromkeys("abcd", list))
+    assert statuses(result) == dict.fromkeys("abd", "completed")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"specs": [DynamicNodeSpec("b", list)]}, "there is a node 'b' already"),
+        ({"specs": [DynamicNodeSpec("x", list)] * 2}, "there is a node 'x' already"),
+        ({"specs": [DynamicNodeSpec("x", list, ["y"])]}, "no node 'y' for 'x' to wait for"),
+        ({"specs": [DynamicNodeSpec("x", list, [], ["a"])]}, "'a' has started, or is over"),
+        ({"specs": [DynamicNodeSpec("x", list, ["b"], ["b"])]}, "cycle"),
+        ({"specs": [], "remove": ["y"]}, "there is no node 'y' to remove"),
+        ({"specs": [], "remove": ["a"]}, "'a' has started, or is over"),
+    ],
+)
+def test_what_cannot_be_fails_the_node(change, said):
+    told = []
+    callbacks = ExecutionCallbacks(
+        on_failure=lambda *about: told.append(about), on_dynamic_expand=told.append
+    )
+    expand = adding(*change["specs"], remove=change.get("remove", ()))
+    dag = graph("a", "b", edges="a>b")
+    result = DynamicExecutor(dag, {"a": expand}, callbacks=callbacks).execute(
+        {"a": list, "b": list}
+    )
+    assert statuses(result) == {"a": "failed", "b": "skipped"}
+    error = result["a"].error
+    assert isinstance(error, GraphError)
+    assert said in str(error)
+    assert told == [("a", error)]
+
+
+def test_an_expander_that_raises_fails_its_node():
+    def expand(*_):
+        raise KeyError("broken")
+
+    result = DynamicExecutor(graph("a"), {"a": expand}).execute({"a": list})
+    assert isinstance(result["a"].error, KeyError)
+
+
+@pytest.mark.parametrize("fail_fast", [True, False])
+def test_nodes_added_behind_a_failure(fail_fast):
+    failed = threading.Event()
+
+    def fail():
+        raise ValueError("broken")
+
+    def expand(*_):
+        failed.wait(60)
+        late = DynamicNodeSpec("late", list, ["failing"])
+        return DynamicModification([late, DynamicNodeSpec("later", list, ["late"], ["end"])])
+
+    dag = graph("a", "failing", "end", edges="a>end")
+    callbacks = ExecutionCallbacks(on_failure=lambda *_: failed.set())
+    executor = DynamicExecutor(dag, {"a": expand}, 2, callbacks, fail_fast)
+    result = executor.execute({"a": list, "failing": fail, "end": list})
+    after = "skipped" if fail_fast else "completed"
+    assert statuses(result) == {
+        "a": "completed",
+        "failing": "failed",
+        **dict.fromkeys(["late", "later", "end"], after),
+    }
+
+
+def test_a_run_that_is_cancelled_does_not_grow():
+    executor = DynamicExecutor(
+        graph("a", "b", edges="a>b"), {"a": adding(DynamicNodeSpec("x", list))}
+    )
+    result = executor.execute({"a": executor.cancel, "b": list})
+    assert result["b"].status is NodeStatus.CANCELLED
+    assert "x" not in result
+
+
+def test_a_journal_is_refused(tmp_path):
+    with pytest.raises(WorkflowError, match="a journal cannot go on"):
+        DynamicExecutor(graph("a"), journal=RunJournal(tmp_path / "run.jsonl"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_is_added_runs_once_and_after_what_it_waits_for(data):
+    dag = graph("a", "b", "c", "d", edges="a>b a>c b>d c>d")
+    specs, waits_for = {}, {}
+    order: list[str] = []
+    for parent in "abc":
+        specs[parent] = []
+        for number in range(data.draw(st.integers(0, 3))):
+            name = f"{parent}{number}"
+            earlier = [parent, *(each.name for each in specs[parent])]
+            before = data.draw(st.lists(st.sampled_from(earlier), unique=True))
+            after = data.draw(st.sampled_from([[], ["d"]])) if parent in before else []
+            specs[parent].append(DynamicNodeSpec(name, partial(order.append, name), before, after))
+            waits_for[name] = before
+    expanders = {parent: adding(*each) for parent, each in specs.items()}
+    tasks = {name: partial(order.append, name) for name in "abcd"}
+    result = DynamicExecutor(dag, expanders).execute(tasks)
+    added = [spec.name for each in specs.values() for spec in each]
+    assert sorted(order) == sorted([*"abcd", *added])
+    assert result.succeeded == len(order)
+    for name, before in waits_for.items():
+        assert all(order.index(each) < order.index(name) for each in before)
+    for each in specs.values():
+        assert all("d" not in s.dependents or order.index(s.name) < order.index("d") for s in each)
