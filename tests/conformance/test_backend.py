@@ -27,9 +27,9 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
+from moorage.backends.kubernetes.specs import PodResourceSpec
 from moorage.backends.local.backend import LocalBackend
-from moorage.backends.memory import MemoryBackend
-from moorage.backends.remote_specs import PodResourceSpec
+from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
