@@ -20,6 +20,7 @@ import httpx
 import typer.main
 from typer.cli import get_docs_for_click
 
+from moorage.backends.registry import kinds
 from moorage.commands.program import app as moored
 from moorage.config.described import settings_markdown
 from moorage.daemon.access.rights import RIGHT_OF
@@ -198,6 +199,11 @@ def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def backend_pages() -> str:
+    """Return the entries of a table of contents: the how-to guide of each backend that has one."""
+    return "\n".join(name for name in kinds() if (DOCS / "how-to" / f"{name}.md").is_file())
+
+
 PARTS: Final[dict[str, Callable[..., str]]] = {
     "settings": settings_markdown,
     "codes": codes,
@@ -210,6 +216,7 @@ PARTS: Final[dict[str, Callable[..., str]]] = {
     "paths": paths,
     "api": api,
     "page": page,
+    "backend_pages": backend_pages,
 }
 
 

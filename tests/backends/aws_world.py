@@ -23,8 +23,8 @@ from typing import Any, Self
 
 import pytest
 
+from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import Backend
-from moorage.backends.remote_specs import InstanceResourceSpec
 from moorage.backends.specs import BaseResourceSpec
 
 __all__ = ["AwsBench", "AwsWorld", "aws", "aws_server"]

@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from moorage.backends.base import Backend, Order, WorkloadReport
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.orders import NAMESPACE
-from moorage.backends.remote_specs import RayJobResourceSpec
+from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec, ServiceResourceSpec
 from moorage.model import GPU_MILLI, ClusterId, NodeId, Share
 

@@ -14,8 +14,8 @@ import pytest
 from aws_world import POLL_SECONDS, AwsWorld
 
 from moorage.backends.aws.backend import AwsBackend
+from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
-from moorage.backends.remote_specs import InstanceResourceSpec
 from moorage.model import ClusterId, Gpu, Node, NodeId, Share
 from moorage.resources import ResourceEngine, ResourceStatus
 from moorage.resources.resources import BackendRunner

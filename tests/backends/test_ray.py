@@ -18,7 +18,7 @@ from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecErr
 from moorage.backends.ray import inventory
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.connection import WorkloadFailedError
-from moorage.backends.remote_specs import RayActorResourceSpec
+from moorage.backends.ray.specs import RayActorResourceSpec
 from moorage.backends.specs import ProcessResourceSpec, ServiceResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 

@@ -13,9 +13,10 @@ import ray
 from ray_world import RayWorld, ray_world, until
 
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError
+from moorage.backends.kubernetes.specs import JobResourceSpec
 from moorage.backends.ray import inventory
 from moorage.backends.ray.backend import RayBackend
-from moorage.backends.remote_specs import JobResourceSpec, RayJobResourceSpec
+from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 
 __all__ = ["ray_world"]

@@ -13,7 +13,7 @@ from ray_world import RayWorld, ray_world, until
 from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.ray.backend import RayBackend
 from moorage.backends.ray.records import OUTPUTS_MAX, Records
-from moorage.backends.remote_specs import RayActorResourceSpec
+from moorage.backends.ray.specs import RayActorResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
 from moorage.ray_devices import FREE_SECONDS_MAX, Holders
 

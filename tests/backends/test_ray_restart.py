@@ -22,7 +22,7 @@ from ray_world import until
 
 from moorage.backends.base import BackendError, Order, Phase
 from moorage.backends.ray.backend import RayBackend
-from moorage.backends.remote_specs import RayJobResourceSpec
+from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import ProcessResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 

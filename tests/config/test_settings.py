@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from moorage.backends.registry import kinds
 from moorage.config.described import settings_help, settings_markdown
 from moorage.config.settings import (
     EXTERNAL_SERVICES,
@@ -92,8 +93,6 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
     said = "ann/one weight=2 gpus=1.5 lend_cpu_milli=7 notice_seconds=9, * gpus=0"
     quotas = ("ann", "one", quota), ("*", None, Quota(nominal=Amounts(gpu_milli=0)))
     written: dict[str, tuple[str, str, Any]] = {
-        "aws_instance_profiles": ("one,two", '["one", "two"]', ("one", "two")),
-        "aws_security_groups": ("sg-1", '["sg-1"]', ("sg-1",)),
         "operators": ("ann,bob", '["ann", "bob"]', ("ann", "bob")),
         "quotas": (said, json.dumps(said.split(", ")), quotas),
         "usage_half_life_seconds": ("60", "60", 60.0),
@@ -129,6 +128,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "policy_fallback_failures": ("6", "6", 6),
         "backends": ("local", '["local"]', ("local",)),
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
+        "aws_instance_profiles": ("one,two", '["one", "two"]', ("one", "two")),
+        "aws_security_groups": ("sg-1", '["sg-1"]', ("sg-1",)),
         "kubernetes_clusters": ("a,b=c", '{a = "a", b = "c"}', {"a": "a", "b": "c"}),
         "kubernetes_config": ("/srv/kube", '"/srv/kube"', Path("/srv/kube")),
         "kubernetes_namespace": ("gpu-{tenant}", '"gpu-{tenant}"', "gpu-{tenant}"),
@@ -178,11 +179,11 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "log_level": ("debug", '"debug"', "debug"),
         "log_format": ("console", '"console"', "console"),
     }
-    assert list(written) == [each.name for each in dataclasses.fields(Config)]
+    assert list(written) == list(settings())
     for other in ("prometheus_url", "global_cluster_metrics_url"):  # Metrics have one source.
         given = {name: ways for name, ways in written.items() if name != other}
         toml = "".join(f"{name} = {value}\n" for name, (_, value, _) in given.items())
-        expected = Config(**{name: value for name, (_, _, value) in given.items()})
+        expected = Config.of({name: value for name, (_, _, value) in given.items()})
         environ = {settings()[name].environment: text for name, (text, _, _) in given.items()}
         assert Config.load({}, HOME, write(tmp_path / "moored.toml", toml)) == expected
         assert Config.load({}, HOME | environ) == expected
@@ -485,9 +486,8 @@ def test_policies_elsewhere_need_a_server_that_executes_them() -> None:
     ],
 )
 def test_kubernetes_clusters_are_contexts_with_an_id(given: str, clusters: dict[str, str]) -> None:
-    assert Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given}).kubernetes_clusters == (
-        clusters
-    )
+    config = Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given})
+    assert config.settings_of(kinds()["kubernetes"]).kubernetes_clusters == clusters
 
 
 @pytest.mark.parametrize("given", ["a/b", "=ctx", "a=", "a,a=b", "query"])

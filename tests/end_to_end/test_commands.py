@@ -14,7 +14,7 @@ from served import policy, until
 
 from moorage.backends.local import control_groups
 from moorage.commands import display
-from moorage.commands.findings import DoctorFinding
+from moorage.records.findings import DoctorFinding
 from moorage.testing.daemon_process import child, daemon
 
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}

@@ -16,7 +16,7 @@ from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 def test_every_setting_is_read_somewhere(sources) -> None:
     """A setting that nothing reads would be a promise that nothing keeps."""
     text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
-    places = r"config\.{0}\b|chosen\[.{0}.\]"
+    places = r"(config|settings)\.{0}\b|chosen\[.{0}.\]"
     assert [name for name in settings() if not re.search(places.format(name), text)] == []
 
 

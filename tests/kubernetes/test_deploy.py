@@ -22,7 +22,11 @@ from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.kubernetes.inventory import ClusterInventory
-from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec, PodServiceResourceSpec
+from moorage.backends.kubernetes.specs import (
+    JobResourceSpec,
+    PodResourceSpec,
+    PodServiceResourceSpec,
+)
 from moorage.config.settings import settings
 from moorage.model import ClusterId, NodeId, Share
 from moorage.testing.daemon_process import daemon

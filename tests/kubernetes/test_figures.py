@@ -21,11 +21,11 @@ from kubernetes_plane import Plane
 from moorage.backends.base import Order
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.records import SERVER_LABEL
+from moorage.backends.kubernetes.specs import PodResourceSpec
 from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
 from moorage.backends.kubernetes.workloads.manifests import CLAIMS, PODS, start_objects
 from moorage.backends.kubernetes.workloads.states import pod_state
 from moorage.backends.kubernetes.workloads.translation import pod_order
-from moorage.backends.remote_specs import PodResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 from moorage.testing.daemon_process import Running, daemon
 from moorage_client.services import Services

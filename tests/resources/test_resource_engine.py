@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from moorage.backends.memory import MemoryBackend
+from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import (
     LocalEnvResourceSpec,
     MemoryResourceSpec,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorage.backends.local.backend import LocalBackend
-from moorage.backends.memory import MemoryBackend
+from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.spec_documents import pool_key
 from moorage.extras import install_command
 from moorage.resources import (

@@ -8,44 +8,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from moorage.backends.remote_specs import (
-    InstanceResourceSpec,
-    JobResourceSpec,
-    PodResourceSpec,
-    RayActorResourceSpec,
-)
+from moorage.backends import registry
 from moorage.backends.specs import (
-    APIModelResourceSpec,
     BaseResourceSpec,
     ContainerResourceSpec,
     LocalEnvResourceSpec,
-    MemoryResourceSpec,
-    ProcessResourceSpec,
-    ServiceResourceSpec,
     SpecError,
-    VLLMModelResourceSpec,
     memory_bytes,
 )
 
 __all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
 
+_ALL: Final[list[type[BaseResourceSpec]]] = [*registry.specs(), LocalEnvResourceSpec]
 SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
-    kind.category: kind
-    for kind in (
-        ContainerResourceSpec,
-        ServiceResourceSpec,
-        VLLMModelResourceSpec,
-        ProcessResourceSpec,
-        APIModelResourceSpec,
-        LocalEnvResourceSpec,
-        RayActorResourceSpec,
-        PodResourceSpec,
-        JobResourceSpec,
-        InstanceResourceSpec,
-        MemoryResourceSpec,
-    )
+    each.category: each
+    for each in reversed(_ALL)  # Of a category that two kinds have, that of the first.
 }
-"""Every kind, by the `category` that JSON names it with."""
+"""What may be started, by the `category` that JSON names it with."""
 
 
 def spec_from_document(

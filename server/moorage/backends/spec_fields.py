@@ -1,4 +1,4 @@
-"""What the fields of specs may be: the types that `specs` and `remote_specs` are made of.
+"""What the fields of specs may be: the types that specs are made of.
 
 A value that is not allowed is refused with what was expected in its place.
 """

@@ -1,8 +1,8 @@
 """What can be started on one machine: one dataclass per kind, keyword-only.
 
 Resources are shared between users whose specs are equal in every field. Every field is checked when
-a spec is made, from JSON (`spec_documents`) or in Python. `remote_specs` has the kinds of other
-places.
+a spec is made, from JSON (`spec_documents`) or in Python. Each other kind of
+backend has its own in `specs` of its folder.
 
     SpecError    (a ValueError) a spec cannot be read: which field, and what was expected there
 

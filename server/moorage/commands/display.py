@@ -14,8 +14,8 @@ from rich.text import Text
 
 from moorage.bench import replay as replaying
 from moorage.commands.demonstration import DemoOutcome
-from moorage.commands.findings import DoctorFinding
 from moorage.lab.errors import CommandError
+from moorage.records.findings import DoctorFinding
 
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 

@@ -5,11 +5,9 @@ ports by listening on them.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import errno
 import http.client
-import importlib.metadata
 import os
 import platform
 import socket
@@ -19,29 +17,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.backends.base import BackendError
-from moorage.backends.local import confinement, control_groups
-from moorage.backends.local.container_api import ContainerApi
-from moorage.backends.local.container_sockets import find_socket
-from moorage.commands.findings import DoctorFinding
+from moorage.backends.registry import Examination, kinds
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
-from moorage.extras import install_command
 from moorage.ledger.base import LedgerError
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import ClusterId
 from moorage.policy import Fleet
+from moorage.records.findings import DoctorFinding
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
 from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
 
-PARTS: Final = {
-    "backend: local": "runs commands on this machine",
-    "backend: memory": "starts nothing, and keeps account of what it would run",
-    "services": "cluster registry, metrics store and policy store are built in",
-}
-"""What every installation has."""
+SERVICES: Final = "cluster registry, metrics store and policy store are built in"
 ANSWER_SECONDS_MAX: Final = 2.0
 """How long the server at a port may take to say that it is well."""
 
@@ -61,45 +50,17 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         _advised(asyncio.run(_ledger(config.data_dir)), advice),
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
-        _containers(),
-        _groups(),
         _sizes(),
-        _advised(_confinement(config.data_dir), advice),
+        DoctorFinding("services", "ok", SERVICES),
     ]
-    findings += [DoctorFinding(name, "ok", detail) for name, detail in PARTS.items()]
-    findings.append(_aws("aws" in config.backends))
-    findings.append(_ray("ray" in config.backends))
+    for kind in kinds().values():
+        wanted = kind.name in config.backends
+        findings += kind.examine(Examination(config.data_dir, wanted, advice))
     return findings
 
 
 def _advised(finding: DoctorFinding, advice: str) -> DoctorFinding:
     return dataclasses.replace(finding, detail=finding.detail + advice)
-
-
-def _aws(wanted: bool) -> DoctorFinding:
-    try:
-        import boto3  # noqa: PLC0415  # An extra.
-    except ModuleNotFoundError:
-        detail = f"{install_command('aws')}, then list it in the setting backends"
-        return DoctorFinding("backend: aws", "broken" if wanted else "missing", detail)
-    detail = f"boto3 {boto3.__version__}"
-    if not wanted:
-        return DoctorFinding(
-            "backend: aws", "missing", f"{detail}; the setting backends has it not"
-        )
-    return DoctorFinding("backend: aws", "ok", detail)
-
-
-def _ray(wanted: bool) -> DoctorFinding:
-    try:
-        version = importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
-        detail = f"{install_command('ray')}, then list it in the setting backends"
-        return DoctorFinding("backend: ray", "broken" if wanted else "missing", detail)
-    if not wanted:
-        detail = f"ray {version}; the setting backends has it not"
-        return DoctorFinding("backend: ray", "missing", detail)
-    return DoctorFinding("backend: ray", "ok", f"ray {version}")
 
 
 class _NoServices:
@@ -156,26 +117,6 @@ async def _ledger(folder: Path) -> DoctorFinding:
     return DoctorFinding("ledger", "ok", f"a fact was made durable beside {folder}")
 
 
-def _containers() -> DoctorFinding:
-    try:
-        api = ContainerApi(find_socket())
-    except BackendError as error:
-        return DoctorFinding("containers", "missing", str(error))
-    with contextlib.closing(api):
-        return DoctorFinding("containers", "ok", f"the backend local starts them at {api}")
-
-
-def _groups() -> DoctorFinding:
-    found = control_groups.find()
-    if found.memory:
-        return DoctorFinding("control groups", "ok", found.detail)
-    instead = "a workload's supervisor adds up its memory twice a second instead"
-    if found.base is not None:
-        return DoctorFinding("control groups", "ok", f"{found.detail}; {instead}")
-    instead += ", and finds what belongs to it by parent and environment"
-    return DoctorFinding("control groups", "missing", f"{found.detail}; {instead}")
-
-
 def _sizes() -> DoctorFinding:
     """Say what `--here` and `fleet import local` take this machine for, and which group says so."""
     limits = [
@@ -190,17 +131,6 @@ def _sizes() -> DoctorFinding:
     return DoctorFinding(
         "this machine", "ok", f"{cpu_milli()} thousandths of a core, {memory_mib()} MiB{bounds}"
     )
-
-
-def _confinement(folder: Path) -> DoctorFinding:
-    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
-    try:
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
-            found = confinement.find(trial)
-            detail = found.detail.replace(os.path.realpath(trial), str(folder))
-    except OSError as error:
-        return DoctorFinding("workloads and data", "missing", f"{folder}: {error}")
-    return DoctorFinding("workloads and data", "ok" if found.way else "missing", detail)
 
 
 def _answers(host: str, port: int) -> bool:

@@ -4,46 +4,31 @@
 """
 
 import ipaddress
-import math
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
 from moorage.protocol.origins import is_loopback, read_origin
 from moorage.records.fields import CPU_MILLI_MAX, WAIT_SECONDS_MAX
 from moorage.records.rights import Role
+from moorage.setting_kinds import SettingKind, read_list, whole
 
 __all__ = [
-    "CLUSTERS",
-    "FILE",
-    "FOLDER",
     "HOST",
     "HOSTS",
     "ISSUER",
     "LABEL",
     "LABELS",
-    "NAME",
-    "NAMES",
-    "NAMESPACE",
     "ORIGINS",
     "PORT",
     "QUOTAS",
     "RAY",
     "ROLES",
-    "SWITCH",
     "TOKENS",
     "URL",
     "QuotaSetting",
-    "SettingKind",
-    "choice",
-    "choices",
-    "plain",
-    "seconds",
-    "whole",
 ]
 
 URL_CHARS_MAX: Final = 2_048
@@ -54,31 +39,12 @@ TOKEN_CHARS_MIN: Final = 2
 """Length of a token on loopback, where only programs of this machine can try some."""
 REMOTE_TOKEN_CHARS_MIN: Final = 8
 """Length of a token where other machines can try some."""
-NAME_CHARS_MAX: Final = 253
-"""Length of the id of a cluster."""
-
 # A name or an address as it stands in a URL; IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
-_CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
-_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _RAY: Final = re.compile(
     r"auto|(?:ray://)?(?:[a-zA-Z0-9_.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", re.ASCII
 )
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class SettingKind:
-    """What a setting accepts.
-
-    Args:
-        expected: In words, for errors and the table.
-        read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
-
-    """
-
-    expected: str
-    read: Callable[[Any], Any]
 
 
 class QuotaSetting(NamedTuple):
@@ -87,85 +53,6 @@ class QuotaSetting(NamedTuple):
     tenant: Tenant
     project: str | None
     quota: Quota
-
-
-def plain(value: Any) -> str:
-    """Return a value as an operator would write it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return ",".join(value)
-    # `2.0` is written `2`, and a year in seconds without an exponent.
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def whole(low: int, high: int) -> SettingKind:
-    """Return the kind of whole numbers between two bounds, both included."""
-
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-        number = int(value)
-        if not low <= number <= high:
-            raise ValueError
-        return number
-
-    return SettingKind(f"a whole number from {low} to {high}", read)
-
-
-def seconds(low: float, high: float) -> SettingKind:
-    """Return the kind of durations between two bounds, both included."""
-
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-        number = float(value)
-        if not math.isfinite(number) or not low <= number <= high:
-            raise ValueError
-        return number
-
-    return SettingKind(f"seconds from {plain(low)} to {plain(high)}", read)
-
-
-def choice(*names: str) -> SettingKind:
-    """Return the kind of settings that are one of a few names."""
-
-    def read(value: Any) -> str:
-        if value not in names:
-            raise ValueError
-        return str(value)
-
-    return SettingKind(" or ".join(f"`{name}`" for name in names), read)
-
-
-def choices(*names: str) -> SettingKind:
-    """Return the kind of settings that are some of a few names; an empty list is none."""
-
-    def read(value: Any) -> tuple[str, ...]:
-        if not set(chosen := _split(value)) <= set(names):
-            raise ValueError
-        return tuple(dict.fromkeys(chosen))
-
-    return SettingKind(f"a list of {' and '.join(f'`{name}`' for name in names)}", read)
-
-
-def _split(value: Any) -> list[str]:
-    """Return a list of texts, also where it is one text with commas."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        raise ValueError
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _read_names(value: Any) -> tuple[str, ...]:
-    return tuple(_read_name(name) for name in _split(value))
-
-
-def _read_switch(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
 
 
 def _read_host(value: Any) -> str:
@@ -188,7 +75,7 @@ def _read_hosts(value: Any) -> tuple[str, ...]:
 
 
 def _read_origins(value: Any) -> tuple[str, ...]:
-    origins = _split(value)
+    origins = read_list(value)
     if not origins or not all(map(read_origin, origins)):
         raise ValueError
     return tuple(origins)
@@ -221,7 +108,7 @@ def _read_roles(value: Any) -> dict[str, Role]:
     if isinstance(value, Mapping):
         pairs = list(value.items())
     else:
-        parts = (each.rpartition("=") for each in _split(value))
+        parts = (each.rpartition("=") for each in read_list(value))
         pairs = [(name.strip(), role.strip()) for name, _, role in parts]
     if not all(name and isinstance(role, str) for name, role in pairs):
         raise ValueError
@@ -238,14 +125,6 @@ def _read_ray(value: Any) -> str:
     return value
 
 
-def _read_name(value: Any) -> str:
-    if not isinstance(value, str) or not value.isprintable() or value != value.strip():
-        raise ValueError
-    if not 0 < len(value) <= NAME_CHARS_MAX:
-        raise ValueError
-    return value
-
-
 def _read_labels(value: Any) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list) or not names:
@@ -258,33 +137,6 @@ def _read_labels(value: Any) -> tuple[str, ...]:
 def _read_label(value: Any) -> str:
     (label,) = _read_labels([value])
     return label
-
-
-def _read_folder(value: Any) -> Path:
-    text = str(value) if isinstance(value, str | Path) else ""
-    if not text or "\0" in text:
-        raise ValueError
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError as error:  # `~name` of a user that does not exist.
-        raise ValueError from error
-
-
-def _read_clusters(value: Any) -> dict[str, str]:
-    """Return the context of each cluster, by its id; one that is not named is called the same."""
-    if isinstance(value, Mapping):
-        pairs = [(name, context) for name, context in value.items()]
-    else:
-        parts = [(each, each.rpartition("=")) for each in _split(value)]
-        pairs = [(name or each, context) for each, (name, _, context) in parts]
-    for name, context in pairs:
-        if not isinstance(context, str) or not context or name == "query":
-            raise ValueError
-        if len(name) > NAME_CHARS_MAX or not _CLUSTER_ID.fullmatch(name):
-            raise ValueError
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError
-    return dict(pairs)
 
 
 def _read_tokens(value: Any) -> dict[str, str]:
@@ -321,7 +173,7 @@ _QUOTA_AMOUNTS: Final = {"gpus": "gpu_milli", "cpu_milli": "cpu_milli", "memory_
 def _read_quotas(value: Any) -> tuple[QuotaSetting, ...]:
     """Return quotas, of `TENANT key=value …`."""
     found: list[QuotaSetting] = []
-    for line in _split(value):
+    for line in read_list(value):
         name, *words = line.split()
         tenant, slash, project = name.partition("/")
         if not tenant or (slash and tenant == "*"):
@@ -350,12 +202,6 @@ def _read_quotas(value: Any) -> tuple[QuotaSetting, ...]:
     return tuple(found)
 
 
-def _read_namespace(value: Any) -> str:
-    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value.replace("{tenant}", "t")):
-        raise ValueError
-    return value
-
-
 HOST: Final = SettingKind("a host name or an IP address", _read_host)
 HOSTS: Final = SettingKind(
     "host names or IP addresses, separated by commas (in the file a list)", _read_hosts
@@ -381,16 +227,6 @@ ROLES: Final = SettingKind(
 RAY: Final = SettingKind(
     "the address of a Ray cluster: `ray://host:port`, `host:port` or `auto`", _read_ray
 )
-FOLDER: Final = SettingKind("a folder", _read_folder)
-FILE: Final = SettingKind("a file", _read_folder)
-CLUSTERS: Final = SettingKind(
-    "`CONTEXT` or `CLUSTER_ID=CONTEXT`, separated by commas (in the file a list or a table)",
-    _read_clusters,
-)
-NAMESPACE: Final = SettingKind(
-    "a name of small letters, digits and dashes, with or without `{tenant}`", _read_namespace
-)
-SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
 TOKENS: Final = SettingKind(
     '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
     f"each token for one tenant, of {TOKEN_CHARS_MIN} characters or more "
@@ -405,8 +241,6 @@ QUOTAS: Final = SettingKind(
     _read_quotas,
 )
 PORT: Final = whole(0, 65535)
-NAME: Final = SettingKind(f"a text of 1 to {NAME_CHARS_MAX} characters", _read_name)
-NAMES: Final = SettingKind("names, separated by commas (in the file a list)", _read_names)
 LABEL: Final = SettingKind("the name of a Prometheus label", _read_label)
 LABELS: Final = SettingKind(
     "names of Prometheus labels, separated by commas (in the file a list)", _read_labels

@@ -2,7 +2,8 @@
 
 `moored serve` calls `Config.load` once, before anything else, and hands the frozen result to the
 daemon; nothing below the daemon reads the environment. A setting is one line of `Config`: its
-type, its default, what is accepted, and the sentence that the docs and `--help` print.
+type, its default, what is accepted, and the sentence that the docs and `--help` print. Kinds of
+backends declare their own.
 
     ConfigError    a setting is wrong; names it, where it came from and what was expected
 """
@@ -11,32 +12,21 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
+from moorage.backends.registry import BackendKind, kinds
 from moorage.config.kinds import (
-    CLUSTERS,
-    FILE,
-    FOLDER,
     HOST,
     HOSTS,
     ISSUER,
     LABEL,
     LABELS,
-    NAME,
-    NAMES,
-    NAMESPACE,
     ORIGINS,
     PORT,
     RAY,
     ROLES,
-    SWITCH,
     TOKENS,
     URL,
-    choice,
-    choices,
-    plain,
-    seconds,
-    whole,
 )
 from moorage.config.shares import ShareSettings
 from moorage.config.sources import (
@@ -45,9 +35,7 @@ from moorage.config.sources import (
     EXTERNAL_SERVICES,
     FILE_BYTES_MAX,
     OTHER_NAMES,
-    PREFIX,
     ConfigError,
-    Setting,
     default_data_dir,
     from_environment,
     from_file,
@@ -56,10 +44,23 @@ from moorage.config.sources import (
     service_links,
     settings_file,
 )
-from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
+from moorage.config.together import check_together, has_tenants
 from moorage.model import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.records.fields import DEADLINE_SECONDS_MAX, TTL_SECONDS_MAX
 from moorage.records.rights import Role
+from moorage.setting_kinds import (
+    FILE,
+    FOLDER,
+    NAME,
+    PREFIX,
+    SWITCH,
+    Setting,
+    choice,
+    choices,
+    declared,
+    seconds,
+    whole,
+)
 
 __all__ = [
     "CONFIG_FILE",
@@ -80,13 +81,14 @@ __all__ = [
     "settings_file",
 ]
 
+S = TypeVar("S")
 Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-BACKENDS: Final = ("local", "memory", "aws", "kubernetes", "ray")
-"""Every backend there is."""
-BACKENDS_BY_DEFAULT: Final = ("local", "memory")
+BACKENDS_BY_DEFAULT: Final = tuple(x.name for x in kinds().values() if x.by_default)
 """Those that need nothing beside this machine."""
+BACKENDS_AMONG_TENANTS: Final = tuple(x.name for x in kinds().values() if x.among_tenants)
+"""Backends where workloads could not read what is another tenant's."""
 LogFormat = Literal["auto", "json", "console"]
 
 
@@ -283,65 +285,17 @@ class Config(ShareSettings):
     backends: Annotated[
         tuple[str, ...],
         Setting(
-            choices(*BACKENDS),
-            "What `provision.backend` may name. `local` runs commands of clients on this machine, "
-            "as the daemon's own user, and containers with any of its folders that they mount. "
-            "`aws` rents instances of Amazon EC2, and needs `pip install '.[aws]'` in a checkout. "
-            "`kubernetes` starts pods in `kubernetes_clusters`. `ray` starts on the nodes of a Ray "
-            "cluster, and needs `pip install '.[ray]'` in a checkout.",
+            choices(*kinds()),
+            " ".join(
+                (
+                    "What `provision.backend` may name.",
+                    *(x.about for x in kinds().values() if x.about),
+                )
+            ),
             default="`local,memory`; `memory` where there are `tokens`, or where other machines "
             "reach `host` or `http_host`",
         ),
     ] = BACKENDS_BY_DEFAULT
-    local_nodes: Annotated[
-        tuple[str, ...],
-        Setting(
-            NAMES,
-            "Nodes of the inventory that are this machine, for the backend `local`.",
-            default="this machine under all names that it has had, `localhost`",
-        ),
-    ] = ()
-    kubernetes_clusters: Annotated[
-        Mapping[str, str],
-        Setting(
-            CLUSTERS,
-            "Kubernetes clusters to follow: contexts of the kubeconfig, or `in-cluster` for the "
-            "cluster that the daemon runs in. Needs `pip install '.[kubernetes]'` in a checkout.",
-            default="none",
-        ),
-    ] = field(default_factory=dict)
-    kubernetes_config: Annotated[
-        Path | None,
-        Setting(FILE, "The kubeconfig.", default="what `KUBECONFIG` names, else `~/.kube/config`"),
-    ] = None
-    kubernetes_namespace: Annotated[
-        str,
-        Setting(
-            NAMESPACE,
-            "Namespace of what leases start there; `{tenant}` in it stands for the tenant. It must "
-            "be there: the daemon makes none.",
-        ),
-    ] = "default"
-    ray_address: Annotated[
-        str,
-        Setting(
-            NAME,
-            "Ray cluster of the backend `ray`: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the "
-            "one that runs on this machine.",
-        ),
-    ] = "auto"
-    ray_cluster: Annotated[
-        str,
-        Setting(NAME, "Id of its cluster document, which the daemon keeps up to date."),
-    ] = "ray"
-    ray_autoscale: Annotated[
-        bool,
-        Setting(
-            SWITCH,
-            "Ask Ray's autoscaler for what requests in the queue wait for; this replaces what "
-            "others asked of it.",
-        ),
-    ] = False
     policy_code_root: Annotated[
         Path | None,
         Setting(
@@ -569,6 +523,29 @@ class Config(ShareSettings):
         ),
     ] = "auto"
 
+    of_backends: Mapping[str, Any] = field(
+        default_factory=lambda: {name: kind.settings() for name, kind in kinds().items()}
+    )
+    """By name of a kind of backend: its own settings."""
+
+    def settings_of(self, kind: BackendKind[S]) -> S:
+        """Return the settings of a kind of backend."""
+        return cast("S", self.of_backends[kind.name])
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Config":
+        """Return these settings, by name, with the defaults of all others."""
+        own = {name: values[name] for name in declared(cls) if name in values}
+        return cls(
+            **own,
+            of_backends={
+                name: kind.settings(
+                    **{x: values[x] for x in declared(kind.settings) if x in values}
+                )
+                for name, kind in kinds().items()
+            },
+        )
+
     @classmethod
     def load(
         cls,
@@ -600,9 +577,9 @@ class Config(ShareSettings):
         }
         if "data_dir" not in values:
             values["data_dir"] = default_data_dir(environ)
-        config = cls(**values)
+        config = cls.of(values)
         config = dataclasses.replace(config, http_host=config.http_host or config.host)
-        chosen = {name: getattr(config, name) for name in known}
+        chosen = {name: getattr(config, name) for name in declared(cls)}
         if "backends" not in given and has_tenants(chosen):
             config = dataclasses.replace(config, backends=BACKENDS_AMONG_TENANTS)
         check_together(chosen, {name: source for name, (source, _) in given.items()})
@@ -610,11 +587,11 @@ class Config(ShareSettings):
 
 
 def settings() -> dict[str, Setting]:
-    """Return all settings by name, in the order of `Config`."""
-    hints = get_type_hints(Config, include_extras=True)
+    """Return all settings by name, in the order of `Config`; those of backends after `backends`."""
     found: dict[str, Setting] = {}
-    for each in dataclasses.fields(Config):
-        (setting,) = hints[each.name].__metadata__
-        default = setting.default or f"`{plain(each.default)}`"
-        found[each.name] = dataclasses.replace(setting, name=each.name, default=default)
+    for name, setting in declared(Config).items():
+        found[name] = setting
+        if name == "backends":
+            for kind in kinds().values():
+                found |= declared(kind.settings)
     return found

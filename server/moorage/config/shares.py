@@ -3,34 +3,16 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from moorage.config.kinds import NAMES, QUOTAS, QuotaSetting, seconds, whole
-from moorage.config.sources import Setting
+from moorage.config.kinds import QUOTAS, QuotaSetting
 from moorage.model import OVERTAKEN_MAX
+from moorage.setting_kinds import NAMES, Setting, seconds, whole
 
 __all__ = ["ShareSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettings:
-    """Quotas, order of the queue, operators, and resources of the operator's account."""
-
-    aws_instance_profiles: Annotated[
-        tuple[str, ...],
-        Setting(
-            NAMES,
-            "What `instance_profile` of the backend `aws` may name: names or ARNs, as they stand "
-            "in specs. Where there are no tokens, any; where there are, those named here.",
-            default="none",
-        ),
-    ] = ()
-    aws_security_groups: Annotated[
-        tuple[str, ...],
-        Setting(
-            NAMES,
-            "Ids that `security_groups` of the backend `aws` may name, under the same rule.",
-            default="none",
-        ),
-    ] = ()
+    """Quotas, order of the queue, and operators."""
 
     operators: Annotated[
         tuple[str, ...],

@@ -7,14 +7,11 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.config.kinds import TOKENS, URL, SettingKind
-
-PREFIX: Final = "MOORAGE_"
-"""A setting's name in the environment is this and its own name in capitals."""
+from moorage.config.kinds import TOKENS, URL
+from moorage.setting_kinds import PREFIX, Setting
 
 CONFIG_FILE: Final = "MOORAGE_CONFIG"
 """Names the TOML file where `--config` does not."""
@@ -98,31 +95,6 @@ class ConfigError(Exception):
         self.setting = setting
         self.source = source
         self.expected = expected
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What `Config` says of a setting beside its type and its default.
-
-    Args:
-        kind: What it accepts.
-        about: What it does, for operators.
-        flag: Its flag of `moored serve`; empty where it has none.
-        default: Its default as an operator would write it.
-        name: Its key in the TOML file, and the attribute of `Config`.
-
-    """
-
-    kind: SettingKind
-    about: str
-    flag: str = ""
-    default: str = ""
-    name: str = ""
-
-    @property
-    def environment(self) -> str:
-        """Its name in the environment."""
-        return PREFIX + self.name.upper()
 
 
 Given = dict[str, tuple[str, Any]]

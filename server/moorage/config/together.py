@@ -5,15 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
 from moorage.config.kinds import REMOTE_TOKEN_CHARS_MIN
-from moorage.config.sources import EXTERNAL_SERVICES, PREFIX, ConfigError
+from moorage.config.sources import EXTERNAL_SERVICES, ConfigError
 from moorage.protocol.origins import is_loopback
+from moorage.setting_kinds import PREFIX
 
-__all__ = ["BACKENDS_AMONG_TENANTS", "NAMED_TOKENS_FILE", "check_together", "has_tenants"]
+__all__ = ["NAMED_TOKENS_FILE", "check_together", "has_tenants"]
 
 NAMED_TOKENS_FILE: Final = "tokens.db"
 """In the data folder; `moored token create` makes it."""
-BACKENDS_AMONG_TENANTS: Final = ("memory",)
-"""Backends where workloads could not read what is another tenant's."""
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:

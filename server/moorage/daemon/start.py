@@ -7,14 +7,15 @@ when its start fails.
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
-from moorage.backends.ray.backend import RayBackend
+from moorage.backends.base import Backend
+from moorage.backends.registry import BrokenKind, Inventory, Surroundings, kinds, open_backend
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
@@ -34,7 +35,6 @@ from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import LOCAL, IssuerTokens, Tokens
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
-from moorage.daemon.clusters import FollowedClusters
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.effects import EffectCarrier, Observers
@@ -69,9 +69,7 @@ from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
-from moorage.daemon.workloads.backends import configured_backends
 from moorage.daemon.workloads.control import WorkloadControl
-from moorage.daemon.workloads.ray_inventory import RayInventory
 from moorage.extras import install_command
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
@@ -121,7 +119,7 @@ class Runners:
 
     sandbox: Sandbox
     workloads: WorkloadControl
-    ray: RayBackend | None
+    backends: Mapping[str, Backend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +202,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
         core.tasks.spawn(tls.follow())
     core.tasks.spawn(follow_disk(stores.ledger))
     _follow_prometheus(config, stores.catalog, core, stack)
-    _follow_clusters(config, stores, core)
-    _follow_ray(config, stores, core, runners)
+    _follow_clusters(config, stores, core, runners)
     return Daemon(
         port=port,
         http_port=http_port,
@@ -359,7 +356,9 @@ async def _open_runners(
     await contexts.restore()
     stack.push_async_callback(contexts.close)
     core.tasks.spawn(contexts.run())
-    backends = configured_backends(config, lambda: state.clusters)
+    backends = _backends(
+        config, Surroundings(config.data_dir, lambda: state.clusters, not config.tokens)
+    )
     workloads = WorkloadControl(
         backends,
         core.inbox.post,
@@ -369,8 +368,19 @@ async def _open_runners(
     )
     stack.push_async_callback(workloads.close)
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
-    ray = backends.get("ray")
-    return Runners(sandbox, workloads, ray if isinstance(ray, RayBackend) else None)
+    return Runners(sandbox, workloads, backends)
+
+
+def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
+    """Return the backends that the configuration names, open."""
+    for kind in kinds().values():
+        if isinstance(kind, BrokenKind):
+            log.warning("backend_kind_broken", backend=kind.name, reason=kind.reason)
+    named = {name: kinds()[name] for name in config.backends}
+    return {
+        name: open_backend(kind, config.settings_of(kind), surroundings)
+        for name, kind in named.items()
+    }
 
 
 def _limits(config: Config) -> Limits:
@@ -584,21 +594,17 @@ def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: Asyn
     core.tasks.spawn(poller.run())
 
 
-def _follow_clusters(config: Config, stores: Stores, core: Core) -> None:
-    if not config.kubernetes_clusters:
-        return
-    followed = FollowedClusters(stores.catalog, stores.allocator.state, core.watchers)
-    followed.start(config, core.tasks)
-    core.measures.watch(followed.metrics)
-
-
-def _follow_ray(config: Config, stores: Stores, core: Core, runners: Runners) -> None:
-    if runners.ray is None:
-        return
-
-    def tell(finding: str) -> None:
-        log.warning("ray", finding=finding)
-
-    state = stores.allocator.state
-    inventory = RayInventory(config, stores.catalog, runners.ray, state, tell)
-    core.tasks.spawn(inventory.run())
+def _follow_clusters(config: Config, stores: Stores, core: Core, runners: Runners) -> None:
+    catalog = stores.catalog
+    inventory = Inventory(
+        config.data_dir,
+        catalog.clusters,
+        catalog.memory.known,
+        catalog.memory.is_live,
+        stores.allocator.state,
+        core.tasks.spawn,
+        core.measures.watch,
+        core.watchers.tell,
+    )
+    for name, kind in kinds().items():
+        kind.follow(config.settings_of(kind), runners.backends.get(name), inventory)

@@ -5,17 +5,15 @@ shows it, by example. Its errors are drawn in `base`.
 """
 
 try:
+    from moorage.backends.aws.specs import InstanceResourceSpec
     from moorage.backends.base import (
         BackendError,
         EngineClosedError,
         UnknownWorkloadError,
         UnsupportedSpecError,
     )
-    from moorage.backends.remote_specs import (
-        InstanceResourceSpec,
-        PodResourceSpec,
-        RayActorResourceSpec,
-    )
+    from moorage.backends.kubernetes.specs import PodResourceSpec
+    from moorage.backends.ray.specs import RayActorResourceSpec
     from moorage.backends.specs import (
         APIModelResourceSpec,
         BaseResourceSpec,

@@ -26,7 +26,7 @@ import httpx
 from moorage.backends.base import Backend, BackendError, WorkloadReport
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.gpus import gpus_here
-from moorage.backends.memory import MemoryBackend
+from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import (
     APIModelResourceSpec,
     BaseResourceSpec,

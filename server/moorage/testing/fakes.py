@@ -3,7 +3,7 @@
 A server has it, too: requests say `provision={"backend": "memory"}`.
 """
 
-from moorage.backends.memory import MemoryBackend
+from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
 
 __all__ = ["MemoryBackend", "MemoryResourceSpec"]

@@ -22,14 +22,14 @@ from moorage.backends.base import (
 )
 from moorage.backends.kubernetes.backend import KubernetesBackend
 from moorage.backends.kubernetes.following import ClusterSource
-from moorage.backends.kubernetes.workloads.manifests import start_objects
-from moorage.backends.kubernetes.workloads.states import PodState, pod_state, view
-from moorage.backends.kubernetes.workloads.translation import pod_order
-from moorage.backends.remote_specs import (
+from moorage.backends.kubernetes.specs import (
     JobResourceSpec,
     PodResourceSpec,
     PodServiceResourceSpec,
 )
+from moorage.backends.kubernetes.workloads.manifests import start_objects
+from moorage.backends.kubernetes.workloads.states import PodState, pod_state, view
+from moorage.backends.kubernetes.workloads.translation import pod_order
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,

@@ -21,7 +21,7 @@ from kubernetes_wire import Wire
 from moorage.backends.base import BackendError, Order, Phase, WorkloadReport
 from moorage.backends.kubernetes.backend import KubernetesBackend
 from moorage.backends.kubernetes.following import ClusterSource
-from moorage.backends.remote_specs import PodResourceSpec
+from moorage.backends.kubernetes.specs import PodResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 
 pytestmark = [

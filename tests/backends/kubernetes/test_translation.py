@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from moorage.backends.base import Order, UnsupportedSpecError
+from moorage.backends.kubernetes.specs import JobResourceSpec, PodResourceSpec
 from moorage.backends.kubernetes.workloads.manifests import start_objects
 from moorage.backends.kubernetes.workloads.translation import pod_order
-from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec
 from moorage.backends.specs import ContainerResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 

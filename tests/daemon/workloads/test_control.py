@@ -10,7 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from moorage.backends.base import Order, WorkloadReport
-from moorage.backends.memory import MemoryBackend
+from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
 from moorage.core.turns.events import (
     Event,

@@ -20,6 +20,7 @@ from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
 from moorage.backends.aws.identity import Identity
 from moorage.backends.aws.instances import Ec2Instance, Instances
 from moorage.backends.aws.launches import LaunchPlan, launch
+from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.aws.watch import InstanceWatch
 from moorage.backends.base import (
     BackendError,
@@ -35,7 +36,6 @@ from moorage.backends.base import (
 )
 from moorage.backends.completion import finished
 from moorage.backends.local.readiness import accepts
-from moorage.backends.remote_specs import InstanceResourceSpec
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import Node, Share
 

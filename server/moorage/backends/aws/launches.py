@@ -12,8 +12,8 @@ from moorage.backends.aws import orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
 from moorage.backends.aws.instances import Ec2Instance, Instances, parse
 from moorage.backends.aws.orders import Offer
+from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order
-from moorage.backends.remote_specs import InstanceResourceSpec
 
 __all__ = ["LaunchPlan", "launch"]
 

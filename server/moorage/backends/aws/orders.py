@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from moorage.backends.aws.catalogue import Catalogue, InstanceType
 from moorage.backends.aws.instances import SERVER, WORKLOAD
+from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
-from moorage.backends.remote_specs import InstanceResourceSpec
 from moorage.backends.specs import memory_bytes
 from moorage.model import Node, Share
 from moorage.policy import capacity_type

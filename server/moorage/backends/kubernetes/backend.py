@@ -23,9 +23,13 @@ from moorage.backends.base import (
 )
 from moorage.backends.kubernetes.event_loop import EventLoopThread
 from moorage.backends.kubernetes.following import ClusterSource
+from moorage.backends.kubernetes.specs import (
+    JobResourceSpec,
+    PodResourceSpec,
+    PodServiceResourceSpec,
+)
 from moorage.backends.kubernetes.workloads.runs import WorkloadRuns
 from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_order
-from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec, PodServiceResourceSpec
 from moorage.backends.specs import BaseResourceSpec
 
 __all__ = ["KubernetesBackend"]

@@ -32,7 +32,7 @@ from moorage.backends.completion import finished
 from moorage.backends.ray import orders
 from moorage.backends.ray.connection import RayConnection, WorkloadFailedError
 from moorage.backends.ray.records import Records
-from moorage.backends.remote_specs import RayJobResourceSpec
+from moorage.backends.ray.specs import RayJobResourceSpec
 from moorage.backends.specs import BaseResourceSpec
 
 __all__ = ["RayBackend"]

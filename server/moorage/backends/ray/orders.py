@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Any, Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
-from moorage.backends.remote_specs import RayActorResourceSpec, RayJobResourceSpec
+from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec
 from moorage.backends.specs import (
     BaseResourceSpec,
     ProcessResourceSpec,

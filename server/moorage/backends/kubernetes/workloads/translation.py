@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from moorage.backends.base import UnsupportedSpecError
-from moorage.backends.remote_specs import (
+from moorage.backends.kubernetes.specs import (
     JobResourceSpec,
     PodResourceSpec,
     PodServiceResourceSpec,

@@ -1,29 +1,28 @@
 """Clusters that the daemon follows by itself: their documents, and what leases say that is not so.
 
-`start` runs it where the setting `kubernetes_clusters` names any. A cluster that cannot be reached
+`kind` runs it where the setting `kubernetes_clusters` names any. A cluster that cannot be reached
 stays registered and says why nothing can start there: its leases stand, and none is added.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from moorage.backends.base import BackendError
-from moorage.catalog.ports import Catalog
-from moorage.config.settings import Config
-from moorage.core.state.state import State
-from moorage.daemon.news.watchers import Watchers
-from moorage.daemon.observability.counters import gauges, gauges_of
-from moorage.daemon.tasks import Tasks
-from moorage.extras import install_command
+from moorage.backends.kubernetes.drift import Drift, drifts
+from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
+from moorage.backends.kubernetes.identity import server_name
+from moorage.backends.registry import Inventory
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 log = structlog.get_logger("moored")
 
-_NONE: Final[dict[str, Any]] = {}
 _UNREAD: Final = "not read yet"
 
 
@@ -31,64 +30,56 @@ class FollowedClusters:
     """The clusters that `kubernetes_clusters` names.
 
     Args:
-        catalog: Has their documents.
-        state: Has the leases; read only.
-        watchers: Are told of drift.
+        contexts: Of the kubeconfig, by id of the cluster.
+        kubeconfig: Where it is, if not where kubectl looks.
+        inventory: Has their documents, and the leases; is told of drift.
 
     """
 
-    def __init__(self, catalog: Catalog, state: State, watchers: Watchers) -> None:
-        self._catalog = catalog
-        self._state = state
-        self._watchers = watchers
-        self._stale: dict[str, str] = {}
+    def __init__(
+        self, contexts: Mapping[str, str], kubeconfig: Path | None, inventory: Inventory
+    ) -> None:
+        self._sources = [ClusterSource(*each, kubeconfig) for each in contexts.items()]
+        self._inventory = inventory
+        self._stale = dict.fromkeys(contexts, _UNREAD)
         self._registered: dict[str, bool] = {}
         self._unregistered: dict[str, Any] = {}
-        self._drifts: dict[str, dict[Any, Any]] = {}
+        self._drifts: dict[str, dict[Any, Drift]] = {}
 
-    def start(self, config: Config, tasks: Tasks) -> None:
+    def start(self) -> None:
         """Follow them from now on.
 
         Raises:
-            BackendError: What that needs is not installed, or cannot be read.
+            BackendError: What says which server this is cannot be read.
 
         """
         try:
-            from moorage.backends.kubernetes.errors import (  # noqa: PLC0415  # It needs an extra.
-                KubernetesError,
-            )
-            from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As above.
-                ClusterSource,
-            )
-            from moorage.backends.kubernetes.identity import server_name  # noqa: PLC0415  # As above.
-        except ModuleNotFoundError as error:
-            way = f"{install_command('kubernetes')}, or leave out kubernetes_clusters"
-            raise BackendError(f"following clusters needs {error.name}: {way}") from error
-        try:
-            name = server_name(config.data_dir / "kubernetes")
+            name = server_name(self._inventory.data_dir / "kubernetes")
         except KubernetesError as error:
             raise BackendError(str(error)) from error
-        for cluster_id, context in config.kubernetes_clusters.items():
-            self._stale[cluster_id] = _UNREAD
-            source = ClusterSource(cluster_id, context, config.kubernetes_config)
-            tasks.spawn(self._follow(source, name))
+        for source in self._sources:
+            self._inventory.spawn(self._follow(source, name))
+        self._inventory.watch(self.metrics)
 
     def metrics(self) -> Iterable[Metric]:
         """Yield which clusters are known as they are, and what leases say that is not so."""
-        fresh = ((name, float(not why)) for name, why in self._stale.items())
-        yield gauges("moorage_cluster_fresh", "The cluster is known as it is", "cluster", fresh)
-        counts: dict[tuple[str, str], float] = {}
-        for name, found in self._drifts.items():
-            for each in found.values():
-                counts[name, each.kind] = counts.get((name, each.kind), 0.0) + 1
-        about = "What leases say and the cluster does not"
-        yield gauges_of("moorage_drift", about, ["cluster", "kind"], counts.items())
-
-    async def _follow(self, source: Any, server: str) -> None:
-        from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As in `start`.
-            ClusterFollower,
+        fresh = GaugeMetricFamily(
+            "moorage_cluster_fresh", "The cluster is known as it is", labels=["cluster"]
         )
+        for name, why in self._stale.items():
+            fresh.add_metric([name], float(not why))
+        yield fresh
+        drift = GaugeMetricFamily(
+            "moorage_drift",
+            "What leases say and the cluster does not",
+            labels=["cluster", "kind"],
+        )
+        for name, found in self._drifts.items():
+            for kind, count in Counter(each.kind for each in found.values()).items():
+                drift.add_metric([name, kind], count)
+        yield drift
 
+    async def _follow(self, source: ClusterSource, server: str) -> None:
         cluster_id = source.cluster_id
         follower = ClusterFollower(source, server, lambda: self._leased(cluster_id))
         async for view in follower.views():
@@ -105,7 +96,7 @@ class FollowedClusters:
     def _leased(self, cluster_id: str) -> dict[str, set[str]]:
         """Return the devices of a cluster that leases hold, by node."""
         held: dict[str, set[str]] = {}
-        for lease in self._state.leases.values():
+        for lease in self._inventory.state.leases.values():
             for share in lease.placement:
                 if share.cluster_id == cluster_id and share.gpus:
                     held.setdefault(share.node_id, set()).update(share.gpus)
@@ -122,7 +113,7 @@ class FollowedClusters:
 
     async def _put(self, cluster_id: str, document: Any) -> None:
         """Change a cluster's document: what others have put beside stays."""
-        clusters = self._catalog.clusters
+        clusters = self._inventory.documents
         try:
             await clusters.update(cluster_id, document)
         except ServiceError as error:
@@ -138,11 +129,9 @@ class FollowedClusters:
             log.info("cluster", cluster=cluster_id, finding="known as it is")
 
     def _tell_drift(self, cluster_id: str, machines: Any) -> None:
-        from moorage.backends.kubernetes.drift import drifts  # noqa: PLC0415  # As in `start`.
-
-        found = drifts(self._state.leases.values(), cluster_id, machines)
+        found = drifts(self._inventory.state.leases.values(), cluster_id, machines)
         now = {(each.lease, each.node, each.kind): each for each in found}
-        before = self._drifts.get(cluster_id, _NONE)
+        before = self._drifts.get(cluster_id, {})
         self._drifts[cluster_id] = now
         for over, keys in ((False, now.keys() - before.keys()), (True, before.keys() - now.keys())):
             for key in sorted(keys):
@@ -151,6 +140,10 @@ class FollowedClusters:
                 (log.info if over else log.warning)(
                     "drift", lease=each.lease, cluster=cluster_id, finding=finding
                 )
-                news = {"id": each.lease, "cluster_id": cluster_id, "node_id": each.node}
+                news: dict[str, Any] = {
+                    "id": each.lease,
+                    "cluster_id": cluster_id,
+                    "node_id": each.node,
+                }
                 news |= {"kind": each.kind, "detail": each.detail, "over": over}
-                self._watchers.tell("leases", "drift", news, each.tenant)
+                self._inventory.tell("leases", "drift", news, each.tenant)

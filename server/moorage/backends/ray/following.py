@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
+import structlog
+
 from moorage.backends.base import BackendError
-from moorage.backends.ray import inventory
 from moorage.backends.ray.backend import RayBackend
-from moorage.catalog.ports import Catalog
-from moorage.config.settings import Config
-from moorage.core.state.state import State
+from moorage.backends.ray.inventory import UNREACHABLE, bundles, document
+from moorage.backends.registry import Inventory
 from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+
+log = structlog.get_logger("moored")
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at what the cluster has."""
@@ -23,32 +24,24 @@ TAG: Final = "ray"
 """What documents that are kept here say; one without it was registered by a client."""
 
 
-class RayInventory:
+class RayFollower:
     """Looks at Ray again and again, and writes what has changed into the catalog.
 
     Args:
-        config: The id of the cluster, and whether to ask for more nodes.
-        catalog: Has the document.
+        cluster: Id of the cluster.
+        autoscale: Whether to ask for more nodes.
         backend: Speaks to Ray.
-        state: The core's; read only.
-        tell: Called with a sentence whenever something starts or stops being wrong.
+        inventory: Has the document, and what waits.
 
     """
 
     def __init__(
-        self,
-        config: Config,
-        catalog: Catalog,
-        backend: RayBackend,
-        state: State,
-        tell: Callable[[str], None],
+        self, cluster: str, autoscale: bool, backend: RayBackend, inventory: Inventory
     ) -> None:
-        self._cluster = config.ray_cluster
-        self._autoscale = config.ray_autoscale
-        self._catalog = catalog
+        self._cluster = cluster
+        self._autoscale = autoscale
         self._backend = backend
-        self._state = state
-        self._tell = tell
+        self._inventory = inventory
         self._finding = ""
         self._failed = asyncio.Event()
         self._answered = time.monotonic()
@@ -71,7 +64,8 @@ class RayInventory:
             finding = await self.look()
             if finding != self._finding:
                 self._finding = finding
-                self._tell(finding or f"the Ray cluster {self._cluster} answers")
+                finding = finding or f"the Ray cluster {self._cluster} answers"
+                log.warning("ray", finding=finding)
             with contextlib.suppress(TimeoutError):  # Ray does not tell what changes.
                 await asyncio.wait_for(self._failed.wait(), LOOK_SECONDS)
 
@@ -92,7 +86,7 @@ class RayInventory:
         finally:
             asked.cancel()
         self._answered = time.monotonic()
-        wrong = await self._write(inventory.document(self._cluster, self._seen))
+        wrong = await self._write(document(self._cluster, self._seen))
         if self._autoscale:
             wrong = await self._request(self._seen) or wrong
         return wrong
@@ -100,15 +94,15 @@ class RayInventory:
     async def _away(self) -> str:
         """Have no new leases there while it is not known what is free."""
         if self._seen is not None:
-            return await self._write(inventory.document(self._cluster, self._seen, live=False))
-        if not self._catalog.memory.is_live(self._cluster):
+            return await self._write(document(self._cluster, self._seen, live=False))
+        if not self._inventory.is_live(self._cluster):
             return ""
-        document = await self._catalog.clusters.get(self._cluster)
-        return await self._write(document | {"status": inventory.UNREACHABLE})
+        known = await self._inventory.documents.get(self._cluster)
+        return await self._write(known | {"status": UNREACHABLE})
 
-    async def _write(self, document: Document) -> str:
-        clusters, there = self._catalog.clusters, self._catalog.memory.known(self._cluster)
-        if there and document == self._last:
+    async def _write(self, written: Document) -> str:
+        clusters, there = self._inventory.documents, self._inventory.known(self._cluster)
+        if there and written == self._last:
             return ""
         try:
             if there:
@@ -118,20 +112,20 @@ class RayInventory:
                         f"the cluster {self._cluster} was registered by a client: delete it,"
                         " or have the setting ray_cluster name another one"
                     )
-                await clusters.update(self._cluster, document)
+                await clusters.update(self._cluster, written)
             else:
-                await clusters.create(document)
+                await clusters.create(written)
         except ServiceError as error:
             return f"the document of the cluster {self._cluster} is refused: {error.reason}"
-        self._last = document
+        self._last = written
         return ""
 
     async def _request(self, seen: dict[str, Any]) -> str:
         """Ask Ray's autoscaler for what requests in the queue wait for; return what is wrong."""
-        wanted = inventory.bundles(
+        wanted = bundles(
             [
                 waiter.ask.demand
-                for waiter in self._state.waiting.values()
+                for waiter in self._inventory.state.waiting.values()
                 if waiter.ask.demand is not None
                 and waiter.ask.provision is not None
                 and waiter.ask.provision.backend == self._backend.name

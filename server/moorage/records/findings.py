@@ -1,4 +1,4 @@
-"""What `moored doctor` finds, for it and for its callers: other commands start without it."""
+"""What `moored doctor` finds."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,0 +1,73 @@
+"""The kind `aws`, for the registry."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from moorage.backends.registry import BackendKind, Surroundings
+from moorage.model import Node, Share
+from moorage.setting_kinds import NAMES, Setting
+
+if TYPE_CHECKING:
+    from moorage.backends.base import Backend
+    from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["KIND"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsSettings:
+    """Which resources of the operator's account callers may use."""
+
+    aws_instance_profiles: Annotated[
+        tuple[str, ...],
+        Setting(
+            NAMES,
+            "What `instance_profile` of the backend `aws` may name: names or ARNs, as they stand "
+            "in specs. Where there are no tokens, any; where there are, those named here.",
+            default="none",
+        ),
+    ] = ()
+    aws_security_groups: Annotated[
+        tuple[str, ...],
+        Setting(
+            NAMES,
+            "Ids that `security_groups` of the backend `aws` may name, under the same rule.",
+            default="none",
+        ),
+    ] = ()
+
+
+class AwsKind(BackendKind[AwsSettings]):
+    """Rents instances of Amazon EC2."""
+
+    name = "aws"
+    about = "`aws` rents instances of Amazon EC2, and needs `pip install '.[aws]'` in a checkout."
+    settings = AwsSettings
+    extra = "aws"
+    package = "boto3"
+
+    def open(self, settings: AwsSettings, surroundings: Surroundings) -> "Backend":
+        """Open it; see `BackendKind.open`."""
+        from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
+
+        def node(share: Share) -> Node | None:
+            cluster = surroundings.clusters().get(share.cluster_id)
+            nodes = cluster.nodes if cluster else ()
+            return next((each for each in nodes if each.id == share.node_id), None)
+
+        unnamed = None if surroundings.alone else ()
+        return AwsBackend(
+            surroundings.data_dir / self.name,
+            node,
+            profiles=settings.aws_instance_profiles or unnamed,
+            groups=settings.aws_security_groups or unnamed,
+        )
+
+    def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
+        """Return its spec; see `BackendKind.specs`."""
+        from moorage.backends.aws.specs import InstanceResourceSpec  # noqa: PLC0415  # See registry.
+
+        return (InstanceResourceSpec,)
+
+
+KIND: Final = AwsKind()

@@ -1,0 +1,136 @@
+"""The kind `kubernetes`, for the registry."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from moorage.backends.registry import BackendKind, Inventory, Surroundings
+from moorage.setting_kinds import FILE, NAME_CHARS_MAX, Setting, SettingKind, read_list
+
+if TYPE_CHECKING:
+    from moorage.backends.base import Backend
+    from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["KIND"]
+
+_CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+def _read_clusters(value: Any) -> dict[str, str]:
+    """Return the context of each cluster, by its id; one that is not named is called the same."""
+    if isinstance(value, Mapping):
+        pairs = [(name, context) for name, context in value.items()]
+    else:
+        parts = [(each, each.rpartition("=")) for each in read_list(value)]
+        pairs = [(name or each, context) for each, (name, _, context) in parts]
+    for name, context in pairs:
+        if not isinstance(context, str) or not context or name == "query":
+            raise ValueError
+        if len(name) > NAME_CHARS_MAX or not _CLUSTER_ID.fullmatch(name):
+            raise ValueError
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
+def _read_namespace(value: Any) -> str:
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value.replace("{tenant}", "t")):
+        raise ValueError
+    return value
+
+
+CLUSTERS: Final = SettingKind(
+    "`CONTEXT` or `CLUSTER_ID=CONTEXT`, separated by commas (in the file a list or a table)",
+    _read_clusters,
+)
+NAMESPACE: Final = SettingKind(
+    "a name of small letters, digits and dashes, with or without `{tenant}`", _read_namespace
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesSettings:
+    """Which clusters to follow, and where pods are started."""
+
+    kubernetes_clusters: Annotated[
+        Mapping[str, str],
+        Setting(
+            CLUSTERS,
+            "Kubernetes clusters to follow: contexts of the kubeconfig, or `in-cluster` for the "
+            "cluster that the daemon runs in. Needs `pip install '.[kubernetes]'` in a checkout.",
+            default="none",
+        ),
+    ] = field(default_factory=dict)
+    kubernetes_config: Annotated[
+        Path | None,
+        Setting(FILE, "The kubeconfig.", default="what `KUBECONFIG` names, else `~/.kube/config`"),
+    ] = None
+    kubernetes_namespace: Annotated[
+        str,
+        Setting(
+            NAMESPACE,
+            "Namespace of what leases start there; `{tenant}` in it stands for the tenant. It must "
+            "be there: the daemon makes none.",
+        ),
+    ] = "default"
+
+
+class KubernetesKind(BackendKind[KubernetesSettings]):
+    """Starts pods in the clusters that it follows."""
+
+    name = "kubernetes"
+    about = "`kubernetes` starts pods in `kubernetes_clusters`."
+    settings = KubernetesSettings
+    extra = "kubernetes"
+    package = "kubernetes"
+
+    def open(self, settings: KubernetesSettings, surroundings: Surroundings) -> "Backend":
+        """Open it; see `BackendKind.open`."""
+        from moorage.backends.kubernetes.backend import (  # noqa: PLC0415  # It needs an extra.
+            KubernetesBackend,
+        )
+        from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As above.
+            ClusterSource,
+        )
+
+        clusters = [
+            ClusterSource(cluster, context, settings.kubernetes_config)
+            for cluster, context in settings.kubernetes_clusters.items()
+        ]
+        folder = surroundings.data_dir / self.name
+        return KubernetesBackend(folder, clusters, settings.kubernetes_namespace)
+
+    def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
+        """Return its specs; see `BackendKind.specs`."""
+        from moorage.backends.kubernetes.specs import (  # noqa: PLC0415  # See registry.
+            JobResourceSpec,
+            PodResourceSpec,
+            PodServiceResourceSpec,
+        )
+
+        return PodResourceSpec, JobResourceSpec, PodServiceResourceSpec
+
+    def follow(
+        self, settings: KubernetesSettings, backend: "Backend | None", inventory: Inventory
+    ) -> None:
+        """Keep the documents of its clusters; see `BackendKind.follow`."""
+        del backend  # Clusters are followed without it, too.
+        if not settings.kubernetes_clusters:
+            return
+        try:
+            from moorage.backends.kubernetes.registration import (  # noqa: PLC0415  # As above.
+                FollowedClusters,
+            )
+        except ModuleNotFoundError as error:
+            from moorage.backends.base import BackendError  # noqa: PLC0415  # As above.
+
+            way = f"{self.install_command}, or leave out kubernetes_clusters"
+            raise BackendError(f"following clusters needs {error.name}: {way}") from error
+        contexts, kubeconfig = settings.kubernetes_clusters, settings.kubernetes_config
+        FollowedClusters(contexts, kubeconfig, inventory).start()
+
+
+KIND: Final = KubernetesKind()

@@ -1,0 +1,55 @@
+"""What `moored doctor` says of the backend `local`."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from moorage.backends.base import BackendError
+from moorage.backends.local import confinement, control_groups
+from moorage.backends.local.container_api import ContainerApi
+from moorage.backends.local.container_sockets import find_socket
+from moorage.backends.registry import Examination
+from moorage.records.findings import DoctorFinding
+
+__all__ = ["examine"]
+
+
+def examine(examination: Examination) -> Iterator[DoctorFinding]:
+    """Yield which containers, control groups and walls this machine has."""
+    yield _containers()
+    yield _groups()
+    yield _confinement(examination.data_dir, examination.advice)
+    yield DoctorFinding("backend: local", "ok", "runs commands on this machine")
+
+
+def _containers() -> DoctorFinding:
+    try:
+        api = ContainerApi(find_socket())
+    except BackendError as error:
+        return DoctorFinding("containers", "missing", str(error))
+    with contextlib.closing(api):
+        return DoctorFinding("containers", "ok", f"the backend local starts them at {api}")
+
+
+def _groups() -> DoctorFinding:
+    found = control_groups.find()
+    if found.memory:
+        return DoctorFinding("control groups", "ok", found.detail)
+    instead = "a workload's supervisor adds up its memory twice a second instead"
+    if found.base is not None:
+        return DoctorFinding("control groups", "ok", f"{found.detail}; {instead}")
+    instead += ", and finds what belongs to it by parent and environment"
+    return DoctorFinding("control groups", "missing", f"{found.detail}; {instead}")
+
+
+def _confinement(folder: Path, advice: str) -> DoctorFinding:
+    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    try:
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
+            found = confinement.find(trial)
+            detail = found.detail.replace(os.path.realpath(trial), str(folder))
+    except OSError as error:
+        return DoctorFinding("workloads and data", "missing", f"{folder}: {error}{advice}")
+    return DoctorFinding("workloads and data", "ok" if found.way else "missing", detail + advice)

@@ -1,0 +1,1 @@
+"""The backend `memory`: starts nothing, for rehearsals and tests."""

@@ -1,0 +1,37 @@
+"""The kind `memory`, for the registry."""
+
+from typing import TYPE_CHECKING, Final
+
+from moorage.backends.registry import BackendKind, NoSettings, Surroundings
+
+if TYPE_CHECKING:
+    from moorage.backends.base import Backend
+    from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["KIND"]
+
+
+class MemoryKind(BackendKind[NoSettings]):
+    """Starts nothing, and needs nothing."""
+
+    name = "memory"
+    does = "starts nothing, and keeps account of what it would run"
+    settings = NoSettings
+    by_default = True
+    among_tenants = True
+
+    def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
+        """Open it; see `BackendKind.open`."""
+        from moorage.backends.memory.backend import MemoryBackend  # noqa: PLC0415  # See registry.
+
+        del settings, surroundings  # It needs nothing.
+        return MemoryBackend()
+
+    def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
+        """Return its spec; see `BackendKind.specs`."""
+        from moorage.backends.specs import MemoryResourceSpec  # noqa: PLC0415  # See registry.
+
+        return (MemoryResourceSpec,)
+
+
+KIND: Final = MemoryKind()

@@ -1,0 +1,84 @@
+"""The kind `ray`, for the registry."""
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from moorage.backends.registry import BackendKind, Inventory, Surroundings
+from moorage.setting_kinds import NAME, SWITCH, Setting
+
+if TYPE_CHECKING:
+    from moorage.backends.base import Backend
+    from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["KIND"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySettings:
+    """Which Ray cluster it is, and how it is followed."""
+
+    ray_address: Annotated[
+        str,
+        Setting(
+            NAME,
+            "Ray cluster of the backend `ray`: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the "
+            "one that runs on this machine.",
+        ),
+    ] = "auto"
+    ray_cluster: Annotated[
+        str,
+        Setting(NAME, "Id of its cluster document, which the daemon keeps up to date."),
+    ] = "ray"
+    ray_autoscale: Annotated[
+        bool,
+        Setting(
+            SWITCH,
+            "Ask Ray's autoscaler for what requests in the queue wait for; this replaces what "
+            "others asked of it.",
+        ),
+    ] = False
+
+
+class RayKind(BackendKind[RaySettings]):
+    """Starts on the nodes of a Ray cluster."""
+
+    name = "ray"
+    about = (
+        "`ray` starts on the nodes of a Ray cluster, and needs `pip install '.[ray]'` in a "
+        "checkout."
+    )
+    settings = RaySettings
+    extra = "ray"
+    package = "ray"
+
+    def open(self, settings: RaySettings, surroundings: Surroundings) -> "Backend":
+        """Open it; see `BackendKind.open`."""
+        from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
+
+        if importlib.util.find_spec("ray") is None:  # Another process imports it.
+            raise ModuleNotFoundError(name="ray")
+        return RayBackend(surroundings.data_dir / self.name, settings.ray_address)
+
+    def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
+        """Return its specs; see `BackendKind.specs`."""
+        from moorage.backends.ray.specs import (  # noqa: PLC0415  # See registry.
+            RayActorResourceSpec,
+            RayJobResourceSpec,
+        )
+
+        return RayActorResourceSpec, RayJobResourceSpec
+
+    def follow(
+        self, settings: RaySettings, backend: "Backend | None", inventory: Inventory
+    ) -> None:
+        """Keep the document of its cluster; see `BackendKind.follow`."""
+        from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
+        from moorage.backends.ray.following import RayFollower  # noqa: PLC0415  # See registry.
+
+        if isinstance(backend, RayBackend):
+            follower = RayFollower(settings.ray_cluster, settings.ray_autoscale, backend, inventory)
+            inventory.spawn(follower.run())
+
+
+KIND: Final = RayKind()

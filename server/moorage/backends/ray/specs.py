@@ -1,0 +1,40 @@
+"""What the backend `ray` starts beside what all do."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec
+
+__all__ = ["RayActorResourceSpec", "RayJobResourceSpec"]
+
+
+@dataclass(kw_only=True)
+class RayActorResourceSpec(BaseResourceSpec):
+    """An actor of a Ray cluster.
+
+    Args:
+        actor_cls_path: `package.module.Class`, importable on the cluster.
+        init_args: Its arguments.
+        init_kwargs: Its named arguments.
+        ray_actor_options: As `ray.remote(...).options` takes them.
+
+    """
+
+    category: ClassVar[str] = "ray_actor"
+
+    actor_cls_path: str = ""
+    init_args: list[Any] = field(default_factory=list[Any])
+    init_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    ray_actor_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def title(self) -> str:
+        """Return the class."""
+        return self.actor_cls_path or "default"
+
+
+@dataclass(kw_only=True)
+class RayJobResourceSpec(ProcessResourceSpec):
+    """A command that calls `ray.init()`: its tasks and actors get what the lease holds, no more."""
+
+    category: ClassVar[str] = "job"

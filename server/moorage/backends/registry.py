@@ -1,0 +1,274 @@
+"""The kinds of backends: one value for each says what the rest of the server needs of it.
+
+A folder beside this file with a `kind.py` brings one, as `KIND`; other distributions bring theirs
+as entry points in the group `moorage.backends`. Every command imports this module and every
+`kind.py`. So a kind imports its backend, and what that needs, only where it opens one.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from moorage.extras import install_command
+from moorage.model import Cluster, ClusterId, Tenant
+from moorage.records.findings import DoctorFinding
+from moorage.setting_kinds import declared
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from moorage.backends.base import Backend
+    from moorage.backends.specs import BaseResourceSpec
+    from moorage.core.state.state import State
+    from moorage.protocol.registry import ClusterDocuments
+
+__all__ = [
+    "BackendKind",
+    "Examination",
+    "Inventory",
+    "NoSettings",
+    "Surroundings",
+    "kinds",
+    "open_backend",
+    "specs",
+]
+
+ENTRY_POINTS: Final = "moorage.backends"
+"""The group of entry points that bring kinds."""
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class NoSettings:
+    """The settings of a kind that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a daemon gives a backend that it opens.
+
+    Args:
+        data_dir: The daemon's; a backend has the folder of its name there.
+        clusters: Returns the inventory as it is now.
+        alone: Whether there are no tokens, so that every caller is the operator.
+
+    """
+
+    data_dir: Path
+    clusters: Callable[[], Mapping[ClusterId, Cluster]]
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a kind that follows clusters reads and writes.
+
+    Args:
+        data_dir: The daemon's.
+        documents: Of the clusters.
+        known: Whether there is a cluster of an id.
+        is_live: Whether it may have new leases, too.
+        state: The core's; read only.
+        spawn: Runs something as long as the daemon.
+        watch: Has metrics read whenever all are.
+        tell: Passes on news: topic, name, data, tenant.
+
+    """
+
+    data_dir: Path
+    documents: "ClusterDocuments"
+    known: Callable[[str], bool]
+    is_live: Callable[[str], bool]
+    state: "State"
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    watch: "Callable[[Callable[[], Iterable[Metric]]], None]"
+    tell: Callable[[str, str, Any, Tenant], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What `moored doctor` tells a kind.
+
+    Args:
+        data_dir: The server's.
+        wanted: Whether the setting `backends` has the kind.
+        advice: Ends what is said of the data folder.
+
+    """
+
+    data_dir: Path
+    wanted: bool
+    advice: str = ""
+
+
+class BackendKind(ABC, Generic[S]):
+    """One kind of backend.
+
+    Attributes:
+        name: What `provision.backend` names it by.
+        about: Sentences about it for operators.
+        does: What it does, for `moored doctor`, where it needs no extra.
+        settings: A dataclass of its settings; each begins with the kind's name.
+        by_default: Whether servers have it that name no backends.
+        among_tenants: Whether they have it, too, where tenants are strangers to one another.
+        extra: What of its distribution has to be installed for it; empty: nothing.
+        package: The distribution that this extra brings.
+        distribution: Where the extra is declared.
+
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str] = ""
+    does: ClassVar[str] = ""
+    settings: type[S]
+    by_default: ClassVar[bool] = False
+    among_tenants: ClassVar[bool] = False
+    extra: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+    distribution: ClassVar[str] = "moorage"
+
+    @abstractmethod
+    def open(self, settings: S, surroundings: Surroundings) -> "Backend":
+        """Open the backend.
+
+        Raises:
+            BackendError: It cannot be opened.
+            ModuleNotFoundError: Its extra is not installed.
+
+        """
+
+    def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
+        """Return what `provision.spec` may be, beside what all backends share."""
+        return ()
+
+    def follow(self, settings: S, backend: "Backend | None", inventory: Inventory) -> None:
+        """Follow the clusters that its settings name, if any.
+
+        Args:
+            settings: Its own.
+            backend: As it was opened; None where the setting `backends` does not name it.
+            inventory: Where the clusters are written.
+
+        Raises:
+            BackendError: What this needs is not installed, or cannot be read.
+
+        """
+
+    def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
+        """Yield what `moored doctor` says of it: whether its extra is there and it is wanted."""
+        name = f"backend: {self.name}"
+        wanted = examination.wanted
+        if not self.package:
+            yield DoctorFinding(name, "ok", self.does)
+            return
+        try:
+            found = f"{self.package} {importlib.metadata.version(self.package)}"
+        except importlib.metadata.PackageNotFoundError:
+            way = f"{self.install_command}, then list it in the setting backends"
+            yield DoctorFinding(name, "broken" if wanted else "missing", way)
+            return
+        if wanted:
+            yield DoctorFinding(name, "ok", found)
+        else:
+            yield DoctorFinding(name, "missing", f"{found}; the setting backends has it not")
+
+    @property
+    def install_command(self) -> str:
+        """The command that installs what it needs."""
+        if not self.extra:
+            return f"pip install {self.distribution}"
+        return install_command(self.extra, self.distribution)
+
+
+class BrokenKind(BackendKind[NoSettings]):
+    """A kind that cannot be loaded: `moored doctor` says so, and so does a server that wants it.
+
+    Args:
+        name: Of its entry point.
+        reason: Why.
+
+    """
+
+    settings = NoSettings
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name  # type: ignore[misc]  # Of each value here, of the class elsewhere.
+        self.reason = reason
+
+    def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
+        """Refuse, with the reason."""
+        from moorage.backends.base import BackendError  # noqa: PLC0415  # As the module says.
+
+        del settings, surroundings
+        raise BackendError(f"the backend {self.name} cannot be loaded: {self.reason}")
+
+    def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
+        """Yield the reason."""
+        yield DoctorFinding(
+            f"backend: {self.name}",
+            "broken" if examination.wanted else "missing",
+            f"cannot be loaded: {self.reason}",
+        )
+
+
+@functools.cache
+def kinds() -> Mapping[str, BackendKind[Any]]:
+    """Return all kinds by name: those of every server, other shipped ones, those of others."""
+    shipped = [
+        importlib.import_module(f"{__package__}.{file.parent.name}.kind").KIND
+        for file in Path(__file__).parent.glob("*/kind.py")
+    ]
+    found = {kind.name: kind for kind in sorted(shipped, key=lambda x: (not x.by_default, x.name))}
+    for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
+        if point.name not in found:
+            found[point.name] = _load(point)
+    return found
+
+
+def _load(point: importlib.metadata.EntryPoint) -> BackendKind[Any]:
+    try:
+        kind = point.load()
+    except Exception as error:  # noqa: BLE001  # It is the code of others.
+        return BrokenKind(point.name, f"{type(error).__name__}: {error}")
+    if not isinstance(kind, BackendKind) or kind.name != point.name:
+        return BrokenKind(point.name, f"{point.value} is no BackendKind named {point.name}")
+    for name in declared(kind.settings):
+        if not name.startswith(f"{kind.name}_"):
+            return BrokenKind(point.name, f"its setting {name} must begin with {kind.name}_")
+    return kind
+
+
+def specs() -> "list[type[BaseResourceSpec]]":
+    """Return the specs of all kinds, in their order."""
+    found: list[type[BaseResourceSpec]] = []
+    for kind in kinds().values():
+        try:
+            found += kind.specs()
+        except Exception as error:  # noqa: BLE001  # As in `_load`.
+            import structlog  # noqa: PLC0415  # As the module says.
+
+            log = structlog.get_logger("moored")
+            log.warning("backend_specs_unread", backend=kind.name, reason=str(error))
+    return found
+
+
+def open_backend(kind: BackendKind[S], settings: S, surroundings: Surroundings) -> "Backend":
+    """Open the backend of a kind.
+
+    Raises:
+        BackendError: It cannot be opened, or its extra is not installed.
+
+    """
+    from moorage.backends.base import BackendError  # noqa: PLC0415  # As the module says.
+
+    try:
+        return kind.open(settings, surroundings)
+    except ModuleNotFoundError as error:
+        way = f"{kind.install_command}, or take {kind.name} out of the setting backends"
+        raise BackendError(f"the backend {kind.name} needs {error.name}: {way}") from error

@@ -1,0 +1,190 @@
+"""What declares a setting: its kind, and what the docs say of it; kinds that several packages use.
+
+`config` puts the settings of the daemon together, of its own and of those of each kind of backend.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args, get_type_hints
+
+__all__ = [
+    "FILE",
+    "FOLDER",
+    "NAME",
+    "NAMES",
+    "NAME_CHARS_MAX",
+    "PREFIX",
+    "SWITCH",
+    "Setting",
+    "SettingKind",
+    "choice",
+    "choices",
+    "declared",
+    "plain",
+    "read_list",
+    "seconds",
+    "whole",
+]
+
+PREFIX: Final = "MOORAGE_"
+"""A setting's name in the environment is this and its own name in capitals."""
+NAME_CHARS_MAX: Final = 253
+"""Length of the id of a cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingKind:
+    """What a setting accepts.
+
+    Args:
+        expected: In words, for errors and the table.
+        read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
+
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is said of a setting beside its type and its default.
+
+    Args:
+        kind: What it accepts.
+        about: What it does, for operators.
+        flag: Its flag of `moored serve`; empty where it has none.
+        default: Its default as an operator would write it.
+        name: Its key in the TOML file, and the attribute that it becomes.
+
+    """
+
+    kind: SettingKind
+    about: str
+    flag: str = ""
+    default: str = ""
+    name: str = ""
+
+    @property
+    def environment(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.name.upper()
+
+
+def declared(owner: type) -> dict[str, Setting]:
+    """Return the settings that a dataclass declares in the annotations of its fields, by name."""
+    hints = get_type_hints(owner, include_extras=True)
+    found: dict[str, Setting] = {}
+    for each in dataclasses.fields(owner):
+        setting = next((x for x in get_args(hints[each.name]) if isinstance(x, Setting)), None)
+        if setting is not None:
+            default = setting.default or f"`{plain(each.default)}`"
+            found[each.name] = dataclasses.replace(setting, name=each.name, default=default)
+    return found
+
+
+def plain(value: Any) -> str:
+    """Return a value as an operator would write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(value)
+    # `2.0` is written `2`, and a year in seconds without an exponent.
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def whole(low: int, high: int) -> SettingKind:
+    """Return the kind of whole numbers between two bounds, both included."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
+        number = int(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return SettingKind(f"a whole number from {low} to {high}", read)
+
+
+def seconds(low: float, high: float) -> SettingKind:
+    """Return the kind of durations between two bounds, both included."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
+        number = float(value)
+        if not math.isfinite(number) or not low <= number <= high:
+            raise ValueError
+        return number
+
+    return SettingKind(f"seconds from {plain(low)} to {plain(high)}", read)
+
+
+def choice(*names: str) -> SettingKind:
+    """Return the kind of settings that are one of a few names."""
+
+    def read(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return SettingKind(" or ".join(f"`{name}`" for name in names), read)
+
+
+def choices(*names: str) -> SettingKind:
+    """Return the kind of settings that are some of a few names; an empty list is none."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if not set(chosen := read_list(value)) <= set(names):
+            raise ValueError
+        return tuple(dict.fromkeys(chosen))
+
+    return SettingKind(f"a list of {' and '.join(f'`{name}`' for name in names)}", read)
+
+
+def read_list(value: Any) -> list[str]:
+    """Return a list of texts, also where it is one text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _read_names(value: Any) -> tuple[str, ...]:
+    return tuple(_read_name(name) for name in read_list(value))
+
+
+def _read_switch(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+def _read_name(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or value != value.strip():
+        raise ValueError
+    if not 0 < len(value) <= NAME_CHARS_MAX:
+        raise ValueError
+    return value
+
+
+def _read_folder(value: Any) -> Path:
+    text = str(value) if isinstance(value, str | Path) else ""
+    if not text or "\0" in text:
+        raise ValueError
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # `~name` of a user that does not exist.
+        raise ValueError from error
+
+
+FOLDER: Final = SettingKind("a folder", _read_folder)
+FILE: Final = SettingKind("a file", _read_folder)
+SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
+NAME: Final = SettingKind(f"a text of 1 to {NAME_CHARS_MAX} characters", _read_name)
+NAMES: Final = SettingKind("names, separated by commas (in the file a list)", _read_names)

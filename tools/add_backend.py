@@ -1,0 +1,287 @@
+"""Begins a backend: `python tools/add_backend.py NAME` writes its folder, tests, extra and page.
+
+What it writes runs at once. The backend refuses each start with a sentence that says what is to be
+written; the tests of `tests/conformance` run over it, and may fail until `UNFINISHED` is removed
+from its bench. docs/contributing/a-backend.md says how to go on.
+"""
+
+import keyword
+import re
+import sys
+from pathlib import Path
+from string import Template
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+SOURCE: Final = "server/moorage/backends/$name"
+TESTS: Final = "tests/backends/$name"
+
+FILES: Final = {
+    f"{SOURCE}/__init__.py": '''\
+"""The backend `$name`."""
+''',
+    f"{SOURCE}/kind.py": '''\
+"""The kind `$name`, for the registry."""
+
+from typing import TYPE_CHECKING, Final
+
+from moorage.backends.registry import BackendKind, NoSettings, Surroundings
+
+if TYPE_CHECKING:
+    from moorage.backends.base import Backend
+    from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["KIND"]
+
+
+class ${Name}Kind(BackendKind[NoSettings]):
+    """Starts workloads at $name."""
+
+    name = "$name"
+    about = "`$name` starts nothing yet."
+    does = "starts nothing yet"
+    settings = NoSettings
+    extra = "$name"
+
+    def open(self, settings: NoSettings, surroundings: Surroundings) -> "Backend":
+        """Open it; see `BackendKind.open`."""
+        from moorage.backends.$name import backend  # noqa: PLC0415  # See registry.
+
+        del settings, surroundings  # Not used yet.
+        return backend.${Name}Backend()
+
+    def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
+        """Return its spec; see `BackendKind.specs`."""
+        from moorage.backends.$name import specs  # noqa: PLC0415  # See registry.
+
+        return (specs.${Name}ResourceSpec,)
+
+
+KIND: Final = ${Name}Kind()
+''',
+    f"{SOURCE}/specs.py": '''\
+"""What the backend `$name` starts."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moorage.backends.spec_fields import Name
+from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["${Name}ResourceSpec"]
+
+
+@dataclass(kw_only=True)
+class ${Name}ResourceSpec(BaseResourceSpec):
+    """A workload of $name.
+
+    Args:
+        image: What it is made of.
+
+    """
+
+    category: ClassVar[str] = "$name"
+
+    image: Name = "default"
+''',
+    f"{SOURCE}/backend.py": '''\
+"""The backend `$name`. It starts nothing yet: each method says what is to be written."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Support,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["${Name}Backend"]
+
+CATEGORIES: Final = frozenset({"$name"})
+
+
+class ${Name}Backend:
+    """Workloads at $name."""
+
+    name: Final = "$name"
+    support: Final = Support(categories=CATEGORIES, default="$name")
+
+    def __init__(self) -> None:
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Refuse other categories; see `Backend.refuse`."""
+        if spec.category not in CATEGORIES:
+            raise UnsupportedSpecError(f"the backend {self.name} starts no {spec.category}")
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return none: nothing is started yet; see `Backend.discover`."""
+        return []
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Refuse: to be written; see `Backend.start`."""
+        self.refuse(order.spec)
+        raise BackendError(f"the backend {self.name} starts nothing yet: write {__name__}")
+
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
+        """Do nothing: nothing is started yet; see `Backend.stop`."""
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Refuse: nothing is started yet; see `Backend.status`."""
+        raise UnknownWorkloadError(workload)
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.probe`."""
+        return await self.status(workload)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Say nothing; see `Backend.glance`."""
+        del workload
+        return None
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Refuse: no limit can be changed; see `Backend.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend {self.name} has no limit named {names}")
+
+    async def reset(self, workload: str) -> Any:
+        """Refuse: no workload can be made as new; see `Backend.reset`."""
+        await self.status(workload)
+        raise UnsupportedSpecError(f"the backend {self.name} resets nothing")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        *,
+        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
+        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
+        user: str | None = None,  # noqa: ARG002  # The Protocol's.
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+    ) -> CommandExecution:
+        """Refuse: no command can be run inside; see `Backend.execute`."""
+        await self.status(workload)
+        raise UnsupportedSpecError(f"the backend {self.name} runs no commands")
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        """Refuse: there is no output; see `Backend.logs`."""
+        del offset, attempt
+        await self.status(workload)
+        raise UnsupportedSpecError(f"the backend {self.name} has no output of workloads")
+
+    async def close(self) -> None:
+        """Let go; see `Backend.close`."""
+        self._listener = None
+''',
+    f"{TESTS}/bench.py": '''\
+"""What `tests/conformance` needs of the backend `$name`; see `Bench` there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.backends.$name.backend import ${Name}Backend
+from moorage.backends.$name.specs import ${Name}ResourceSpec
+
+UNFINISHED = True  # Remove it when the backend starts workloads: then each test must pass.
+
+
+class ${Name}Bench:
+    def backend(self) -> ${Name}Backend:
+        return ${Name}Backend()
+
+    def spec(self) -> ${Name}ResourceSpec:
+        return ${Name}ResourceSpec()
+
+    def slow(self) -> ${Name}ResourceSpec:
+        return ${Name}ResourceSpec(image="slow")
+
+    def failing(self) -> tuple[${Name}ResourceSpec, str]:
+        return ${Name}ResourceSpec(image="failing"), "a text of the reason"
+
+    def dying(self) -> tuple[${Name}ResourceSpec, int]:
+        return ${Name}ResourceSpec(image="dying"), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {}
+
+    def gang(self) -> None:
+        return None
+
+    def writing(self) -> None:
+        return None
+
+    async def left(self) -> int:
+        return 0
+
+
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> ${Name}Bench:
+    """Return the bench; `request.getfixturevalue` has what must run for it."""
+    return ${Name}Bench()
+''',
+    f"{TESTS}/test_backend.py": '''\
+"""The backend `$name`, beyond what `tests/conformance` asks of every backend."""
+
+import pytest
+
+from moorage.backends import base
+from moorage.backends.$name.backend import ${Name}Backend
+from moorage.backends.$name.specs import ${Name}ResourceSpec
+
+
+async def test_start_says_what_is_to_be_written() -> None:
+    with pytest.raises(base.BackendError, match="the backend $name starts nothing yet"):
+        await ${Name}Backend().start(base.Order("a", ${Name}ResourceSpec()))
+''',
+    "docs/how-to/$name.md": """\
+# Start workloads at $name
+
+With `pip install '.[$name]'` in a checkout, the setting `backends` can name `$name`. The backend
+starts nothing yet: it refuses each request with a `provision` that names it.
+""",
+}
+
+
+def main() -> None:
+    """Write a backend, or say why not."""
+    if len(sys.argv) != 2 or not re.fullmatch(r"[a-z][a-z0-9_]*", sys.argv[1]):  # noqa: PLR2004  # A name.
+        raise SystemExit("usage: python tools/add_backend.py NAME, of small letters and digits")
+    name = sys.argv[1]
+    title = "".join(part.capitalize() for part in name.split("_"))
+    files = {
+        ROOT / Template(place).substitute(name=name): Template(text).substitute(
+            name=name, Name=title
+        )
+        for place, text in FILES.items()
+    }
+    there = [str(file.relative_to(ROOT)) for file in files if file.exists()]
+    if there or keyword.iskeyword(name):
+        raise SystemExit(f"{name} is taken: {', '.join(there) or 'a word of Python'}")
+    for file, text in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    project = ROOT / "pyproject.toml"
+    extra = f"{name} = [] # The backend `{name}`.\n"
+    head, mark, tail = project.read_text(encoding="utf-8").partition("[project.scripts]\n")
+    project.write_text(head.rstrip("\n") + f"\n{extra}\n{mark}{tail}", encoding="utf-8")
+    for file in (*files, project):
+        print(file.relative_to(ROOT))  # noqa: T201  # What it is for.
+
+
+if __name__ == "__main__":
+    main()
