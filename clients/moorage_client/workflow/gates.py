@@ -97,7 +97,7 @@ class ApprovalGate:
 
         Args:
             waits: Called before.
-            stopped: Whether the node was stopped, asked after.
+            stopped: Returns, after the wait, whether the node was stopped.
 
         """
         loop, woken = asyncio.get_running_loop(), asyncio.Event()

@@ -37,7 +37,7 @@ def statuses(result):
 
 def test_a_node_adds_others_before_what_follows_it():
     dag, order = graph("find", "end", edges="find>end"), []
-    told = []
+    calls = []
 
     def expand(name, found):
         assert name == "find"
@@ -48,7 +48,7 @@ def test_a_node_adds_others_before_what_follows_it():
             ]
         )
 
-    callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: told.append(about))
+    callbacks = ExecutionCallbacks(on_dynamic_expand=lambda *about: calls.append(about))
     executor = DynamicExecutor(dag, {"find": expand}, callbacks=callbacks, enable_tracing=True)
     tasks = {"find": lambda: ["x", "y", "z"], "end": partial(order.append, "end")}
     for _ in range(2):  # Each run begins with the graph as it was given.
@@ -58,7 +58,7 @@ def test_a_node_adds_others_before_what_follows_it():
         assert order[3:] == ["end"]
         assert result.succeeded == 5
         assert set(result.node_results) == {"find", "end", "x", "y", "z"}
-    assert [(name, len(change.add_nodes)) for name, change in told] == [("find", 3)] * 2
+    assert [(name, len(change.add_nodes)) for name, change in calls] == [("find", 3)] * 2
     assert dag.node_count() == 2
     assert len(result.trace.events_for_node("x")) == 2
 
@@ -95,9 +95,9 @@ def test_a_node_is_taken_out_and_nothing_waits_for_it():
     ],
 )
 def test_what_cannot_be_fails_the_node(change, said):
-    told = []
+    calls = []
     callbacks = ExecutionCallbacks(
-        on_failure=lambda *about: told.append(about), on_dynamic_expand=told.append
+        on_failure=lambda *about: calls.append(about), on_dynamic_expand=calls.append
     )
     expand = adding(*change["specs"], remove=change.get("remove", ()))
     dag = graph("a", "b", edges="a>b")
@@ -108,7 +108,7 @@ def test_what_cannot_be_fails_the_node(change, said):
     error = result["a"].error
     assert isinstance(error, GraphError)
     assert said in str(error)
-    assert told == [("a", error)]
+    assert calls == [("a", error)]
 
 
 def test_an_expander_that_raises_fails_its_node():

@@ -14,7 +14,7 @@ from moorage.slices.jobs.configs import (
     GpuAcceleratorConfig,
     TpuAcceleratorConfig,
 )
-from moorage.slices.jobs.on_slices import Call, SliceJob
+from moorage.slices.jobs.on_slices import SliceCall, SliceJob
 from moorage.slices.jobs.statuses import (
     JobInfo,
     JobPreempted,
@@ -84,7 +84,7 @@ class RayExecutor:
         settings = _settings or SliceSettings.from_environment()
         if getattr(accelerator_config, "pod_count", 1) != 1:
             raise ValueError("Multi-slice workloads should use 'execute_multislice'")
-        call = Call(remote_fn, args or _fn_args, kwargs)
+        call = SliceCall(remote_fn, args or _fn_args, kwargs)
         if isinstance(accelerator_config, TpuAcceleratorConfig):
             job = SliceJob(accelerator_config, settings, accelerator_config.worker_count)
             return job.once(call, flatten=True)
@@ -118,7 +118,7 @@ class RayExecutor:
 
         """
         settings = _settings or SliceSettings.from_environment()
-        call = Call(remote_fn, _fn_args, kwargs)
+        call = SliceCall(remote_fn, _fn_args, kwargs)
         return SliceJob(accelerator_config, settings).once(call, flatten=flatten)
 
     @classmethod
@@ -193,7 +193,9 @@ class RayExecutor:
         """
         settings = _settings or SliceSettings.from_environment()
         job = SliceJob(accelerator_config, settings)
-        attempt = functools.partial(job.attempt, Call(remote_fn, _fn_args, kwargs), flatten=flatten)
+        attempt = functools.partial(
+            job.attempt, SliceCall(remote_fn, _fn_args, kwargs), flatten=flatten
+        )
         try:
             return _until_success(attempt, max_retries_preemption, max_retries_failure, settings)
         finally:
@@ -247,7 +249,7 @@ def _decorator(
 
 
 def _run_tasks(
-    call: Call, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
+    call: SliceCall, config: CpuAcceleratorConfig | GpuAcceleratorConfig, settings: SliceSettings
 ) -> JobStatus:
     """Run `worker_count` tasks at once: all of them have room, or none starts."""
     info = JobInfo(config.runtime_name, "running", config.resource_name)

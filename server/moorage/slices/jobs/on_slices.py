@@ -23,12 +23,12 @@ from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import outcomes
 
-__all__ = ["Call", "SliceJob"]
+__all__ = ["SliceCall", "SliceJob"]
 
 _UNKNOWN: Final = "EMPTY"
 
 
-class Call:
+class SliceCall:
     """A function with its arguments."""
 
     def __init__(
@@ -58,14 +58,14 @@ class SliceJob:
         self._sizes = [wanted] if isinstance(wanted, int) else list(wanted)
         self.pool = SlicePoolManager(shape=config.slices(), settings=settings)
 
-    def once(self, call: Call, *, flatten: bool) -> JobStatus:
+    def once(self, call: SliceCall, *, flatten: bool) -> JobStatus:
         """Run the job, and give all slices back."""
         try:
             return self.attempt(call, flatten=flatten)
         finally:
             self.pool.drain_actor_pool()
 
-    def attempt(self, call: Call, *, flatten: bool) -> JobStatus:
+    def attempt(self, call: SliceCall, *, flatten: bool) -> JobStatus:
         """Run the job on the slices that there are by now."""
         calls: list[list[HostCall]] = []
         try:
@@ -84,7 +84,7 @@ class SliceJob:
             raise
         return JobSucceeded(self._info, results)
 
-    def start(self, call: Call) -> list[list[HostCall]]:
+    def start(self, call: SliceCall) -> list[list[HostCall]]:
         """Have the slices, and start a function on all of their hosts.
 
         Raises:
@@ -105,7 +105,7 @@ class SliceJob:
         results = collect(calls, None, self._settings.task_cancel_seconds_max)
         return [each for of_slice in results for each in of_slice] if flatten else results
 
-    def _started(self, call: Call) -> list[list[HostCall]]:
+    def _started(self, call: SliceCall) -> list[list[HostCall]]:
         return self.pool.start_on_hosts(
             call.function,
             call.args,

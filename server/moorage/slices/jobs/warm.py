@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moorage.slices.jobs.configs import AcceleratorConfigType
-from moorage.slices.jobs.on_slices import Call, SliceJob
+from moorage.slices.jobs.on_slices import SliceCall, SliceJob
 from moorage.slices.settings import SliceSettings
 
 __all__ = ["device_remote"]
@@ -54,12 +54,12 @@ class _Warm:
         self._flatten = flatten
         self._job: SliceJob | None = None
 
-    def start(self, call: Call) -> list[Any]:
+    def start(self, call: SliceCall) -> list[Any]:
         """Start a call, and return references."""
         nested = [[each.ref for each in hosts] for hosts in self._open().start(call)]
         return [ref for refs in nested for ref in refs] if self._flatten else nested
 
-    def run(self, call: Call) -> list[Any]:
+    def run(self, call: SliceCall) -> list[Any]:
         """Run a call, and return the results."""
         job = self._open()
         return job.collect(job.start(call), flatten=self._flatten)
@@ -95,10 +95,10 @@ class _WarmFunction:
         """Give the slices back."""
         self._warm.close()
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SliceCall:
         if self._before:
-            return Call(self._warm_function, (*self._before, args, kwargs), {})
-        return Call(self._warm_function, args, kwargs)
+            return SliceCall(self._warm_function, (*self._before, args, kwargs), {})
+        return SliceCall(self._warm_function, args, kwargs)
 
 
 class _WarmObject:
