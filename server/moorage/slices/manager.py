@@ -319,9 +319,9 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         for again in (True, False):
             try:
                 self.prepare_all_slices()
-                asked = [member.actor.ensure_host_pool.remote() for member in self._actor_pool]
+                calls = [member.actor.ensure_host_pool.remote() for member in self._actor_pool]
                 seconds = self._settings.host_health_seconds_max + ANSWER_SECONDS
-                return self._answers(asked, seconds + self._settings.health_check_seconds_max)
+                return self._answers(calls, seconds + self._settings.health_check_seconds_max)
             except HostUnhealthyError as error:
                 lost = self._lost()
                 if not lost:

@@ -103,11 +103,15 @@ class Reservation:
         if self.lease is not None:
             self.lease.close()
 
+    @property
+    def placed(self) -> bool:
+        """Whether Ray has reserved the hosts, or the head."""
+        return bool(ray.util.placement_group_table(self.group).get("state") == "CREATED")
+
     def overdue(self, seconds: float) -> bool:
         """Return whether the hosts have been there for so long, and the actor has not started."""
-        if self.start is None:
-            state = ray.util.placement_group_table(self.group).get("state")
-            self.start = Deadline(seconds) if state == "CREATED" else None
+        if self.start is None and self.placed:
+            self.start = Deadline(seconds)
         return self.start is not None and not self.start.left
 
 
@@ -150,7 +154,7 @@ class Reservations:
             request_bundles(self._shape.bundles() * (self._held + count))
             without = self._without()
             for each in [each for each in self._open if each.member is None]:
-                if each.without != without:
+                if each.without != without and not each.placed:
                     each.close()
                     self._open.remove(each)
             self._want(count, deadline)
