@@ -138,6 +138,16 @@ def test_a_broken_entry_point_is_a_finding(
     assert "state='missing'" in finding
 
 
+def test_a_setting_of_a_broken_kind_is_refused_with_the_reason(site: Path) -> None:
+    (site / "moorage_slurm.py").unlink()
+    program = f"import sys\nsys.stderr = sys.stdout\n{LIGHT}".replace(
+        '{"HOME": "/h"}', '{"HOME": "/h", "MOORAGE_SLURM_PARTITION": "gpu"}'
+    )
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run(program, site)
+    assert "the backend slurm, which may have it, cannot be loaded" in caught.value.stdout
+
+
 @pytest.mark.heavy  # It starts a daemon.
 def test_a_server_starts_beside_a_broken_entry_point(site: Path) -> None:
     (site / "moorage_slurm.py").unlink()

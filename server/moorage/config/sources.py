@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.backends.registry import BrokenKind, kinds
 from moorage.config.kinds import TOKENS, URL
 from moorage.setting_kinds import PREFIX, Setting
 
@@ -191,6 +192,10 @@ def from_file(known: Mapping[str, Setting], file: Path) -> Given:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
+    for kind in kinds().values():
+        own = name.lower().removeprefix(PREFIX.lower()).startswith(f"{kind.name}_")
+        if own and isinstance(kind, BrokenKind):
+            return f"the backend {kind.name}, which may have it, cannot be loaded: {kind.reason}"
     (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
     return f"there is no such setting; the nearest is {nearest}"
 
