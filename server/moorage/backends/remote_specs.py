@@ -4,7 +4,7 @@ See `specs` for those of one machine, and `spec_documents` for all of them as JS
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pydantic
 
@@ -45,7 +45,7 @@ class RayActorResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "ray_actor"
+    category: str = "ray_actor"
 
     actor_cls_path: str = ""
     init_args: list[Any] = field(default_factory=list[Any])
@@ -62,7 +62,7 @@ class RayActorResourceSpec(BaseResourceSpec):
 class RayJobResourceSpec(ProcessResourceSpec):
     """A command that calls `ray.init()`: its tasks and actors get what the lease holds, no more."""
 
-    category: ClassVar[str] = "job"
+    category: str = "job"
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class PodResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "pod"
+    category: str = "pod"
 
     image: str = ""
     command: Command | None = None
@@ -112,7 +112,7 @@ class PodResourceSpec(BaseResourceSpec):
 class JobResourceSpec(PodResourceSpec):
     """A pod that a Job of Kubernetes makes, once; a failure is the lease's to start again."""
 
-    category: ClassVar[str] = "job"
+    category: str = "job"
 
 
 @dataclass(kw_only=True)
@@ -124,7 +124,7 @@ class PodServiceResourceSpec(PodResourceSpec):
 
     """
 
-    category: ClassVar[str] = "service"
+    category: str = "service"
 
     port: Port = 8000
 
@@ -159,7 +159,7 @@ class InstanceResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "instance"
+    category: str = "instance"
 
     instance_type: Name | None = None
     gpus: Count = 0
