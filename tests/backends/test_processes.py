@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -290,6 +291,47 @@ async def test_a_limit_that_is_none_is_refused_by_name(backend, limits, field):
     await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     with pytest.raises(UnsupportedSpecError, match=f"^{field}: expected"):
         await backend.control("a", limits)
+
+
+def may_raise() -> bool:
+    """Return whether this process may raise every limit: CAP_SYS_RESOURCE."""
+    status = Path("/proc/self/status").read_text()
+    return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> 24 & 1)
+
+
+def data_limits(folder: Path) -> tuple[int, int]:
+    """Return the limits of data of a workload's command, soft and hard, in MiB."""
+    limits = resource.prlimit(int(starts(folder)[0]), resource.RLIMIT_DATA)
+    return limits[0] >> 20, limits[1] >> 20
+
+
+async def test_a_limit_of_memory_that_was_lowered_can_be_raised_again(backend, tmp_path):
+    spec = noting(tmp_path, "exec sleep 1000")
+    spec.mem_limit = "512m"
+    await backend.start(Order("a", spec))
+    await started(tmp_path, 1)
+    for mib in (512, 256, 512, 1024):
+        await backend.control("a", {"mem_limit": f"{mib}m"})
+        assert data_limits(tmp_path)[0] == mib
+        done = await backend.execute("a", ("bash", "-c", "sleep 0.2; ulimit -S -d"))
+        assert int(done.output) >> 10 == mib
+
+
+async def test_a_limit_that_the_system_refuses_is_said_with_its_reason(backend, tmp_path):
+    spec = noting(tmp_path, f"ulimit -S -d {128 << 10}; ulimit -H -d {512 << 10}; exec sleep 1000")
+    spec.mem_limit = "256m"
+    await backend.start(Order("a", spec))
+    await started(tmp_path, 1)
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while data_limits(tmp_path) != (128, 512):  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.02)  # A process does not report its limits.
+    reason = r"mem_limit: the system refuses 1024 MiB .* hard limit of 512 MiB .* not permitted"
+    may = contextlib.nullcontext() if may_raise() else pytest.raises(BackendError, match=reason)
+    with may:
+        await backend.control("a", {"mem_limit": "1g", "cpu_count": 1})
+    assert data_limits(tmp_path) == ((1024, 1024) if may_raise() else (128, 512))
+    await backend.control("a", {"mem_limit": "512m"})
+    assert data_limits(tmp_path)[0] == 512
 
 
 async def test_a_service_may_listen_on_ipv6(backend):

@@ -46,7 +46,7 @@ PROCESS = {"command": ["true"]}
         ({**PROCESS, "start_timeout": 0}, "start_timeout", "a number greater than 0"),
         ({**PROCESS, "max_global_num": 0}, "max_global_num", "greater than or equal to 1"),
         ({**PROCESS, "extra": None}, "extra", "a valid dictionary"),
-        ({**PROCESS, "shoes": 2}, "shoes", "one of the fields of process: command"),
+        ({**PROCESS, "shoes": 2}, "shoes", "one of the fields of process: category, command"),
     ],
 )
 def test_what_a_process_cannot_be_is_refused_by_field(document, path, expected):

@@ -12,13 +12,19 @@ from typing import Any
 
 import pytest
 
+from moorage.backends.kubernetes.specs import PodServiceResourceSpec
 from moorage.backends.memory.backend import MemoryBackend
+from moorage.backends.ray.specs import RayJobResourceSpec
+from moorage.backends.spec_documents import SPECS, pool_key
 from moorage.backends.specs import (
+    ContainerResourceSpec,
     LocalEnvResourceSpec,
     MemoryResourceSpec,
     ProcessResourceSpec,
     Readiness,
     ServiceResourceSpec,
+    SpecError,
+    VLLMModelResourceSpec,
 )
 from moorage.resources import (
     BackendError,
@@ -662,3 +668,84 @@ async def test_an_object_of_ones_own_process_is_a_resource():
     with pytest.raises(BackendError, match=r"no\.such\.Thing was not made"):
         await ResourceEngine.acquire("b", missing)
     await ResourceEngine.close()
+
+
+@pytest.mark.parametrize("kind", [*SPECS.values(), PodServiceResourceSpec, RayJobResourceSpec])
+def test_every_spec_takes_its_category_and_refuses_that_of_another_kind(kind):
+    needs: dict[str, Any] = {"command": ["x"]} if issubclass(kind, ProcessResourceSpec) else {}
+    needs |= {"model_name_or_path": "m"} if kind is VLLMModelResourceSpec else {}
+    assert pool_key(kind(category=kind.category, **needs), "b") == pool_key(kind(**needs), "b")
+    other = "vllm" if kind.category != "vllm" else "container"
+    with pytest.raises(SpecError, match=f"category: expected {kind.category} or one of your own"):
+        kind(category=other, **needs)
+    with pytest.raises(SpecError, match="category: "):
+        kind(category=7, **needs)
+
+
+def test_a_category_that_is_no_field_is_that_of_the_class():
+    class Plain(ContainerResourceSpec):
+        category = "plain"
+
+    assert Plain(image="x").category == "plain"
+    assert ContainerResourceSpec(image="x", category="plain").category == "plain"
+
+
+async def test_a_category_of_ones_own_has_a_runner_of_ones_own(engine, workshop):
+    spec = ContainerResourceSpec(category="python_env", image="python:3")
+    with pytest.raises(ValueError, match=r"no runner for the category 'python_env' at .*register"):
+        await ResourceEngine.acquire("a", spec)
+    assert await ResourceEngine.monitor() == {}
+    own = Workshop()
+    engine.register("python_env", own)
+    thing = await engine.acquire("a", spec)
+    assert (own.made, workshop.made) == ([thing], [])
+    assert next(iter(await engine.monitor())).startswith("python_env:python:3|local|")
+    assert await engine.acquire("b", spec, "workshop") is workshop.made[0], "at its own backend"
+    await engine.end("a")
+    assert own.alive == 0
+
+
+async def test_a_runner_that_is_registered_with_the_class_is_everywhere(workshop):
+    ResourceEngine.register("python_env", workshop)
+    try:
+        spec = ContainerResourceSpec(category="python_env", image="python:3")
+        assert await ResourceEngine.acquire("a", spec) is workshop.made[0]
+        await ResourceEngine.close()
+    finally:
+        del ResourceEngine.shared()._categories["python_env", "local"]
+
+
+@pytest.mark.parametrize(
+    ("category", "runner", "reason"),
+    [("container", Workshop(), "'container' is Moorage's"), ("x", object(), "Runner")],
+)
+def test_what_cannot_be_registered_is_refused(category, runner, reason):
+    with pytest.raises((ValueError, TypeError), match=reason):
+        ResourceEngine({}).register(category, runner)
+
+
+async def test_start_passes_keywords_to_the_runner_or_names_the_unknown(engine):
+    class Choosy(Workshop):
+        async def start_resource(self, spec, resource_id=None, timeout=None, *, paint="none"):  # noqa: ASYNC109  # As above.
+            thing = await super().start_resource(spec, resource_id, timeout)
+            thing.paint = paint
+            return thing
+
+    choosy = Choosy()
+    engine.register("painted", choosy)
+    spec = Spec(category="painted")
+    with pytest.raises(
+        TypeError,
+        match=r"the runner of workshop knows no argument 'glaze'; it knows: timeout, paint",
+    ):
+        await engine.start(spec, paint="blue", glaze=True)
+    assert await engine.monitor() == {}
+    await engine.start(spec, size=2, paint="blue", timeout=5)
+    assert [each.paint for each in choosy.made] == ["blue", "blue"]
+    with pytest.raises(TypeError, match=r"workshop knows no argument 'resource_id'"):
+        await engine.start(Spec(), resource_id="mine")
+
+
+async def test_keywords_of_start_are_named_by_what_is_built_in():
+    with pytest.raises(TypeError, match="the runner of local knows no argument 'colour'"):
+        await ResourceEngine.start(ProcessResourceSpec(command=["sleep", "1"]), colour="red")

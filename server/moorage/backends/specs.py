@@ -38,6 +38,7 @@ from moorage.backends.spec_fields import (
 )
 
 __all__ = [
+    "BUILT_IN",
     "APIModelResourceSpec",
     "BaseResourceSpec",
     "ContainerResourceSpec",
@@ -54,6 +55,9 @@ __all__ = [
 _STRICT: Final = pydantic.ConfigDict(
     extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
 )
+
+BUILT_IN: Final[set[str]] = set()
+"""The categories that are Moorage's own."""
 
 
 class SpecError(ValueError):
@@ -76,6 +80,7 @@ class BaseResourceSpec:
     """What every spec has.
 
     Args:
+        category: The kind's own; or one of the user's, which has a runner of its own.
         max_global_num: Most resources of this spec and backend at a time, free ones and those
             being made included; None for no limit.
         extra: Anything else a backend or its runner understands.
@@ -83,7 +88,7 @@ class BaseResourceSpec:
     """
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
-    category: ClassVar[str] = "resource"
+    category: str = "resource"
 
     max_global_num: Annotated[int, pydantic.Field(ge=1)] | None = None
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -100,6 +105,16 @@ class BaseResourceSpec:
                 setattr(self, name, reader.validate_python(getattr(self, name)))
             except pydantic.ValidationError as error:
                 raise _spec_error(name, error) from error
+        own = type(self).category
+        if self.category == type(self).__dataclass_fields__["category"].default:
+            self.category = own  # A class may say it without a field.
+        elif self.category != own and (not self.category or self.category in BUILT_IN):
+            raise SpecError("category", f"{own} or one of your own")
+
+    def __init_subclass__(cls) -> None:
+        """Note the kinds that are Moorage's own."""
+        if cls.__module__.startswith("moorage."):
+            BUILT_IN.add(cls.category)
 
     @property
     def limit_seconds(self) -> float | None:
@@ -155,7 +170,7 @@ class ProcessResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "process"
+    category: str = "process"
 
     command: Command = field(default_factory=list[str])
     workdir: Folder | None = None
@@ -185,7 +200,7 @@ class ServiceResourceSpec(ProcessResourceSpec):
 
     """
 
-    category: ClassVar[str] = "service"
+    category: str = "service"
 
     port: FreePort = 0
     host: Name = "127.0.0.1"
@@ -211,7 +226,7 @@ class VLLMModelResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "vllm"
+    category: str = "vllm"
 
     model_name_or_path: Name = ""
     tensor_parallel_size: Copies = 1
@@ -277,7 +292,7 @@ class ContainerResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "container"
+    category: str = "container"
 
     image: Name | None = None
     cpu_count: Cpus | None = None
@@ -315,7 +330,7 @@ class APIModelResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "api_model"
+    category: str = "api_model"
 
     model_name_or_path: str = ""
     port: Port | None = None
@@ -347,7 +362,7 @@ class LocalEnvResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "local_env"
+    category: str = "local_env"
 
     env_cls_path: str = ""
     init_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -376,7 +391,7 @@ class MemoryResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "memory"
+    category: str = "memory"
 
     name: str = "default"
     start_seconds: MemoryDelay = 0.0

@@ -10,10 +10,11 @@ what the return values say. The laws, which `check` asserts:
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from moorage.backends.specs import BaseResourceSpec
 from moorage.resources.resources import BaseResource, Runner
@@ -43,6 +44,7 @@ class ResourceClaim:
         pool: Where from.
         timeout_seconds: For the backend's start.
         loop: Where its resource is made: the first caller's.
+        options: What its runner is told beside the spec.
         stage: How far it is.
         callers: How many wait for it now.
         taken: A caller has the resource.
@@ -61,6 +63,7 @@ class ResourceClaim:
     pool: "SpecPool"
     timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stage: ClaimStage = ClaimStage.WAITING
     callers: int = 0
     taken: bool = False

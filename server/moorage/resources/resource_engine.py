@@ -10,16 +10,17 @@ docs/reference/resource-engine.md, "Methods" and "Decisions".
 
 import functools
 import importlib.util
+import inspect
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from moorage.backends.spec_documents import pool_key
-from moorage.backends.specs import BaseResourceSpec
+from moorage.backends.specs import BUILT_IN, BaseResourceSpec
 from moorage.extras import install_command
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
-from moorage.resources.runners import default_runners
+from moorage.resources.runners import LazyRunner, default_runners
 from moorage.resources.store import ResourceStore
 
 __all__ = ["ResourceEngine"]
@@ -31,16 +32,14 @@ _T = TypeVar("_T")
 class _OnClassToo(Generic[_P, _T]):
     """A method that works on an instance, and on the class for the shared instance."""
 
-    def __init__(
-        self, method: Callable[Concatenate["ResourceEngine", _P], Coroutine[Any, Any, _T]]
-    ) -> None:
+    def __init__(self, method: Callable[Concatenate["ResourceEngine", _P], _T]) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # For its docstring.
         self._method = method
 
     def __get__(
         self, instance: "ResourceEngine | None", owner: type["ResourceEngine"]
-    ) -> Callable[_P, Coroutine[Any, Any, _T]]:
-        bound: Callable[_P, Coroutine[Any, Any, _T]] = self._method.__get__(
+    ) -> Callable[_P, _T]:
+        bound: Callable[_P, _T] = self._method.__get__(
             owner.shared() if instance is None else instance
         )
         return bound
@@ -60,6 +59,7 @@ class ResourceEngine:
 
     def __init__(self, runners: Mapping[str, Runner] | None = None) -> None:
         self._own_runners = runners
+        self._categories: dict[tuple[str, str], Runner] = {}
         self._store = ResourceStore()
 
     @classmethod
@@ -97,21 +97,21 @@ class ResourceEngine:
             spec: What to make.
             size: How many shall be free.
             backend: Where.
-            **kwargs: `timeout`, in seconds, for the backend's start of each.
+            **kwargs: `timeout`, in seconds, for the backend's start of each; the others are the
+                runner's own.
 
         Raises:
             ValueError: There is no such backend, or an argument is not what it must be.
-            TypeError: There is no such argument, or `spec` is none.
+            TypeError: The runner knows no such argument, or `spec` is none.
             EngineError: One could not be made. Those that could are free.
             TimeoutError: Nor could one in time.
 
         """
         limit = kwargs.pop("timeout", None)
-        if kwargs:
-            raise TypeError(f"start() knows no argument {', '.join(sorted(kwargs))!r}")
         _check(spec, size=size, timeout=limit)
-        runner = self._runner(backend)
-        wanted, made = await self._store.stock(spec, backend, runner, size, limit)
+        runner = self._runner(backend, spec)
+        _check_options(runner, kwargs)
+        wanted, made = await self._store.stock(spec, backend, runner, size, limit, kwargs)
         if made < wanted:
             key = pool_key(spec, backend)
             reason = f"{key}: {wanted} more wanted, {made} made: max_global_num is reached"
@@ -153,7 +153,7 @@ class ResourceEngine:
             id,
             spec,
             backend,
-            self._runner(backend),
+            self._runner(backend, spec),
             timeout_seconds=timeout,
             wait_seconds=wait_timeout,
         )
@@ -229,7 +229,32 @@ class ResourceEngine:
         """
         await self._store.close()
 
-    def _runner(self, backend: str) -> Runner:
+    @_OnClassToo
+    def register(self, /, category: str, runner: Runner, backend: str = "local") -> None:
+        """Have specs of a category of one's own made by a runner of one's own.
+
+        Args:
+            category: What such specs are made with, as `ContainerResourceSpec(category=…)`.
+            runner: Who makes and ends their resources.
+            backend: Where; each has its own.
+
+        Raises:
+            ValueError: The category is one of Moorage's own.
+            TypeError: The runner is none.
+
+        """
+        if not category or category in BUILT_IN:
+            raise ValueError(f"category: expected one of your own; {category!r} is Moorage's")
+        if not isinstance(runner, Runner):
+            raise TypeError(f"runner: expected a Runner, not {type(runner).__name__}")
+        self._categories[category, backend] = runner
+
+    def _runner(self, backend: str, spec: BaseResourceSpec) -> Runner:
+        known = self._categories
+        if self._own_runners is None:
+            known = {**self.shared()._categories, **known}  # noqa: SLF001  # Of this class.
+        if own := known.get((spec.category, backend)):
+            return own
         runners = self._runners if self._own_runners is None else self._own_runners
         runner = runners.get(backend)
         if runner is None:
@@ -237,7 +262,23 @@ class ResourceEngine:
             raise ValueError(
                 f"there is no backend {backend!r} here; available: {names}{_remedy(backend)}"
             )
+        if isinstance(runner, LazyRunner) and spec.category != type(spec).category:
+            how = f"ResourceEngine.register({spec.category!r}, runner, {backend!r})"
+            reason = f"there is no runner for the category {spec.category!r} at {backend}"
+            raise ValueError(f"{reason}; name one with {how}")
         return runner
+
+
+def _check_options(runner: Runner, options: Mapping[str, Any]) -> None:
+    """Refuse a keyword that the runner does not know."""
+    _, _, *known = inspect.signature(runner.start_resource).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in known):
+        return
+    names = [each.name for each in known]
+    for name in options:
+        if name not in names:
+            reason = f"the runner of {runner.name} knows no argument {name!r}"
+            raise TypeError(f"{reason}; it knows: {', '.join(names)}")
 
 
 def _remedy(backend: str) -> str:

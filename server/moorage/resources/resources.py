@@ -141,7 +141,8 @@ class Runner(Protocol):
     ) -> BaseResource:
         """Make a resource and wait until it is ready, at most `timeout` seconds.
 
-        Cancelled, or failing, it leaves nothing behind.
+        Cancelled, or failing, it leaves nothing behind. A runner may have further arguments of its
+        own, which `ResourceEngine.start` passes on.
 
         Raises:
             TimeoutError: It was not ready in time.

@@ -7,7 +7,7 @@ its caller; nothing is awaited under the lock.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ class ResourceStore:
         runner: Runner,
         size: int,
         timeout_seconds: float | None,
+        options: Mapping[str, Any],
     ) -> tuple[int, int]:
         """Make resources until `size` are free, or the pool is full.
 
@@ -67,7 +68,9 @@ class ResourceStore:
             wanted = max(0, size - len(pool.free) - pool.stocking)
             made = wanted if pool.room is None else min(wanted, pool.room)
             claims = [
-                ResourceClaim(None, pool, timeout_seconds, loop, release_at_once=True)
+                ResourceClaim(
+                    None, pool, timeout_seconds, loop, options=options, release_at_once=True
+                )
                 for _ in range(made)
             ]
             for claim in claims:
@@ -264,7 +267,7 @@ class ResourceStore:
             claim.spoiled = True
             await finished(_discard(claim, warm))
         return await pool.runner.start_resource(
-            pool.spec, resource_id=claim.id, timeout=claim.timeout_seconds
+            pool.spec, resource_id=claim.id, timeout=claim.timeout_seconds, **claim.options
         )
 
     async def _made(self, claim: ResourceClaim, resource: BaseResource) -> None:

@@ -1,7 +1,7 @@
 """What the backend `aws` starts."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import pydantic
 
@@ -43,7 +43,7 @@ class InstanceResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "instance"
+    category: str = "instance"
 
     instance_type: Name | None = None
     gpus: Count = 0

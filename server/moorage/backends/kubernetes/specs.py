@@ -1,7 +1,7 @@
 """What the backend `kubernetes` starts."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from moorage.backends.spec_fields import (
     Command,
@@ -40,7 +40,7 @@ class PodResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "pod"
+    category: str = "pod"
 
     image: str = ""
     command: Command | None = None
@@ -66,7 +66,7 @@ class PodResourceSpec(BaseResourceSpec):
 class JobResourceSpec(PodResourceSpec):
     """A pod that a Job of Kubernetes makes, once; a failure is the lease's to start again."""
 
-    category: ClassVar[str] = "job"
+    category: str = "job"
 
 
 @dataclass(kw_only=True)
@@ -78,6 +78,6 @@ class PodServiceResourceSpec(PodResourceSpec):
 
     """
 
-    category: ClassVar[str] = "service"
+    category: str = "service"
 
     port: Port = 8000

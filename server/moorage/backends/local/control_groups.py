@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from moorage.backends.base import BackendError
 from moorage.backends.local.marks import until_gone
 
 DELEGATED: Final = ("user.delegate", "trusted.delegate")
@@ -114,9 +115,19 @@ def membership(group: str) -> Iterator[int | None]:
 
 
 def bound(group: str, memory_bytes: int) -> None:
-    """Bound the memory of a workload's group, if it has one that can."""
-    with contextlib.suppress(OSError):
-        Path(group, "memory.max").write_text(str(memory_bytes))
+    """Bound the memory of a workload's group, if it has one that can.
+
+    Raises:
+        BackendError: The kernel refuses it, and why.
+
+    """
+    limit = Path(group, "memory.max")
+    if group and limit.exists():
+        try:
+            limit.write_text(str(memory_bytes))
+        except OSError as error:
+            reason = f"mem_limit: the system refuses {memory_bytes >> 20} MiB to its group"
+            raise BackendError(f"{reason}: {limit}: {error.strerror}") from error
 
 
 def _bases() -> Iterator[Path]:

@@ -134,8 +134,13 @@ class Devices:
                 return {}
             return {} if named == held else _visible(named)
 
-    def resize(self, workload: str, cpu_count: float) -> DeviceBinding:
-        """Choose again how many processors a workload is bound to; all or nothing.
+    def cpu_count(self, workload: str) -> float | None:
+        """Return how many processors a workload is bound to; None for any."""
+        with self._lock:
+            return DeviceBinding(self._held.get(workload, {})).cpu_count or None
+
+    def resize(self, workload: str, cpu_count: float | None) -> DeviceBinding:
+        """Choose again how many processors a workload is bound to, None for any; all or nothing.
 
         Raises:
             UnsupportedSpecError: This machine has fewer.

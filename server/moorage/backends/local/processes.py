@@ -37,6 +37,7 @@ from moorage.backends.local import (
     orders,
     readiness,
     supervision,
+    supervisor,
     workload_store,
 )
 from moorage.backends.local.confinement import Confinement
@@ -193,11 +194,13 @@ class Processes(LocalWorkloads):
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
     ) -> Mapping[str, Any]:
         """Bind and bound a process and all it started; see `LocalWorkloads`."""
-        supervisor = workload_store.holder(self._store.folder(workload))
-        for pid in marks.below(() if supervisor is None else (supervisor,)):
-            _bound(pid, grant.cpus if grant else (), memory_bytes)
+        holder = workload_store.holder(self._store.folder(workload))
+        pids = list(marks.below(() if holder is None else (holder,)))
         if memory_bytes is not None:
+            _bound_all(pids, memory_bytes)
             control_groups.bound(self._order(workload).get("group", ""), memory_bytes)
+        for pid in pids:
+            _bound(pid, grant.cpus if grant else (), None)
         noted = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         return noted if grant is None else {**noted, "cpus": grant.cpus, "devices": grant.rows}
 
@@ -409,6 +412,26 @@ class Processes(LocalWorkloads):
         return os.fspath(self._store.folder(workload).absolute())
 
 
+def _bound_all(pids: Collection[int], memory_bytes: int) -> None:
+    """Bound the memory of processes, all or none.
+
+    Raises:
+        BackendError: The system refuses it, and why.
+
+    """
+    before: dict[int, tuple[int, int]] = {}
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                before[pid] = resource.prlimit(pid, resource.RLIMIT_DATA)
+                supervisor.bound_data(pid, memory_bytes)
+    except OSError as error:
+        for pid, limits in before.items():
+            with contextlib.suppress(OSError):  # It has ended, or was not changed.
+                resource.prlimit(pid, resource.RLIMIT_DATA, limits)
+        raise BackendError(str(error)) from error
+
+
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
     """Bind all threads of a process to processors, if any, and bound its memory, if so.
 
@@ -416,7 +439,7 @@ def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
     """
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         if memory_bytes is not None:
-            resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+            supervisor.bound_data(pid, memory_bytes)
         for thread in Path(f"/proc/{pid}/task").iterdir() if cpus else ():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cpus)

@@ -170,7 +170,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
             if order["cpus"]:
                 os.sched_setaffinity(0, order["cpus"])
             if order["memory_bytes"]:
-                resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
+                bound_data(0, order["memory_bytes"])
             if confinement is not None:
                 confinement.confine(order["way"], order["hidden"], work, signals=False)
             become(order, order["workdir"] or work)
@@ -190,6 +190,22 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
         code = int(first)
         raise OSError(code, os.strerror(code) if code else reason)
     return child
+
+
+def bound_data(pid: int, size: int) -> None:
+    """Bound the memory of one process, 0 is the calling one; OSError says why not.
+
+    Its hard limit stays where it can: a caller that may not raise hard limits can then raise the
+    soft one again.
+    """
+    hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
+    wide = hard == resource.RLIM_INFINITY or hard >= size
+    try:
+        resource.prlimit(pid, resource.RLIMIT_DATA, (size, hard if wide else size))
+    except PermissionError as error:
+        who = f"process {pid or os.getpid()}, whose hard limit of {hard >> 20} MiB stays"
+        reason = f"the system refuses {size >> 20} MiB to {who}: {os.strerror(errno.EPERM)}"
+        raise OSError(f"mem_limit: {reason}") from error
 
 
 def detach(output: int, written: int) -> None:

@@ -98,7 +98,7 @@ class LocalWorkloads(abc.ABC):
         if unknown := limits.keys() - LIMITS:
             names = ", ".join(sorted(unknown))
             raise UnsupportedSpecError(f"a {self.noun} has no limit named {names}")
-        grant = size = None
+        grant = size = before = None
         try:
             if "mem_limit" in limits:
                 size = memory_bytes(limits["mem_limit"])
@@ -106,11 +106,23 @@ class LocalWorkloads(abc.ABC):
             raise UnsupportedSpecError(f"mem_limit: {error}") from error
         try:
             if "cpu_count" in limits:
+                before = self._devices.cpu_count(workload)
                 grant = self._devices.resize(workload, float(limits["cpu_count"]))
         except (ValueError, TypeError) as error:
             reason = f"cpu_count: expected a number above 0, not {limits['cpu_count']!r}"
             raise UnsupportedSpecError(reason) from error
-        noted = await finished(asyncio.to_thread(self._limit, workload, size, grant))
+        try:
+            noted = await finished(asyncio.to_thread(self._limit, workload, size, grant))
+        except BackendError:
+            if grant is not None:  # All or none.
+                again = self._devices.resize(workload, before)
+                noted = self._limit(workload, None, again) if again.cpus else {}
+                self._note(workload, order, noted)
+            raise
+        self._note(workload, order, noted)
+
+    def _note(self, workload: str, order: Mapping[str, Any], noted: Mapping[str, Any]) -> None:
+        """Write down what changed of an order."""
         if noted:
             workload_store.write(self._store.folder(workload) / "order.json", {**order, **noted})
 

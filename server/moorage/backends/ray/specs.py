@@ -1,7 +1,7 @@
 """What the backend `ray` starts beside what all do."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec
 
@@ -20,7 +20,7 @@ class RayActorResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "ray_actor"
+    category: str = "ray_actor"
 
     actor_cls_path: str = ""
     init_args: list[Any] = field(default_factory=list[Any])
@@ -37,4 +37,4 @@ class RayActorResourceSpec(BaseResourceSpec):
 class RayJobResourceSpec(ProcessResourceSpec):
     """A command that calls `ray.init()`: its tasks and actors get what the lease holds, no more."""
 
-    category: ClassVar[str] = "job"
+    category: str = "job"
