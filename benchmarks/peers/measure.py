@@ -19,6 +19,8 @@ from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, Session
 from moorage.bench.processor_time import spent
 from moorage.lab.errors import CommandError
 
+SINGLES: Final = 500
+REQUESTS: Final = 5_000
 WAKES: Final = 30
 PARK_SECONDS: Final = 0.05
 STEP_SECONDS_MAX: Final = 240.0
@@ -47,9 +49,15 @@ class Figures(msgspec.Struct, frozen=True):
 class Extent:
     """How much is done: placements one by one, in the closed loop, and wakes."""
 
-    singles: int = 500
-    requests: int = 5_000
-    wakes: int = WAKES
+    singles: int
+    requests: int
+    wakes: int
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> "Extent":
+        """Return what fits a fleet: all of it where it has 6,212 GPUs, else in proportion."""
+        gpus = sum(node.gpus for node in nodes)
+        return cls(min(SINGLES, gpus // 12), min(REQUESTS, gpus * 4 // 5), min(WAKES, gpus // 3))
 
 
 async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
