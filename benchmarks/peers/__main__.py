@@ -55,7 +55,7 @@ def compare(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure Moorage beside others. Installs nothing; says of what is missing how to install it."""
+    """Measure Moorage beside others. Installs nothing, but says how to."""
     console = Console(stderr=True, quiet=as_json, highlight=False)
     with command_errors():
         chosen = _chosen(names or list(PEERS))
@@ -69,8 +69,8 @@ def compare(
         for number in range(rounds):
             console.print(f"round {number + 1} of {rounds}")
             _round(report, chosen, fleet, console)
-        if keep_it:
-            keep(report)
+            if keep_it:  # After each, so that a run that is stopped leaves what it has.
+                keep(report)
     if as_json:
         display.print_json(report)
     else:

@@ -34,7 +34,9 @@ class _Session:
 
 @contextlib.asynccontextmanager
 async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
-    from distributed import Client, Semaphore  # noqa: PLC0415  # This peer's alone.
+    import distributed  # noqa: PLC0415  # This peer's alone.
+
+    dask: Any = distributed  # Its classes have no types.
 
     port = free_port()
     where = ["--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-show"]
@@ -42,10 +44,10 @@ async def _run(nodes: Nodes) -> AsyncIterator[_Session]:
     with folder() as home:
         async with (
             program(command, port, home / "log") as pid,
-            Client(f"tcp://127.0.0.1:{port}", asynchronous=True) as client,
+            dask.Client(f"tcp://127.0.0.1:{port}", asynchronous=True) as client,
         ):
             count = sum(node.gpus for node in nodes)
-            semaphore = Semaphore(
+            semaphore = dask.Semaphore(
                 max_leases=count, name="gpus", scheduler_rpc=client.scheduler, loop=client.loop
             )
             await semaphore

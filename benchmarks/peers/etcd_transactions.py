@@ -74,7 +74,11 @@ class _Session:
 
         def calls(path: str) -> Callable[[bytes], Any]:
             turns: Iterator[Any] = itertools.cycle(each.unary_unary(path) for each in channels)
-            return lambda message: next(turns)(message)
+
+            def call(message: bytes) -> Any:
+                return next(turns)(message)
+
+            return call
 
         self._grant = calls("/etcdserverpb.Lease/LeaseGrant")
         self._revoke = calls("/etcdserverpb.Lease/LeaseRevoke")

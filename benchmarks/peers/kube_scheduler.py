@@ -63,11 +63,16 @@ class _Session:
             raise CommandError(f"no pod: {answer.text[:500]}")
 
     async def watch(self, watching: asyncio.Event) -> None:
+        """Follow the pods; a watch that the server ends, as it may, begins with all of them."""
         query = {"watch": "true"}
-        async with self._client.stream("GET", _PODS, params=query, timeout=None) as stream:
-            watching.set()
-            async for line in stream.aiter_lines():
-                self._see(json.loads(line)["object"])
+        while True:
+            async with self._client.stream("GET", _PODS, params=query, timeout=None) as stream:
+                watching.set()
+                async for line in stream.aiter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        break
+                    self._see(event["object"])
 
     def _see(self, pod: dict[str, Any]) -> None:
         name = pod["metadata"]["name"]

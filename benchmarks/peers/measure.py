@@ -129,7 +129,8 @@ async def _loop(session: Session, count: int, held: list[Booking]) -> float:
 
     async def work() -> None:
         for _ in turns:
-            held.append(await _placed(session))
+            booking = await _placed(session)
+            held.append(booking)
 
     started = time.perf_counter()
     async with asyncio.TaskGroup() as group:

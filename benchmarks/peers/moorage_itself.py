@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 
-
 from benchmarks.peers.servers import library
 from benchmarks.peers.session import CONNECTIONS, CPU_MILLI, MEMORY_MIB, Booking, Nodes, Peer
 from moorage.bench import replay
@@ -57,7 +56,7 @@ class _Session:
 
     async def _send(self, message: dict[str, Any]) -> dict[str, Any]:
         number = next(self._numbers)
-        reply = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._replies[number] = reply
         await next(self._sockets).send(_encode({**message, "id": number}), text=True)
         return await reply

@@ -50,9 +50,7 @@ async def server() -> AsyncIterator[tuple[int, Any, Any]]:
             become = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
         flags = ["-A", "trust", "-U", USER, "--no-locale", "-E", "UTF8", "--no-instructions"]
         command = [*become, init, "-D", str(data), *flags]
-        await asyncio.to_thread(
-            subprocess.run, command, check=True, capture_output=True, cwd="/"
-        )
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, cwd="/")
         where = ["-h", "127.0.0.1", "-p", str(port), "-k", str(home)]
         sizes = ["-c", "max_connections=100", "-c", "shared_buffers=256MB"]
         command = [*become, serve, "-D", str(data), *where, *sizes]
@@ -87,5 +85,3 @@ async def next_free(listener: Any, parked: asyncio.Event, place: Any) -> Any:
         return booking
     finally:
         await listener.remove_listener("freed", notice)
-
-

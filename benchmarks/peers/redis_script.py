@@ -45,16 +45,17 @@ class _Session:
 
     async def _booked(self, *gpu: bytes) -> Booking | None:
         now = int(time.time())
-        command = ("EVALSHA", self._book, 0, now, now + LEASE_SECONDS, *gpu)
-        answer: list[Any] | None = await next(self._connections).send(*command)
+        connection, until = next(self._connections), now + LEASE_SECONDS
+        answer: list[Any] | None = await connection.send("EVALSHA", self._book, 0, now, until, *gpu)
         if answer is None:
             return None
         node, _, number = answer[0].decode().partition(":")
         return Booking(answer, node, number)
 
     async def release(self, booking: Booking) -> None:
-        command = ("EVALSHA", self._release, 0, *booking.handle)
-        assert await next(self._connections).send(*command) == 1
+        gpu, fencing = booking.handle
+        connection = next(self._connections)
+        assert await connection.send("EVALSHA", self._release, 0, gpu, fencing) == 1
 
     async def wait(self, parked: asyncio.Event) -> Booking:
         moved = self._waiter.send("BLMOVE", "free", "moving", "LEFT", "RIGHT", 0)

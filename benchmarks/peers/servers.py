@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import tail
 
 READY_SECONDS_MAX: Final = 120.0
 STOP_SECONDS_MAX: Final = 20.0
@@ -66,7 +67,7 @@ async def _answers(child: "subprocess.Popen[bytes]", port: int, log: Path) -> No
     async with asyncio.timeout(READY_SECONDS_MAX):
         while True:
             if child.poll() is not None:
-                raise CommandError(f"{child.args!r} ended:\n{log.read_text(errors='replace')[-2000:]}")
+                raise CommandError(f"{child.args!r} ended:\n{tail(log)}")
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
             except OSError:
@@ -81,7 +82,7 @@ def found(name: str, *patterns: str) -> str | None:
     if path := shutil.which(name):
         return path
     paths = [each for pattern in patterns for each in Path("/").glob(pattern.lstrip("/"))]
-    return str(sorted(paths)[-1]) if paths else None
+    return str(max(paths)) if paths else None
 
 
 def version_of(path: str | None, *flags: str) -> str | None:
@@ -98,6 +99,7 @@ def version_of(path: str | None, *flags: str) -> str | None:
 def library(*names: str) -> str | None:
     """Return the version of the first of these Python packages, if all are installed."""
     try:
-        return [importlib.metadata.version(name) for name in names][0]
+        first, *_ = [importlib.metadata.version(name) for name in names]
     except importlib.metadata.PackageNotFoundError:
         return None
+    return first

@@ -75,7 +75,9 @@ def _scheduled(machines: Sequence[trace.TraceNode], count: int) -> dict[str, flo
         SchedulerPlane.run(Path(folder)) as plane,
     ):
         plane.create("/api/v1/nodes", map(node_of, machines))
-        plane.create("/api/v1/namespaces/default/pods", (pod_of(f"pod-{number}") for number in range(count)))
+        plane.create(
+            "/api/v1/namespaces/default/pods", (pod_of(f"pod-{number}") for number in range(count))
+        )
         with plane.scheduler():
             plane.until_bound(count)
         times = sorted(
