@@ -18,7 +18,7 @@ from benchmarks.peers import (
     redis_script,
 )
 from benchmarks.peers.measure import Extent, Figures, measure
-from benchmarks.peers.report import JSON_FILE, Report, Row, keep, machine, table, today
+from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
 from benchmarks.peers.session import Nodes, Peer
 from moorage.bench.grants import made_up_nodes
 from moorage.commands import display
@@ -59,7 +59,7 @@ def compare(
     console = Console(stderr=True, quiet=as_json, highlight=False)
     with command_errors():
         chosen = _chosen(names or list(PEERS))
-        report = Report(machine=machine())
+        report = PeersReport(machine=machine())
         for peer in list(chosen):
             if peer.version() is None:
                 chosen.remove(peer)
@@ -85,7 +85,7 @@ def _chosen(names: list[str]) -> list[Peer]:
     return [peer for peer in PEERS.values() if peer.name in names or peer.group in names]
 
 
-def _round(report: Report, chosen: list[Peer], fleet: Nodes, console: Console) -> None:
+def _round(report: PeersReport, chosen: list[Peer], fleet: Nodes, console: Console) -> None:
     """Run Moorage and then the peers of a group, group by group."""
     extent = Extent.of(fleet)
     for group in dict.fromkeys(peer.group for peer in chosen):

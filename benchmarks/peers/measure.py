@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, Session
+from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, PeerSession
 from moorage.bench.processor_time import spent
 from moorage.lab.errors import CommandError
 
@@ -107,7 +107,7 @@ def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:
         raise CommandError(f"{name} booked twice: {twice[:5]}")
 
 
-async def _singles(session: Session, count: int, held: list[Booking]) -> float:
+async def _singles(session: PeerSession, count: int, held: list[Booking]) -> float:
     taken: list[float] = []
     for _ in range(count):
         started = time.perf_counter()
@@ -116,14 +116,14 @@ async def _singles(session: Session, count: int, held: list[Booking]) -> float:
     return median(taken)
 
 
-async def _placed(session: Session) -> Booking:
+async def _placed(session: PeerSession) -> Booking:
     booking = await session.place()
     if booking is None:
         raise CommandError("a request was refused while GPUs are free")
     return booking
 
 
-async def _loop(session: Session, count: int, held: list[Booking]) -> float:
+async def _loop(session: PeerSession, count: int, held: list[Booking]) -> float:
     """Place `count` requests with a fixed number under way, and return how long it took."""
     turns = iter(range(count))
 
@@ -139,14 +139,14 @@ async def _loop(session: Session, count: int, held: list[Booking]) -> float:
     return time.perf_counter() - started
 
 
-async def _fill(session: Session, nodes: Nodes, held: list[Booking]) -> None:
+async def _fill(session: PeerSession, nodes: Nodes, held: list[Booking]) -> None:
     missing = sum(node.gpus for node in nodes) - len(held)
     await _loop(session, missing, held)
     if await session.place() is not None:
         raise CommandError("a request was granted although no GPU is free")
 
 
-async def _wakes(session: Session, count: int, held: list[Booking]) -> float:
+async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float:
     taken: list[float] = []
     for number in range(count):
         parked = asyncio.Event()
@@ -163,5 +163,5 @@ async def _wakes(session: Session, count: int, held: list[Booking]) -> float:
     return median(taken)
 
 
-def _spent(session: Session) -> float:
+def _spent(session: PeerSession) -> float:
     return sum(sum(spent(pid)) for pid in session.pids)

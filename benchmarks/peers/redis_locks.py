@@ -21,7 +21,7 @@ _RELEASE: Final = (
 
 class _Session:
     def __init__(
-        self, pid: int, connections: Sequence[redis_server.Connection], nodes: Nodes
+        self, pid: int, connections: Sequence[redis_server.RedisConnection], nodes: Nodes
     ) -> None:
         self.pids = [pid]
         self._connections = itertools.cycle(connections)

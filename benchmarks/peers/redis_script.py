@@ -33,7 +33,10 @@ return 1
 
 class _Session:
     def __init__(
-        self, pid: int, connections: Sequence[redis_server.Connection], scripts: Sequence[bytes]
+        self,
+        pid: int,
+        connections: Sequence[redis_server.RedisConnection],
+        scripts: Sequence[bytes],
     ) -> None:
         self.pids = [pid]
         *others, self._waiter = connections

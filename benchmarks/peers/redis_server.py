@@ -16,7 +16,7 @@ def version() -> str | None:
     return version_of(found("redis-server")) if library("hiredis") else None
 
 
-class Connection(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """A connection whose commands are answered in order."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def server() -> AsyncIterator[tuple[int, list[Connection]]]:
+async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
     """Run a server with an append-only file that is synced before it answers.
 
     Yields:
@@ -69,7 +69,7 @@ async def server() -> AsyncIterator[tuple[int, list[Connection]]]:
         async with program([path, *flags], port, data / "log") as pid:
             loop = asyncio.get_running_loop()
             connections = [
-                (await loop.create_connection(Connection, "127.0.0.1", port))[1]
+                (await loop.create_connection(RedisConnection, "127.0.0.1", port))[1]
                 for _ in range(CONNECTIONS + 1)
             ]
             try:

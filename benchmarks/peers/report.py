@@ -51,7 +51,7 @@ class Row(msgspec.Struct):
         return sorted(figure(ours) / figure(theirs) for ours, theirs in pairs)
 
 
-class Report(msgspec.Struct):
+class PeersReport(msgspec.Struct):
     """All of it: the machine, a row per peer, and how to install what was skipped."""
 
     machine: str
@@ -122,7 +122,7 @@ def table(rows: Iterable[Row]) -> Table:
     return made
 
 
-def markdown(report: Report) -> str:
+def markdown(report: PeersReport) -> str:
     """Return the table for the page."""
     lines = [f"Measured on: {report.machine}.\n", f"| {' | '.join((*HEADINGS, 'date'))} |"]
     lines.append("|---" * (len(HEADINGS) + 1) + "|")
@@ -130,12 +130,12 @@ def markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def kept() -> Report:
+def kept() -> PeersReport:
     """Return the report that is kept in the repository."""
-    return msgspec.json.decode((_ROOT / JSON_FILE).read_bytes(), type=Report)
+    return msgspec.json.decode((_ROOT / JSON_FILE).read_bytes(), type=PeersReport)
 
 
-def page(text: str, report: Report) -> str:
+def page(text: str, report: PeersReport) -> str:
     """Return a page with its table made from a report."""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -144,7 +144,7 @@ def page(text: str, report: Report) -> str:
     return f"{before}{begin}\n{markdown(report)}\n{end}{after}"
 
 
-def keep(report: Report) -> None:
+def keep(report: PeersReport) -> None:
     """Write a report in the place of the kept one, whose other peers stay, and its page."""
     path = _ROOT / JSON_FILE
     if path.exists():

@@ -34,7 +34,7 @@ class Booking(NamedTuple):
     device: str = ""
 
 
-class Session(Protocol):
+class PeerSession(Protocol):
     """A peer that runs, with a fleet in it and clients connected."""
 
     @property
@@ -81,7 +81,7 @@ class Peer:
     stores: str
     install: str
     version: Callable[[], str | None]
-    run: Callable[[Nodes], contextlib.AbstractAsyncContextManager[Session]]
+    run: Callable[[Nodes], contextlib.AbstractAsyncContextManager[PeerSession]]
 
 
 def devices(nodes: Nodes) -> list[tuple[str, str]]:
