@@ -162,3 +162,17 @@ async def test_a_closed_catalog_says_so(catalog):
     with pytest.raises(ServiceError) as refused:
         await catalog.search.matching(wanted())
     assert refused.value.code is Code.SHUTTING_DOWN
+
+
+async def test_queries_of_one_id_are_answered_as_all_others(catalog):
+    await catalog.clusters.create(cluster("12"))
+    for name, found in (("c2", ["c2"]), ("12", ["12"]), ("nobody", []), ("", [])):
+        for query in ({"id": name}, {"id": {"$in": [name]}}, {"id": {"$eq": name}}):
+            assert [each["id"] for each in await catalog.clusters.query(query)] == found
+            both = {"$and": [query, {"gpus.count": 2}]}
+            assert [each["id"] for each in await catalog.clusters.query(both)] == found
+    measured = await catalog.metrics.query({"clusterId": "nobody"})
+    assert [each["clusterId"] for each in measured] == ["nobody"]
+    assert await catalog.metrics.query({"id": "nobody"}) == []
+    await catalog.clusters.delete("c2")
+    assert await catalog.clusters.query({"id": "c2"}) == []

@@ -23,6 +23,7 @@ from moorage.query import (
     QueryError,
     nearest,
     restricted,
+    text_at,
 )
 
 __all__ = ["DocumentSearch", "refusal_of"]
@@ -103,11 +104,26 @@ class DocumentSearch:
 
     async def clusters(self, condition: Condition) -> list[str]:
         """Return the ids of the cluster documents that meet a condition, sorted."""
+        if (named := self._named(condition, "id", self._entries[0])) is not None:
+            return named
         return await self.run(lambda: self._indexes[0].matching(condition))
 
     async def metrics(self, condition: Condition) -> list[str]:
         """Return the ids of the metrics documents that meet a condition, sorted."""
+        if (named := self._named(condition, self._key, self._entries[1])) is not None:
+            return named
         return await self.run(lambda: self._indexes[1].matching(condition))
+
+    def _named(
+        self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
+    ) -> list[str] | None:
+        """Return what a condition finds that names one document, as policies ask in loops.
+
+        None where it is another one, which the thread has to look into.
+        """
+        name = text_at(condition, key)
+        entry = entries.get(name) if name and not self._closed else None
+        return [name] if entry is not None and entry.document.get(key) == name else None
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work in the thread, the indexes being as the documents are now.

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from moorage.query.bodies import COMPANIONS, Filter, MatchType, Search, parse_filter, parse_search
-from moorage.query.conditions import EVERYTHING, Condition, restricted
+from moorage.query.conditions import EVERYTHING, Condition, restricted, text_at
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import Predicate, evaluate, predicate
 from moorage.query.expressions import expression
@@ -48,6 +48,7 @@ __all__ = [
     "parse_search",
     "predicate",
     "restricted",
+    "text_at",
 ]
 
 _HOMES = {"DEFAULT_WEIGHTS": "ranking", "DocumentIndex": "index", "nearest": "ranking"}

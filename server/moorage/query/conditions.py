@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
+from moorage.query.values import number_in
+
 __all__ = [
     "EVERYTHING",
     "AllOf",
@@ -26,6 +28,7 @@ __all__ = [
     "Source",
     "TextPattern",
     "restricted",
+    "text_at",
 ]
 
 FoldName = Literal["count", "avg", "sum", "min", "max"]
@@ -127,6 +130,15 @@ Condition = Leaf | AllOf | AnyOf | Not
 
 EVERYTHING: Final = AllOf(())
 """The condition that every document meets."""
+
+
+def text_at(condition: Condition, path: str) -> str:
+    """Return the one text that a condition wants at a path; "" where it is another condition."""
+    if not isinstance(condition, Among) or condition.of != Path(path):
+        return ""
+    text = condition.values[0] if len(condition.values) == 1 else ""
+    # One that reads as a number equals numbers, too.
+    return text if isinstance(text, str) and number_in(text) is None else ""
 
 
 def restricted(condition: Condition, path: str, values: Iterable[str]) -> Condition:
