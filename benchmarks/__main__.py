@@ -26,7 +26,7 @@ from benchmarks.query import query
 from benchmarks.queue_costs import queue
 from benchmarks.slot_costs import slots
 from benchmarks.startup import startup
-from benchmarks.waiting import table as waiting_table
+from benchmarks.waiting import tables as waiting_tables
 from benchmarks.waiting import waiting
 from benchmarks.workflow import workflow
 from moorage.bench.grants import read_trace
@@ -176,12 +176,13 @@ def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    console = Console(soft_wrap=False, highlight=False)
-    tables = {"placement": _placement, "churn": churn_table, "waiting": waiting_table}
+    if "waiting" in report:
+        display.show(*waiting_tables(report.pop("waiting")))
+    tables = {"placement": _placement, "churn": churn_table}
     for name in tables.keys() & report.keys():
-        console.print(tables[name](report.pop(name)))
+        display.show(tables[name](report.pop(name)))
     if report:
-        console.print(display.figures(report))
+        display.show(display.figures(report))
 
 
 def _placement(figures: Mapping[str, Any]) -> Table:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from rich.console import Group
 from rich.table import Table
 
 from benchmarks.churn import HeldMilli
@@ -327,7 +326,7 @@ def _row(jobs: Sequence[Job], played: Played) -> dict[str, Any]:
     }
 
 
-def table(figures: Mapping[str, Any]) -> Group:
+def tables(figures: Mapping[str, Any]) -> tuple[Table, Table]:
     """Return the figures as tables: waits in days, mean / 90th percentile; errors of estimates."""
     rows = figures["table"]
     sizes = list(rows[0]["wait_mean_seconds"])
@@ -348,7 +347,7 @@ def table(figures: Mapping[str, Any]) -> Group:
         used, fair = f"{row['utilisation_percent']:.1f}", f"{row['fairness']:.2f}"
         lost = f"{row['lost_gpu_hours'] / 24:.0f}"
         made.add_row(row["order"], backfill, *waits, used, fair, lost)
-    return Group(made, _expectations(figures["expected"]))
+    return made, _expectations(figures["expected"])
 
 
 def _expectations(found: Mapping[str, Any]) -> Table:

@@ -17,11 +17,37 @@ from moorage.commands.demonstration import DemoOutcome
 from moorage.commands.findings import DoctorFinding
 from moorage.lab.errors import CommandError
 
+_UNBOUNDED = 10_000
+"""Columns of a terminal that no table needs."""
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
 
 def _console() -> Console:
     return Console(soft_wrap=False, highlight=False)
+
+
+def show(*tables: Table) -> None:
+    """Print tables; one that is too wide turns each of its rows into lines."""
+    console = _console()
+    for table in tables:
+        wide = console.options.update(width=_UNBOUNDED)
+        if console.measure(table, options=wide).maximum <= console.width:
+            console.print(table)
+        else:
+            _show_rows(console, table)
+
+
+def _show_rows(console: Console, table: Table) -> None:
+    """Print a line for each cell, and an empty one between rows."""
+    headings = [str(column.header) for column in table.columns]
+    made = Table(title=table.title, caption=table.caption, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for cells in zip(*(column.cells for column in table.columns), strict=True):
+        for heading, cell in zip(headings, cells, strict=True):
+            made.add_row(heading, cell)
+        made.add_section()
+    console.print(made)
 
 
 def print_json(value: Any) -> None:
@@ -108,8 +134,8 @@ def replay(options: replaying.Options, *, as_json: bool) -> None:
         f"{report['p50_ms']:.2f}",
         f"{report['p99_ms']:.2f}",
     )
+    show(table)
     console = _console()
-    console.print(table)
     for run in runs:
         refusals = ", ".join(f"{code}: {count}" for code, count in run.refusals.items())
         console.print(f"seed {run.seed} refused: {refusals or 'nothing'}")
@@ -127,7 +153,7 @@ def doctor(findings: Sequence[DoctorFinding], *, as_json: bool) -> None:
     for finding in findings:
         # `moorage[aws]` and paths with brackets are text, not markup.
         table.add_row(Text(finding.name), _MARKS[finding.state], Text(finding.detail))
-    _console().print(table)
+    show(table)
 
 
 def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_json: bool) -> None:
@@ -155,7 +181,7 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
     if as_json:
         print_json(report)
     else:
-        _console().print(figures(report))
+        show(figures(report))
 
 
 def figures(report: Mapping[str, Mapping[str, Any]]) -> Table:
