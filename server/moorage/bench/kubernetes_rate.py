@@ -74,8 +74,10 @@ def _scheduled(machines: Sequence[trace.TraceNode], count: int) -> dict[str, flo
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,
         SchedulerPlane.run(Path(folder)) as plane,
     ):
-        plane.create("/api/v1/nodes", map(_node, machines))
-        plane.create("/api/v1/namespaces/default/pods", map(_pod, range(count)))
+        plane.create("/api/v1/nodes", map(node_of, machines))
+        plane.create(
+            "/api/v1/namespaces/default/pods", (pod_of(f"pod-{number}") for number in range(count))
+        )
         with plane.scheduler():
             plane.until_bound(count)
         times = sorted(
@@ -101,7 +103,8 @@ def per_second(times: Sequence[float]) -> float:
     return (last - first) / (spread[last] - spread[first])
 
 
-def _node(node: trace.TraceNode) -> dict[str, Any]:
+def node_of(node: trace.TraceNode) -> dict[str, Any]:
+    """Return a node of Kubernetes with what one of a trace has."""
     sizes = {"cpu": f"{node.cpu_milli}m", "memory": f"{node.memory_mib}Mi", "pods": "1000"}
     sizes |= {"nvidia.com/gpu": str(node.gpus)} if node.gpus else {}
     labels = {"kubernetes.io/hostname": node.name}
@@ -114,13 +117,14 @@ def _node(node: trace.TraceNode) -> dict[str, Any]:
     }
 
 
-def _pod(number: int) -> dict[str, Any]:
+def pod_of(name: str) -> dict[str, Any]:
+    """Return a pod that needs one whole GPU."""
     sizes = {"cpu": f"{_CPU_MILLI}m", "memory": f"{_MEMORY_MIB}Mi", "nvidia.com/gpu": "1"}
     resources = {"requests": sizes, "limits": sizes}
     container = {"name": "main", "image": "registry.example/none:1", "resources": resources}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"pod-{number}", "namespace": "default"},
+        "metadata": {"name": name, "namespace": "default"},
         "spec": {"restartPolicy": "Never", "containers": [container]},
     }

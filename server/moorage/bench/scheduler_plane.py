@@ -77,11 +77,14 @@ class SchedulerPlane:
 
     Args:
         folder: An empty one, for all that it writes.
+        synced: Whether etcd syncs what it writes.
 
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, synced: bool = False) -> None:
         self._folder = folder
+        self._synced = synced
+        self.pids: list[int] = []
         self._programs = programs()
         self._ca = folder / "certs" / "apiserver.crt"
         self._etcd, self._peer, self._port = (_free_port() for _ in range(3))
@@ -90,14 +93,14 @@ class SchedulerPlane:
 
     @classmethod
     @contextmanager
-    def run(cls, folder: Path) -> Iterator["SchedulerPlane"]:
+    def run(cls, folder: Path, *, synced: bool = False) -> Iterator["SchedulerPlane"]:
         """Run one, without its scheduler, until the block ends.
 
         Raises:
             CommandError: A program is missing, or does not get ready.
 
         """
-        plane = cls(folder)
+        plane = cls(folder, synced=synced)
         with ExitStack() as stack:
             plane._write_files()
             stack.enter_context(plane._program("etcd", plane._etcd_flags()))
@@ -147,14 +150,18 @@ class SchedulerPlane:
 
     def _client(self) -> httpx.Client:
         if self._http is None:
-            self._http = httpx.Client(
-                base_url=self._url,
-                verify=ssl.create_default_context(cafile=self._ca),
-                headers={"Authorization": f"Bearer {_TOKEN}"},
-                timeout=60,
-                trust_env=False,
-            )
+            self._http = httpx.Client(**self.client_options())
         return self._http
+
+    def client_options(self) -> dict[str, Any]:
+        """Return what a client of the API server is made with."""
+        return {
+            "base_url": self._url,
+            "verify": ssl.create_default_context(cafile=self._ca),
+            "headers": {"Authorization": f"Bearer {_TOKEN}"},
+            "timeout": 60,
+            "trust_env": False,
+        }
 
     def _close(self) -> None:
         if self._http is not None:
@@ -175,6 +182,7 @@ class SchedulerPlane:
             child = subprocess.Popen(  # noqa: S603  # Programs that the operator has put there.
                 [*tied, self._programs[name], *flags], stdout=log, stderr=log, cwd=self._folder
             )
+        self.pids.append(child.pid)
         try:
             yield
         finally:
@@ -214,7 +222,7 @@ class SchedulerPlane:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            "--unsafe-no-fsync",
+            *([] if self._synced else ["--unsafe-no-fsync"]),
         ]
 
     def _api_flags(self) -> list[str]:

@@ -1,0 +1,1 @@
+"""Peers of Moorage on one machine, by one protocol: `python -m benchmarks.peers`."""

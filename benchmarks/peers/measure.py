@@ -1,0 +1,167 @@
+"""The protocol that every peer goes through, and what it gives.
+
+Singles, one after the other; a closed loop; fill to the last GPU; wakes on the full fleet: a
+request waits, and another's GPU is released. Nothing may be booked twice at any time.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from benchmarks.peers.session import UNDER_WAY, Booking, Nodes, Peer, PeerSession
+from moorage.bench.processor_time import spent
+from moorage.lab.errors import CommandError
+
+SINGLES: Final = 500
+REQUESTS: Final = 5_000
+WAKES: Final = 30
+PARK_SECONDS: Final = 0.05
+STEP_SECONDS_MAX: Final = 240.0
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One run of one peer.
+
+    Args:
+        load: Of the machine before it, as the mean number of processes of the last minute.
+        per_second: Placements in the closed loop.
+        single_ms: Median of one request alone.
+        wake_ms: Median from the sending of a release to the grant of what waits.
+        cpu_ms: Processor time of the servers for one placement of the closed loop.
+
+    """
+
+    load: float
+    per_second: float
+    single_ms: float
+    wake_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is done: placements one by one, in the closed loop, and wakes."""
+
+    singles: int
+    requests: int
+    wakes: int
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> "Extent":
+        """Return what fits a fleet: all of it where it has 6,212 GPUs, else in proportion."""
+        gpus = sum(node.gpus for node in nodes)
+        return cls(min(SINGLES, gpus // 12), min(REQUESTS, gpus * 4 // 5), min(WAKES, gpus // 3))
+
+
+async def measure(peer: Peer, nodes: Nodes, extent: Extent) -> Figures:
+    """Run a peer through the protocol.
+
+    Raises:
+        CommandError: It booked something twice, or did not fill the fleet.
+
+    """
+    load = os.getloadavg()[0]
+    async with peer.run(nodes) as session:
+        held: list[Booking] = []
+        single = await _singles(session, extent.singles, held)
+        before = _spent(session)
+        async with asyncio.timeout(STEP_SECONDS_MAX):
+            seconds = await _loop(session, extent.requests, held)
+        worked = _spent(session) - before
+        await _fill(session, nodes, held)
+        check(peer.name, nodes, held)
+        async with asyncio.timeout(STEP_SECONDS_MAX):
+            wake = await _wakes(session, extent.wakes, held)
+        check(peer.name, nodes, held)
+    return Figures(
+        load=load,
+        per_second=extent.requests / seconds,
+        single_ms=1e3 * single,
+        wake_ms=1e3 * wake,
+        cpu_ms=1e3 * worked / extent.requests,
+    )
+
+
+def check(name: str, nodes: Nodes, held: Sequence[Booking]) -> None:
+    """Refuse bookings of which two have one GPU, and a fleet that is not full.
+
+    Raises:
+        CommandError: A device is held twice, or a node or the fleet by more or less than it has.
+
+    """
+    sizes = {node.name: node.gpus for node in nodes if node.gpus}
+    if len(held) != sum(sizes.values()):
+        raise CommandError(f"{name}: {len(held)} bookings of {sum(sizes.values())} GPUs")
+    exact = Counter((each.node, each.device) for each in held if each.device)
+    twice = [gpu for gpu, times in exact.items() if times > 1]
+    by_node = Counter(each.node for each in held if each.node)
+    twice += [(node, "") for node, times in by_node.items() if times > sizes[node]]
+    if twice:
+        raise CommandError(f"{name} booked twice: {twice[:5]}")
+
+
+async def _singles(session: PeerSession, count: int, held: list[Booking]) -> float:
+    taken: list[float] = []
+    for _ in range(count):
+        started = time.perf_counter()
+        held.append(await _placed(session))
+        taken.append(time.perf_counter() - started)
+    return median(taken)
+
+
+async def _placed(session: PeerSession) -> Booking:
+    booking = await session.place()
+    if booking is None:
+        raise CommandError("a request was refused while GPUs are free")
+    return booking
+
+
+async def _loop(session: PeerSession, count: int, held: list[Booking]) -> float:
+    """Place `count` requests with a fixed number under way, and return how long it took."""
+    turns = iter(range(count))
+
+    async def work() -> None:
+        for _ in turns:
+            booking = await _placed(session)
+            held.append(booking)
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(UNDER_WAY):
+            group.create_task(work())
+    return time.perf_counter() - started
+
+
+async def _fill(session: PeerSession, nodes: Nodes, held: list[Booking]) -> None:
+    missing = sum(node.gpus for node in nodes) - len(held)
+    await _loop(session, missing, held)
+    if await session.place() is not None:
+        raise CommandError("a request was granted although no GPU is free")
+
+
+async def _wakes(session: PeerSession, count: int, held: list[Booking]) -> float:
+    taken: list[float] = []
+    for number in range(count):
+        parked = asyncio.Event()
+        waiting = asyncio.ensure_future(session.wait(parked))
+        await parked.wait()
+        # From its request to its place in the queue of the peer; the spread meets all moments of
+        # a peer that polls.
+        await asyncio.sleep(PARK_SECONDS * (1 + number % 7 / 3))
+        started = time.perf_counter()
+        released = asyncio.ensure_future(session.release(held.pop(number)))
+        held.append(await waiting)
+        taken.append(time.perf_counter() - started)
+        await released
+    return median(taken)
+
+
+def _spent(session: PeerSession) -> float:
+    return sum(sum(spent(pid)) for pid in session.pids)

@@ -1,0 +1,87 @@
+"""A PostgreSQL with its defaults: a commit is synced before it answers."""
+
+import asyncio
+import contextlib
+import os
+import pwd
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from benchmarks.peers.servers import (
+    POLL_SECONDS,
+    folder,
+    found,
+    free_port,
+    library,
+    program,
+    version_of,
+)
+from benchmarks.peers.session import UNDER_WAY
+
+USER: Final = "moorage"
+INSTALL: Final = "apt-get install postgresql; pip install asyncpg"
+_PROGRAMS: Final = "/usr/lib/postgresql/*/bin/"
+
+
+def version() -> str | None:
+    """Return the version of the server, where its client is there, too."""
+    return version_of(found("postgres", f"{_PROGRAMS}postgres")) if library("asyncpg") else None
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[int, Any, Any]]:
+    """Run a server until the block ends.
+
+    Yields:
+        Its process, a pool of connections for requests, and a connection that listens.
+
+    """
+    import asyncpg  # noqa: PLC0415  # This peer's alone.
+
+    init, serve = (found(name, f"{_PROGRAMS}{name}") for name in ("initdb", "postgres"))
+    assert init is not None
+    assert serve is not None
+    with folder() as home:
+        data, port, become = home / "data", free_port(), []
+        if os.geteuid() == 0:  # It refuses to run as root.
+            owner = pwd.getpwnam("postgres")
+            os.chown(home, owner.pw_uid, owner.pw_gid)
+            become = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups", "--"]
+        flags = ["-A", "trust", "-U", USER, "--no-locale", "-E", "UTF8", "--no-instructions"]
+        command = [*become, init, "-D", str(data), *flags]
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True, cwd="/")
+        where = ["-h", "127.0.0.1", "-p", str(port), "-k", str(home)]
+        sizes = ["-c", "max_connections=100", "-c", "shared_buffers=256MB"]
+        command = [*become, serve, "-D", str(data), *where, *sizes]
+        async with program(command, port, home / "log") as pid:
+            url = f"postgresql://{USER}@127.0.0.1:{port}/postgres"
+            while True:
+                try:
+                    listener = await asyncpg.connect(url)
+                    break
+                except asyncpg.CannotConnectNowError:  # Its port answers before it serves.
+                    await asyncio.sleep(POLL_SECONDS)
+            async with asyncpg.create_pool(url, min_size=UNDER_WAY, max_size=UNDER_WAY) as pool:
+                try:
+                    yield pid, pool, listener
+                finally:
+                    await listener.close()
+
+
+async def next_free(listener: Any, parked: asyncio.Event, place: Any) -> Any:
+    """Return what `place` books, tried again at each notice of a release."""
+    freed = asyncio.Event()
+
+    def notice(*_: Any) -> None:
+        freed.set()
+
+    await listener.add_listener("freed", notice)
+    try:
+        while (booking := await place()) is None:
+            parked.set()
+            await freed.wait()
+            freed.clear()
+        return booking
+    finally:
+        await listener.remove_listener("freed", notice)

@@ -1,0 +1,82 @@
+"""A Redis that syncs each change, and a client of it that has many commands under way."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from benchmarks.peers.servers import folder, found, free_port, library, program, version_of
+from benchmarks.peers.session import CONNECTIONS
+from moorage.lab.errors import CommandError
+
+
+def version() -> str | None:
+    """Return the version of the server, where its client is there, too."""
+    return version_of(found("redis-server")) if library("hiredis") else None
+
+
+class RedisConnection(asyncio.Protocol):
+    """A connection whose commands are answered in order."""
+
+    def __init__(self) -> None:
+        import hiredis  # noqa: PLC0415  # This peer's alone.
+
+        self._reader: Any = hiredis.Reader()
+        self._pack: Any = hiredis.pack_command
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._transport: Any = None  # That of uvloop is of no class of asyncio's.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what commands are written to."""
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out the answers that are complete."""
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not False:
+            waiting = self._waiting.popleft()
+            if isinstance(answer, Exception):
+                waiting.set_exception(CommandError(f"Redis: {answer}"))
+            else:
+                waiting.set_result(answer)
+
+    def send(self, *command: str | bytes | int) -> asyncio.Future[Any]:
+        """Send a command, and return its answer to come."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(answer)
+        self._transport.write(self._pack(command))
+        return answer
+
+    def close(self) -> None:
+        """Close it."""
+        self._transport.close()
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[int, list[RedisConnection]]]:
+    """Run a server with an append-only file that is synced before it answers.
+
+    Yields:
+        Its process, connections for requests, and a last one for who waits.
+
+    """
+    path, port = found("redis-server"), free_port()
+    assert path is not None
+    with folder() as data:
+        flags = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(data), "--save", ""]
+        flags += ["--appendonly", "yes", "--appendfsync", "always"]
+        async with program([path, *flags], port, data / "log") as pid:
+            loop = asyncio.get_running_loop()
+            connections = [
+                (await loop.create_connection(RedisConnection, "127.0.0.1", port))[1]
+                for _ in range(CONNECTIONS + 1)
+            ]
+            try:
+                yield pid, connections
+            finally:
+                for each in connections:
+                    each.close()
+
+
+INSTALL = "apt-get install redis-server; pip install hiredis"

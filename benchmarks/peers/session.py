@@ -1,0 +1,89 @@
+"""What a peer must be able to do to be measured, and what one says of itself."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from moorage.lab.trace import TraceNode
+
+CONNECTIONS: Final = 8
+WINDOW: Final = 8
+UNDER_WAY: Final = CONNECTIONS * WINDOW
+"""Requests under way in the closed loop; what does not share a connection has so many of them."""
+CPU_MILLI: Final = 1_000
+MEMORY_MIB: Final = 1_024
+"""What a placement takes beside one whole GPU, where the peer knows of them."""
+
+Group = Literal["home-made", "schedulers"]
+
+
+class Booking(NamedTuple):
+    """One GPU, as its client sees it.
+
+    Args:
+        handle: What `release` needs.
+        node: Where it is; empty where the peer only counts.
+        device: Which of the node's; empty where the peer does not say.
+
+    """
+
+    handle: Any
+    node: str = ""
+    device: str = ""
+
+
+class PeerSession(Protocol):
+    """A peer that runs, with a fleet in it and clients connected."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Return its servers, whose processor time counts."""
+        ...
+
+    async def place(self) -> Booking | None:
+        """Return a GPU that is decided and stored; none where all are taken."""
+        ...
+
+    async def release(self, booking: Booking) -> None:
+        """Give a GPU back."""
+        ...
+
+    async def wait(self, parked: asyncio.Event) -> Booking:
+        """Return the next GPU that gets free; set `parked` as soon as this waits for one."""
+        ...
+
+
+Nodes = Sequence[TraceNode]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer, and what it says of itself.
+
+    Args:
+        name: As on the command line.
+        group: Whose it runs beside.
+        title: As in the table.
+        decides: What it chooses.
+        stores: What outlives a crash once the client has its answer.
+        install: The command that installs what it needs.
+        version: Returns the version, or nothing where something is missing.
+        run: Runs it over a fleet until the block ends.
+
+    """
+
+    name: str
+    group: Group
+    title: str
+    decides: str
+    stores: str
+    install: str
+    version: Callable[[], str | None]
+    run: Callable[[Nodes], contextlib.AbstractAsyncContextManager[PeerSession]]
+
+
+def devices(nodes: Nodes) -> list[tuple[str, str]]:
+    """Return each GPU as its node and its number there."""
+    return [(node.name, str(number)) for node in nodes for number in range(node.gpus)]
