@@ -59,10 +59,6 @@ class PeersReport(msgspec.Struct):
     skipped: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
-TWO_DIGITS_MAX: Final = 100
-"""Larger figures are shown whole, not with an exponent."""
-
-
 def machine() -> str:
     """Return what a reader must know of this machine."""
     try:
@@ -109,8 +105,7 @@ def cells(row: Row) -> list[str]:
 
 def _pair(row: Row, figure: Callable[[Figures], float]) -> str:
     theirs, ours = (median(map(figure, runs)) for runs in (row.runs, row.moorage))
-    shown = f"{theirs:.2g}" if theirs < TWO_DIGITS_MAX else f"{theirs:.0f}"
-    return f"{shown} ({ours:.2g})"
+    return f"{theirs:.2g} ({ours:.2g})" if theirs < 100 else f"{theirs:.0f} ({ours:.2g})"  # noqa: PLR2004
 
 
 def _loads(runs: Sequence[Figures]) -> str:
