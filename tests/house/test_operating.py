@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 
@@ -93,6 +94,28 @@ def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
     told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
     unheard = [line for line in told.splitlines() if "moored is not executable" not in line]
     assert [line for line in unheard if "moored.service" in line or str(tmp_path) in line] == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_the_unit_is_little_exposed(root: Path) -> None:
+    """Of 10: what is left are the network, namespaces and calls that workloads need."""
+    unit = root / "deploy" / "systemd" / "moored.service"
+    # In tenths; 0 is no exposure, and over 50 counts as medium.
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=33", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout.rstrip().rpartition("\n")[2]
+
+
+def test_compose_gives_no_privilege_and_no_port_to_the_network(root: Path) -> None:
+    text = (root / "deploy" / "compose.yaml").read_text()
+    service = yaml.safe_load(text)["services"]["moored"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    assert all(each.startswith("127.0.0.1:") for each in service["ports"])
+    image = (root / "Dockerfile").read_text()
+    assert f"VOLUME {service['volumes'][0].partition(':')[2]}" in image
 
 
 def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:

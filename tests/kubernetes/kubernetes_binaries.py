@@ -38,6 +38,7 @@ class Program:
 
 PROGRAMS: Final = {
     "etcd": Program("etcd", "go.etcd.io/etcd/server/v3"),
+    "helm": Program("helm", "helm.sh/helm/v3/cmd/helm"),
     "kube-apiserver": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
     "kube-controller-manager": Program(
         "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"
@@ -46,7 +47,7 @@ PROGRAMS: Final = {
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
 }
-CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name != "kubectl")
+CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name not in {"helm", "kubectl"})
 
 
 class BinariesError(Exception):

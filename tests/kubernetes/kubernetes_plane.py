@@ -56,11 +56,14 @@ KINDS: Final[Mapping[str, tuple[str, bool]]] = {
 """Kind → its API version, and whether its objects lie in namespaces."""
 
 _CONTROLLERS: Final = (
+    "deployment-controller",
+    "endpointslice-controller",
     "garbage-collector-controller",
     "job-controller",
     "namespace-controller",
     "node-lifecycle-controller",
     "pod-garbage-collector-controller",
+    "replicaset-controller",
     "resourceclaim-controller",
     "resourcequota-controller",
     "root-ca-certificate-publisher-controller",

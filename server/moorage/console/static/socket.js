@@ -26,7 +26,9 @@ const listeners = new Map();
 /** Where the server listens, as this page reaches it. */
 export function address() {
 	const at = session.value?.websocket || "";
-	return location.protocol === "https:" ? at.replace(/^ws:/, "wss:") : at;
+	// A proxy ended TLS before a server without it; it has the WebSocket under its own name.
+	const proxied = location.protocol === "https:" && at.startsWith("ws:");
+	return proxied ? `wss://${location.host}/ws` : at;
 }
 
 /** Connect, and again whenever the connection is lost. */

@@ -1,0 +1,227 @@
+"""The chart deploy/helm/moorage: the real Helm renders, installs, upgrades and rolls it back."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from kubernetes_binaries import KUBERNETES, BinariesError, binaries
+from kubernetes_objects import node
+from kubernetes_plane import Plane
+
+from moorage.config.settings import settings
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+ROOT: Final = Path(__file__).parents[2]
+CHART: Final = ROOT / "deploy" / "helm" / "moorage"
+PLAIN: Final = ("--set", "insecurePlaintext=true")
+TLS: Final = ("--set", "tls.secret=moored-tls")
+ALL: Final = (
+    *("--set", "kubernetes.namespace=moorage-workloads,serviceMonitor.enabled=true"),
+    *("--set", "serviceMonitor.tokenSecret=scraper,settings.history_days=90"),
+    *("--set", "ingress.enabled=true,ingress.host=moorage.example,ingress.tlsSecret=outside"),
+    *("--set", "nodeSelector.disk=fast,image.pullSecrets={registry}"),
+)
+"""What is off by default."""
+
+
+class Helm:
+    """Helm with folders of its own."""
+
+    def __init__(self, folder: Path, kubeconfig: Path | None = None) -> None:
+        try:
+            self._program = binaries("helm")["helm"]
+        except BinariesError as error:
+            pytest.skip(str(error))
+        homes = {f"HELM_{each}_HOME": str(folder / each) for each in ("CACHE", "CONFIG", "DATA")}
+        own = {} if kubeconfig is None else {"KUBECONFIG": str(kubeconfig)}
+        self._environment = {**os.environ, **homes, **own}
+
+    def run(self, *words: str, fails: bool = False) -> str:
+        """Run a command; return what it printed, on stderr where it fails as it should."""
+        done = subprocess.run(
+            [self._program, *words, *(() if words[0] == "lint" else ("--namespace", "moorage"))],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert bool(done.returncode) == fails, done.stdout + done.stderr
+        return done.stderr + done.stdout if fails else done.stdout
+
+    def template(self, *words: str) -> list[dict[str, Any]]:
+        """Return the manifests that the chart makes."""
+        text = self.run("template", "moorage", str(CHART), "--kube-version", KUBERNETES, *words)
+        return [each for each in yaml.safe_load_all(text) if each]
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="module")
+def namespaces(plane: Plane) -> Plane:
+    for name in ("moorage", "moorage-workloads"):
+        plane.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return plane
+
+
+@pytest.fixture
+def helm(namespaces: Plane, fresh_plane: Plane, tmp_path: Path) -> Iterator[Helm]:
+    """Helm over the plane; its release ends before the plane is cleared."""
+    yield (helm := Helm(tmp_path, fresh_plane.kubeconfig()))
+    helm.run("uninstall", "moorage", "--ignore-not-found")
+
+
+@pytest.mark.parametrize("words", [PLAIN, TLS, (*TLS, *ALL), (*TLS, "--set", "tls.clientCa=true")])
+def test_lint_is_clean(offline: Helm, words: tuple[str, ...]) -> None:
+    assert "0 chart(s) failed" in offline.run("lint", "--strict", str(CHART), *words)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("replicas=2,insecurePlaintext=true", "one daemon has the ledger at a time"),
+        ("replicas=0,insecurePlaintext=true", "one daemon has the ledger at a time"),
+        ("replicas=1", "without TLS, moored does not start"),
+        ("insecurePlaintext=null", "insecurePlaintext"),
+        ("insecurePlaintext=true,tls.secret=moored-tls", "false where there is a tls.secret"),
+        ("insecurePlaintext=true,tls.clientCa=true", "false where there is no tls.secret"),
+        ("insecurePlaintext=true,tokens.secret=", "/tokens/secret"),
+        ("insecurePlaintext=true,tokens=null", "tokens"),
+        ("insecurePlaintext=true,settings.tokens=a:b", "set by other values of this chart"),
+        ("insecurePlaintext=true,securityContext.privileged=true", "securityContext"),
+        ("insecurePlaintext=true,serviceMonitor.enabled=true", "/serviceMonitor/tokenSecret"),
+        ("insecurePlaintext=true,ingress.enabled=true,ingress.host=a.b", "/ingress/tlsSecret"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_is_wrong(offline: Helm, values: str, said: str) -> None:
+    assert said in offline.run("template", "moorage", str(CHART), "--set", values, fails=True)
+
+
+def of_kind(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = (each for each in manifests if each["kind"] == kind)
+    return found
+
+
+def container(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_rights_are_those_of_the_plain_manifests(offline: Helm) -> None:
+    ours = offline.template(*PLAIN, *ALL)
+    plain = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rbac.yaml").read_text()))
+    for kind in ("ClusterRole", "Role"):
+        assert of_kind(ours, kind)["rules"] == of_kind(plain, kind)["rules"]
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        (subject,) = of_kind(ours, kind)["subjects"]
+        assert subject["name"] == of_kind(ours, "ServiceAccount")["metadata"]["name"]
+    kinds = {each["kind"] for each in offline.template(*PLAIN, "--set", "kubernetes.enabled=false")}
+    assert kinds.isdisjoint({"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"})
+
+
+@pytest.mark.parametrize("words", [PLAIN, (*TLS, *ALL)])
+def test_the_pod_has_no_privilege(offline: Helm, words: tuple[str, ...]) -> None:
+    manifests = offline.template(*words)
+    spec = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
+    assert all("hostPath" not in each for each in spec["volumes"])
+    assert container(manifests)["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_variables_are_settings_that_exist(offline: Helm) -> None:
+    known = {each.environment for each in settings().values()}
+    for words in (PLAIN, (*TLS, *ALL), (*TLS, "--set", "tls.clientCa=true")):
+        names = [each["name"] for each in container(offline.template(*words))["env"]]
+        assert set(names) <= known
+        assert len(names) == len(set(names))
+
+
+def test_tls_reaches_daemon_probes_and_scraper(offline: Helm) -> None:
+    manifests = offline.template(*TLS, *ALL)
+    daemon = container(manifests)
+    given = {each["name"]: each.get("value", "") for each in daemon["env"]}
+    assert "MOORAGE_INSECURE_PLAINTEXT" not in given
+    (mount,) = (each for each in daemon["volumeMounts"] if each["name"] == "tls")
+    assert given["MOORAGE_TLS_CERT"] == f"{mount['mountPath']}/tls.crt"
+    assert daemon["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    (endpoint,) = of_kind(manifests, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert "moorage.example" in given["MOORAGE_ALLOWED_HOSTS"].split(",")
+    daemon = container(offline.template(*TLS, "--set", "tls.clientCa=true"))
+    assert daemon["readinessProbe"]["tcpSocket"] == {"port": "http"}, "the kubelet has none"
+
+
+def test_an_api_server_takes_every_field(helm: Helm, fresh_plane: Plane, tmp_path: Path) -> None:
+    kubectl = binaries("kubectl")["kubectl"]
+    words = (*TLS, *ALL, "--set", "serviceMonitor.enabled=false")
+    file = tmp_path / "rendered.yaml"
+    file.write_text(yaml.safe_dump_all(helm.template(*words)))
+    config = yaml.safe_load(fresh_plane.kubeconfig().read_text())
+    config["contexts"][0]["context"]["namespace"] = "moorage"
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    subprocess.run(
+        [kubectl, "apply", "--dry-run=server", "--validate=strict", "-f", file],
+        env={**os.environ, "KUBECONFIG": str(tmp_path / "kubeconfig")},
+        check=True,
+    )
+    # A label that is not one shows that it looks.
+    helm.run("install", "moorage", str(CHART), *PLAIN, "--set", "nodeSelector.a=b c", fails=True)
+    helm.run("uninstall", "moorage")
+
+
+def revisions(helm: Helm) -> list[tuple[int, str]]:
+    found = json.loads(helm.run("history", "moorage", "--output", "json"))
+    return [(each["revision"], each["status"]) for each in found]
+
+
+def test_install_upgrade_and_roll_back(helm: Helm, fresh_plane: Plane) -> None:
+    fresh_plane.create(node("n1", gpus=1))
+    short = (*PLAIN, "--set", "persistence.enabled=false", "--wait", "--timeout", "100s")
+    where = "/apis/apps/v1/namespaces/moorage/deployments/moorage"
+
+    def image() -> str:
+        spec = fresh_plane.call("GET", where)["spec"]["template"]["spec"]
+        found: str = spec["containers"][0]["image"]
+        return found
+
+    helm.run("install", "moorage", str(CHART), *short)
+    assert image() == "moorage:0.1.0"
+    (running,) = fresh_plane.all("Pod", "moorage")
+    assert running["status"]["phase"] == "Running"
+    slices = "/apis/discovery.k8s.io/v1/namespaces/moorage/endpointslices"
+    assert fresh_plane.call("GET", slices)["items"][0]["endpoints"], "the Service finds the pod"
+    new = ("--set", "image.tag=0.2.0", *short)
+    helm.run("upgrade", "moorage", str(CHART), "--atomic", *new)
+    assert image() == "moorage:0.2.0"
+    helm.run("upgrade", "moorage", str(CHART), *new, "--set", "replicas=2", fails=True)
+    helm.run("rollback", "moorage", "1", "--wait", "--timeout", "100s")
+    assert image() == "moorage:0.1.0"
+    states = [(1, "superseded"), (2, "superseded"), (3, "deployed")]
+    assert revisions(helm) == states, "what the schema refused left no revision"
+    (running,) = fresh_plane.all("Pod", "moorage")
+    assert running["spec"]["containers"][0]["image"] == "moorage:0.1.0"
+
+
+def test_uninstall_leaves_the_ledger(helm: Helm, namespaces: Plane) -> None:
+    helm.run("install", "moorage", str(CHART), *PLAIN)
+    helm.run("uninstall", "moorage")
+    claims = "/api/v1/namespaces/moorage/persistentvolumeclaims"
+    assert [each["metadata"]["name"] for each in namespaces.call("GET", claims)["items"]] == [
+        "moorage"
+    ]
+    helm.run("install", "moorage", str(CHART), *PLAIN)
