@@ -7,9 +7,11 @@ import textwrap
 import msgspec
 import pytest
 
-from moorage.model import ClusterId, Code, Demand, LeaseTerms, Share, Tenant
+from moorage.model import ClusterId, Code, Demand, LeaseTerms, PolicyRef, Share, Tenant
 from moorage.policy import parse_proposal
 from moorage.sandbox.host.sandbox import Limits, PolicyFault
+from moorage.sandbox.host.work import ended
+from moorage.sandbox.host.zygote import Death
 from moorage.sandbox.wire.limits import CALL_ANSWER_BYTES_MAX
 
 TERMS = LeaseTerms(ttl_seconds=60)
@@ -540,3 +542,14 @@ return 1
     assert (
         "more characters were dropped" in shared.sandbox.output(code.ref, Tenant("t"))["requests"]
     )
+
+
+@pytest.mark.parametrize(
+    ("held_mib", "code"), [(10, Code.POLICY_CRASHED), (200, Code.POLICY_MEMORY)]
+)
+def test_process_that_ends_full_of_memory_is_said_to_need_more(held_mib, code):
+    death = Death("killed by SIGSEGV", held_mib=held_mib)
+    refusal = ended(death, PolicyRef("rule:1-x", "digest"), Limits())
+    assert refusal.code is code
+    assert ("policy_memory_mib" in refusal.reason) == (code is Code.POLICY_MEMORY)
+    assert refusal.details["cause"] == "killed by SIGSEGV"
