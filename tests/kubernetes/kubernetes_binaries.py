@@ -38,7 +38,6 @@ class Program:
 
 PROGRAMS: Final = {
     "etcd": Program("etcd", "go.etcd.io/etcd/server/v3"),
-    "helm": Program("helm", "helm.sh/helm/v3/cmd/helm"),
     "kube-apiserver": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
     "kube-controller-manager": Program(
         "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"
@@ -46,8 +45,9 @@ PROGRAMS: Final = {
     "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
     "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+    "helm": Program("helm", "helm.sh/helm/v3/cmd/helm"),
 }
-CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name not in {"helm", "kubectl"})
+CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name not in {"kubectl", "helm"})
 
 
 class BinariesError(Exception):

@@ -1,0 +1,54 @@
+"""What docs/how-to/back-up-and-restore.md promises of a copy of the data folder."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import FIRST_FIT, cluster
+
+from moorage.testing.daemon_process import daemon
+from moorage_client import BlockingClient, Services
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # Several daemons.
+
+
+def verify(folder: Path) -> int:
+    command = [sys.executable, "-m", "moorage", "ledger", "verify", "--data", str(folder)]
+    return subprocess.run(command, check=False).returncode
+
+
+def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path) -> None:
+    data, backup = tmp_path / "data", tmp_path / "backup"
+    resources, lease = {"gpus": 1}, {"ttl_seconds": 600}
+    with daemon(data) as running, Services(running.http) as services:
+        services.put_cluster(cluster("east"))
+        services.publish_policy(catalog.document("first_fit"))
+        with BlockingClient(running.ws) as client:
+            held = client.ask(FIRST_FIT, resources=resources, lease=lease).lease
+    shutil.copytree(data, backup)
+    with daemon(data) as running, BlockingClient(running.ws) as client:
+        later = client.ask(FIRST_FIT, resources=resources, lease=lease).lease
+    assert verify(backup) == 0
+    shutil.rmtree(data)
+    shutil.copytree(backup, data)
+    with daemon(data) as running, BlockingClient(running.ws) as client:
+        assert [each.id for each in client.leases()] == [held.id], f"not {later.id}, of later"
+        assert client.renew(held.id, held.token).id == held.id
+        fresh = client.ask(FIRST_FIT, resources=resources, lease=lease).lease
+        assert fresh.fencing > held.fencing
+
+
+def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with daemon(data):
+        pass
+    copy.mkdir()
+    shutil.copy(data / "ledger.db", copy)
+    command = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
+    done = subprocess.run(
+        [*command, "--data", str(copy)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stderr
