@@ -40,12 +40,14 @@ NODE_GRACE_SECONDS: Final = 20
 KINDS: Final[Mapping[str, tuple[str, bool]]] = {
     "ClusterRole": ("rbac.authorization.k8s.io/v1", False),
     "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", False),
+    "Deployment": ("apps/v1", True),
     "DeviceClass": ("resource.k8s.io/v1", False),
     "Event": ("v1", True),
     "Job": ("batch/v1", True),
     "Namespace": ("v1", False),
     "Node": ("v1", False),
     "Pod": ("v1", True),
+    "ReplicaSet": ("apps/v1", True),
     "ResourceClaim": ("resource.k8s.io/v1", True),
     "ResourceQuota": ("v1", True),
     "ResourceSlice": ("resource.k8s.io/v1", False),
@@ -249,7 +251,8 @@ class Plane:
 
     def clear(self) -> None:
         """Delete everything that tests make, for the next one; waits until it is gone."""
-        kinds = ("Job", "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "Node")
+        makers = ("Deployment", "ReplicaSet", "Job")
+        kinds = (*makers, "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "Node")
         for kind in kinds:
             spaces = {_namespace(each) for each in self.all(kind)} if KINDS[kind][1] else {""}
             for namespace in spaces:
