@@ -33,6 +33,7 @@ from moorage.backends.specs import (
     LocalEnvResourceSpec,
     VLLMModelResourceSpec,
 )
+from moorage.resources import caretaker
 from moorage.resources.resources import (
     BackendResource,
     BackendRunner,
@@ -49,6 +50,12 @@ API_SECONDS_MAX: Final = 2.0
 """Of one look."""
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
 """One answer of a model; a longer one is not read to its end."""
+ELSEWHERE: Final = {
+    "ray": ("ray", ()),
+    "kubernetes": ("kubernetes", ("k8s",)),
+    "aws": ("boto3", ()),
+}
+"""Backends that need an extra: the package that they need, and their other names."""
 _DOWN_FROM: Final = 500
 """HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
 
@@ -124,7 +131,7 @@ class ModelResource(BaseResource):
 
 
 class VLLMResource(BackendResource):
-    """A model served by vLLM on this machine."""
+    """A model served by vLLM."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
         """Do nothing: a model remembers nothing of its users, and takes minutes to load."""
@@ -240,7 +247,22 @@ async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class LocalRunner(BackendRunner):
+class ModelRunner(BackendRunner):
+    """A backend that serves models, too."""
+
+    def resource(
+        self,
+        spec: BaseResourceSpec,
+        workload: WorkloadReport,
+        resource_id: str | None,
+        timeout_seconds: float | None,
+    ) -> BackendResource:
+        """Return what a started workload is to its user."""
+        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
+        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
+
+
+class LocalRunner(ModelRunner):
     """The backend `local`: what the backend of this machine starts, and what needs no machine."""
 
     async def start_resource(
@@ -262,17 +284,6 @@ class LocalRunner(BackendRunner):
         async with asyncio.timeout(min(limits) if limits else None):
             await made.start()
         return made
-
-    def resource(
-        self,
-        spec: BaseResourceSpec,
-        workload: WorkloadReport,
-        resource_id: str | None,
-        timeout_seconds: float | None,
-    ) -> BackendResource:
-        """Return what a started workload is to its user."""
-        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
-        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
 
 
 def _environment(spec: LocalEnvResourceSpec) -> Any:
@@ -359,10 +370,11 @@ def _local() -> Backend:
     return LocalBackend(_home(), gpus=gpus_here(), outlive=False)
 
 
-def _aws() -> Backend:
-    from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
-
-    return AwsBackend(_home())
+def _elsewhere(name: str) -> Runner:
+    """Return a runner of a backend whose workloads would outlive this process."""
+    root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))
+    caretaker.watch(name, root)
+    return ModelRunner(caretaker.opened(name, root))
 
 
 def default_runners() -> Mapping[str, Runner]:
@@ -371,6 +383,8 @@ def default_runners() -> Mapping[str, Runner]:
         "local": LazyRunner("local", lambda: LocalRunner(_local())),
         "memory": LazyRunner("memory", lambda: BackendRunner(MemoryBackend())),
     }
-    if importlib.util.find_spec("boto3") is not None:
-        runners["aws"] = LazyRunner("aws", lambda: BackendRunner(_aws()))
+    for name, (module, others) in ELSEWHERE.items():
+        if importlib.util.find_spec(module) is not None:
+            runner = LazyRunner(name, functools.partial(_elsewhere, name))
+            runners |= dict.fromkeys((name, *others), runner)
     return runners
