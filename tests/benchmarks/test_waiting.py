@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.expectations import calibrate
-from benchmarks.waiting import ORDERS, WAYS, play, table, waiting
+from benchmarks.waiting import ORDERS, WAYS, play, tables, waiting
 from benchmarks.waiting_jobs import Job, nodes_for, read_jobs
 from moorage.lab.errors import CommandError
 
@@ -98,7 +98,7 @@ def test_the_command_prints_a_row_for_each_order(trace, tmp_path):
     assert (figures["jobs"], figures["nodes"]) == (4, 1)
     assert picture.read_text().startswith("<?xml")
     assert figures["expected"].keys() >= {"waiting", "compared", "error_p90_seconds"}
-    orders, errors = table(figures).renderables
+    orders, errors = tables(figures)
     assert (orders.row_count, errors.row_count) == (7, 3)
 
 
