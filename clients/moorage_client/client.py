@@ -87,6 +87,7 @@ class Client:
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
         renewals_on: Thread that renews leases; None starts one with the first `lease()`.
+        on_lost: Called with the reason when the server does not answer and a call is repeated.
 
     """
 
@@ -99,11 +100,12 @@ class Client:
         reconnect_seconds: float = RECONNECT_SECONDS,
         ca_file: str | None = None,
         renewals_on: LoopThread | None = None,
+        on_lost: Callable[[str], None] | None = None,
     ) -> None:
         self._endpoint = place = endpoint.Endpoint.of_socket(url, token, ca_file)
         self.url = place.url
         self._timeout = timeout
-        self._link = link.Link(place, reconnect_seconds)
+        self._link = link.Link(place, reconnect_seconds, on_lost)
         self._renewals = link.Renewals(self._link)
         renewals = link.Renewals(link.Link(place, reconnect_seconds))
         self._keeper = holding.Keeper(renewals, renewals_on)

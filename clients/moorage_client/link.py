@@ -37,11 +37,18 @@ class Link:
     Args:
         endpoint: Where it is, and who we are.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
+        on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
 
     """
 
-    def __init__(self, endpoint: Endpoint, reconnect_seconds: float) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        reconnect_seconds: float,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
         self.url = endpoint.shown
+        self._on_lost = on_lost or _say_nothing
         self._endpoint = endpoint
         self._reconnect_seconds = reconnect_seconds
         self._connection: Connection | None = None
@@ -132,6 +139,7 @@ class Link:
                         now = time.monotonic()
                         if problem is None:
                             give_up_at = now + self._reconnect_seconds
+                            self._on_lost(error.reason)
                         if now >= give_up_at:
                             raise
                         problem = error
@@ -237,6 +245,10 @@ class Renewals:
     async def close(self) -> None:
         """Drop the socket for good."""
         await self._link.close()
+
+
+def _say_nothing(reason: str) -> None:
+    """Leave it to the call to report how it ends."""
 
 
 def _pauses() -> Iterator[float]:

@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from served import Server, cluster, until
 
-from moorage.testing.daemon_process import daemon
+from moorage.testing.daemon_process import Running, child, daemon, serve_command, serve_variables
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.
@@ -285,6 +286,27 @@ def test_a_second_signal_does_not_cut_the_end_off(
     assert process.returncode in {128 + first, 128 + second}  # At once, they may come in any order.
     assert not held(server)
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+
+
+def test_a_server_that_is_gone_is_told_and_a_late_ctrl_c_leaves(environment, tmp_path):
+    begun = tmp_path / "begun"
+    with child(serve_command(tmp_path / "data"), tmp_path / "log", serve_variables()) as (gone, at):
+        one = Server(Running(at["ws"], at["http"], gone.pid, tmp_path / "log"))
+        document = cluster("here", nodes=1, gpus=8)
+        document["nodes"]["nodeData"][0]["id"] = platform.node()
+        one.register(document)
+        one.publish(catalog.document("best_fit"))
+        there = environment | {"MOORAGE_URL": at["ws"], "MOORAGE_HTTP_URL": at["http"]}
+        with started(there, "run", "--", "sh", "-c", f"touch {begun}; sleep 20") as process:
+            until(begun.exists)
+            gone.kill()
+            assert "trying again" in next(line for line in process.stderr if "lease " not in line)
+            process.send_signal(signal.SIGINT)
+            while process.poll() is None:  # The first asks to end it; a later one leaves.
+                time.sleep(1.0)  # What it waits for passes unsaid.
+                process.send_signal(signal.SIGINT)
+            assert process.returncode == 128 + signal.SIGINT
+        one.close()
 
 
 def test_what_a_command_writes_after_the_signal_is_passed_on(server, environment, tmp_path):

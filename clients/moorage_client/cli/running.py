@@ -35,6 +35,8 @@ FOLLOW_SECONDS: Final = 10.0
 """How long one question for more output waits at the server."""
 END_SECONDS_MAX: Final = 30.0
 """How long a lease may take to end after its workload."""
+LEAVE_SECONDS: Final = 2.0
+"""After a first Ctrl-C, from when on the next one leaves at once."""
 SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
@@ -470,7 +472,8 @@ def _stop_on_signals() -> list[signal.Signals]:
     """Have signals that end a command cancel this one, so that its lease is released.
 
     Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
-    next one must not cut off the release that the first began, which is bounded anyway.
+    next one must not cut off the release that the first began. A Ctrl-C some seconds later leaves
+    at once: the server may be gone, and the lease then ends with its time.
 
     Returns:
         Those that came.
@@ -480,11 +483,17 @@ def _stop_on_signals() -> list[signal.Signals]:
     assert task is not None
     loop = asyncio.get_running_loop()
     received: list[signal.Signals] = []
+    first_at = 0.0
 
     def stop(number: signal.Signals) -> None:
+        nonlocal first_at
         received.append(number)
         if len(received) == 1:
+            first_at = loop.time()
             task.cancel()
+        elif number is signal.SIGINT and loop.time() - first_at >= LEAVE_SECONDS:
+            note("moorage: left before the lease was seen to end; it ends with its time")
+            os._exit(_SIGNALLED + number)
         else:
             note(f"moorage: {number.name}: it is being ended already")
 

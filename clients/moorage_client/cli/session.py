@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from moorage_client.cli.output import OutputFormat, as_yaml
+from moorage_client.cli.output import OutputFormat, as_yaml, note
 from moorage_client.endpoint import setting
 
 T = TypeVar("T")
@@ -63,6 +63,7 @@ class CommandSession:
                 self.token,
                 timeout=self.timeout or TIMEOUT_SECONDS,
                 ca_file=self.ca_file,
+                on_lost=lambda reason: note(f"moorage: {reason}; trying again"),
             ) as client:
                 return await work(client)
 
