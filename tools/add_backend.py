@@ -63,7 +63,6 @@ KIND: Final = ${Name}Kind()
 """What the backend `$name` starts."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from moorage.backends.spec_fields import Name
 from moorage.backends.specs import BaseResourceSpec
@@ -80,7 +79,7 @@ class ${Name}ResourceSpec(BaseResourceSpec):
 
     """
 
-    category: ClassVar[str] = "$name"
+    category: str = "$name"
 
     image: Name = "default"
 ''',

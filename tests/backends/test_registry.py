@@ -138,6 +138,19 @@ def test_a_broken_entry_point_is_a_finding(
     assert "state='missing'" in finding
 
 
+def test_a_name_that_is_taken_is_a_finding(site: Path) -> None:
+    points = site / "moorage_slurm-1.0.dist-info" / "entry_points.txt"
+    points.write_text(points.read_text().replace("slurm =", "ray ="))
+    source = site / "moorage_slurm.py"
+    source.write_text(source.read_text().replace('"slurm"', '"ray"').replace("slurm_", "ray_"))
+    program = (
+        "from moorage.backends.registry import BrokenKind, kinds\n"
+        "print([(x.name, x.reason) for x in kinds().values() if isinstance(x, BrokenKind)])"
+    )
+    expected = [("ray of moorage_slurm:KIND", "ray is taken")]
+    assert run(program, site) == f"{expected}\n"
+
+
 def test_a_setting_of_a_broken_kind_is_refused_with_the_reason(site: Path) -> None:
     (site / "moorage_slurm.py").unlink()
     program = f"import sys\nsys.stderr = sys.stdout\n{LIGHT}".replace(

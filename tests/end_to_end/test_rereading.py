@@ -122,11 +122,11 @@ def test_a_broken_file_leaves_the_tokens_as_they_are_and_is_named(shared, text, 
 
 def test_other_settings_are_named_and_wait_for_a_restart(tmp_path):
     with served(tmp_path) as (file, server):
-        file.write_text("candidates_max = 7\n" + WITHOUT_OLD)
+        file.write_text('candidates_max = 7\nray_cluster = "rays"\n' + WITHOUT_OLD)
         os.kill(server.running.pid, signal.SIGHUP)
         until(lambda: lines(server, "tokens"))
         (line,) = lines(server, "settings")
-        assert line["changed"] == ["candidates_max"]
+        assert line["changed"] == ["candidates_max", "ray_cluster"]
         server.close()
 
 

@@ -58,7 +58,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "MYPYPATH": str(folder / "server")},
         capture_output=True,
         text=True,
         check=False,
@@ -73,6 +73,8 @@ def test_a_new_backend_runs_the_tests_of_all_backends(copy: Path) -> None:
     for check in (("check",), ("format", "--check")):
         checked = run(copy, "-m", "ruff", *check, "server", "tests/backends")
         assert checked.returncode == 0, checked.stdout
+    typed = run(copy, "-m", "mypy", "--follow-imports=silent", "-p", "moorage.backends.tide_pool")
+    assert typed.returncode == 0, typed.stdout
     names = "import moorage.backends.registry as r; print(*r.kinds())"
     assert "tide_pool" in run(copy, "-c", names).stdout
     conformance = ("tests/conformance/test_backend.py", "-k", "tide_pool")

@@ -227,8 +227,10 @@ def kinds() -> Mapping[str, BackendKind[Any]]:
     ]
     found = {kind.name: kind for kind in sorted(shipped, key=lambda x: (not x.by_default, x.name))}
     for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINTS)):
-        if point.name not in found:
-            found[point.name] = _load(point)
+        kind = _load(point)
+        if point.name in found:
+            kind = BrokenKind(f"{point.name} of {point.value}", f"{point.name} is taken")
+        found[kind.name] = kind
     return found
 
 

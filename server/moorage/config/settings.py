@@ -546,6 +546,13 @@ class Config(ShareSettings):
             },
         )
 
+    def values(self) -> dict[str, Any]:
+        """Return all settings by name."""
+        found = {name: getattr(self, name) for name in declared(Config)}
+        for own in self.of_backends.values():
+            found |= {name: getattr(own, name) for name in declared(type(own))}
+        return found
+
     @classmethod
     def load(
         cls,
@@ -579,7 +586,7 @@ class Config(ShareSettings):
             values["data_dir"] = default_data_dir(environ)
         config = cls.of(values)
         config = dataclasses.replace(config, http_host=config.http_host or config.host)
-        chosen = {name: getattr(config, name) for name in declared(cls)}
+        chosen = config.values()
         if "backends" not in given and has_tenants(chosen):
             config = dataclasses.replace(config, backends=BACKENDS_AMONG_TENANTS)
         check_together(chosen, {name: source for name, (source, _) in given.items()})

@@ -78,8 +78,8 @@ class Rereading:
         if finding:
             log.error("settings", setting=setting, finding=f"{finding}; tokens stay as they are")
             return
-        names = [each.name for each in dataclasses.fields(Config) if each.name != "tokens"]
-        late = [name for name in names if getattr(config, name) != getattr(self._config, name)]
+        before, now = self._config.values(), config.values()
+        late = [name for name in now if name != "tokens" and now[name] != before[name]]
         if late:
             log.warning("settings", changed=late, finding="these are in force from the next start")
         old, new = self._config.tokens.items(), config.tokens.items()
