@@ -666,7 +666,7 @@ MUTANTS = [
         "_requeue",
         Drop("_._free(...)"),
         "drifted",
-        0,
+        3,
     ),
     Mutant(
         "believes of a grant what was said about the one before",
