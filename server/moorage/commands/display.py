@@ -40,14 +40,14 @@ def show(*tables: Table) -> None:
 def _show_rows(console: Console, table: Table) -> None:
     """Print a line for each cell, and an empty one between rows."""
     headings = [str(column.header) for column in table.columns]
-    made = Table(title=table.title, caption=table.caption, show_header=False)
+    made = Table(show_header=False)  # As wide as its cells, which would break title and caption.
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         for heading, cell in zip(headings, cells, strict=True):
             made.add_row(heading, cell)
         made.add_section()
-    console.print(made)
+    console.print(*filter(None, (table.title, made, table.caption)), sep="\n")
 
 
 def print_json(value: Any) -> None:
