@@ -1,5 +1,6 @@
 """The README of workflows is true: its examples run, and it names what there is."""
 
+import doctest
 import inspect
 import re
 import subprocess
@@ -18,7 +19,8 @@ from moorage_policies import catalog
 FOLDER = Path(workflow.__file__).parent
 TEXT = (FOLDER / "README.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-LOCAL = [each for each in EXAMPLES if "LeasedPool(" not in each]
+SHELL = [each for each in EXAMPLES if each.startswith(">>> ")]
+LOCAL = [each for each in EXAMPLES if "LeasedPool(" not in each and each not in SHELL]
 (LEASED,) = [each for each in EXAMPLES if "LeasedPool(" in each]
 
 
@@ -39,6 +41,12 @@ def test_examples_without_a_server_run(text, tmp_path):
     assert files
     assert all((tmp_path / name).stat().st_size for name in files)
     assert "4 0.93" in shown or "svg" in text
+
+
+@pytest.mark.parametrize("text", SHELL)
+def test_examples_of_the_python_shell_run(text):
+    example = doctest.DocTestParser().get_doctest(text, {}, "README.md", None, 0)
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 @pytest.mark.heavy
