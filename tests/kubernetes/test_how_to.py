@@ -108,7 +108,7 @@ def test_the_page_leads_from_a_kubeconfig_to_a_pod_on_leased_gpus(
 
 def test_the_page_names_what_the_daemon_calls_it() -> None:
     text = PAGE.read_text()
-    followed = PAGE.parents[2] / "server" / "moorage" / "daemon" / "clusters.py"
+    followed = PAGE.parents[2] / "server/moorage/backends/kubernetes/registration.py"
     for name in ("moorage_cluster_fresh", "moorage_drift"):
         assert name in text
         assert name in followed.read_text()

@@ -309,10 +309,11 @@ async def test_a_node_without_the_wall_gets_no_policy(world, make_bench) -> None
     open_node = world.add(source)
     try:
         bench = await make_bench(workers=world.workers())
-        finding = await world.until(lambda: [each for each in world.said if not each[2]])
-        print(f"\n{finding}")
-        assert "may run no policies" in finding[0][1]
-        assert "seccomp" in finding[0][1]
+        # Ray may still name nodes that were killed just before: agents cannot start there either.
+        found = await world.until(lambda: [x for x in world.said if "may run no policies" in x[1]])
+        print(f"\n{found}")
+        assert "seccomp" in found[0][1]
+        assert not found[0][2]
         _, outcomes = await asked(bench, 4)
         assert all_answered(outcomes)
         assert places(bench) == {""}
