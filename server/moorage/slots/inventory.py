@@ -155,7 +155,7 @@ class Inventory:
         free: Mapping[str, Sequence[Instance]],
         slots_of: Callable[[str, Instance], Amount],
     ) -> Inventory:
-        """Return an inventory of which some is in use.
+        """Return an inventory that is partly in use.
 
         Args:
             free: The instances by type, each with the slots that are free.

@@ -104,11 +104,11 @@ class Backfill:
                 return True
         fitting: list[Pending] = []
         for group in groups.values():
-            fits = self._asks.settles(group[0], reserved)  # All in a line need the same.
+            fits = self._asks.settle(group[0], reserved) is not None  # All in a line need the same.
             for each in group:
                 if not fits:
                     self._warm.capacity(each.ask, reserved)
-                elif not each.ask.alternatives or self._asks.settles(each, reserved):
+                elif not each.ask.alternatives or self._asks.settle(each, reserved) is not None:
                     fitting.append(each)
         if idle and not fitting:
             self._pass_over(idle[0], reserved, excluded=any(map(any, groups)))

@@ -115,7 +115,8 @@ class Requests:
             told.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
         # It waits for the last of its alternatives that it may ever have.
         pending.ask, refusal = alternatives.waits_for(told)
-        found = self.exclusions.find(pending.ask)
+        if ask.alternatives:
+            found = self.exclusions.find(pending.ask)
         if refusal.code is Code.NEVER_FITS:
             self._answer(pending, refusal)
         elif refusal.code is Code.QUOTA_EXCEEDED:
@@ -128,18 +129,25 @@ class Requests:
         demand = ask.demand
         return demand is None or self._feasibility.fits(demand, ask.candidates, exclusions.nodes)
 
-    def settles(self, pending: Pending, kept: Nodes, asks: Iterable[Ask] | None = None) -> bool:
-        """Settle on the first that may be had now of some alternatives, or of all; False: none.
+    def settle(
+        self, pending: Pending, by_waiters: Nodes, asks: Iterable[Ask] | None = None
+    ) -> Exclusions | None:
+        """Choose the first alternative that fits now; return its exclusions, or None: none fits.
 
-        Nodes that are `kept` for who goes before it may not be had.
+        Args:
+            pending: The request.
+            by_waiters: Nodes reserved for waiters that go before it.
+            asks: Some of its alternatives; None: all.
+
         """
         for ask in alternatives.each(pending.ask) if asks is None else asks:
             over = self._quotas.refusal(ask) if ask.alternatives else None
             pending.over = over or pending.over
-            if over is None and self._fits(ask, self.exclusions.find(ask, kept)):
+            found = self.exclusions.find(ask, by_waiters)
+            if over is None and self._fits(ask, found):
                 pending.ask = ask
-                return True
-        return False
+                return found
+        return None
 
     def _tries_next(self, pending: Pending, why: Refusal, exclusions: Exclusions) -> bool:
         """Ask the policy about another alternative that fits; return whether there is one."""
@@ -147,11 +155,11 @@ class Requests:
             return False
         # While the policy thought, there may have come room for one that it was not asked about.
         asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
-        kept = exclusions.by_waiters_only
-        if not self.settles(pending, kept, asks):
+        found = self.settle(pending, exclusions.by_waiters_only, asks)
+        if found is None:
             return False
         pending.insisted = False
-        self.consult(pending, self.exclusions.find(pending.ask, kept))
+        self.consult(pending, found)
         return True
 
     def _beyond_quota(self, pending: Pending, over: Refusal, exclusions: Exclusions) -> None:
