@@ -53,7 +53,7 @@ class BlockingClient:
     Args:
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
-        timeout: Seconds that a reply may take, beyond `wait_seconds`.
+        timeout: Seconds that a reply may take, beyond `wait_seconds` and `deadline_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.

@@ -82,7 +82,7 @@ class Client:
     Args:
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
-        timeout: Seconds that a reply may take, beyond `wait_seconds`.
+        timeout: Seconds that a reply may take, beyond `wait_seconds` and `deadline_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
@@ -170,8 +170,8 @@ class Client:
             dry_run: Decide, but hold nothing.
             on_progress: Called in the event loop with each `data` that `stream` tells: the `state`
                 and, in the queue, the `position` and, where known, `expected_at`.
-            timeout: Seconds until the answer must be here, beyond the `wait_seconds` of the lease;
-                default: the client's.
+            timeout: Seconds until the answer must be here, beyond `deadline_seconds` and the
+                `wait_seconds` of the lease; default: the client's.
 
         Raises:
             RequestRefused: The answer is no; `NoCapacity`, `NeverFits` and others say which no.
@@ -483,7 +483,8 @@ class Client:
     ) -> tuple[Answer, bool]:
         """Ask; return the answer, and whether it may be older than this call."""
         seconds = self._timeout if seconds_max is None else seconds_max
-        terms = message.get("lease")
+        terms, deadline = message.get("lease"), message.get("deadline_seconds")
+        seconds += deadline if isinstance(deadline, int | float) else 0.0
         if on_progress is not None:
             message = {**message, "stream": True}
         give_back = None

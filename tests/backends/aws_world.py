@@ -1,8 +1,9 @@
 """AWS on loopback: moto's server as a process of its own, and a proxy before it for its faults.
 
 The proxy passes everything on but for what moto does not do: client tokens that answer twice with
-one instance, errors as AWS documents them, status checks that take their time, and instances that
-end by themselves. What a machine shall do is said by its tag `bench`.
+one instance, errors as AWS documents them, status checks that take their time, instances that
+end by themselves, and commands, which run on this machine. What a machine shall do is said by its
+tag `bench`.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -67,6 +69,7 @@ class Memory:
     bench: dict[str, str] = field(default_factory=dict)
     hidden: int = 0
     prices: list[str] = field(default_factory=list)
+    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
 
 
 class AwsWorld:
@@ -189,6 +192,11 @@ class Proxy(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # The name http.server calls.
         body = self.rfile.read(int(self.headers["Content-Length"]))
         memory = self.aws.memory
+        target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
+        if "AmazonSSM" in self.headers.get("X-Amz-Target", ""):
+            memory.calls.append((target, json.loads(body)))
+            self._fault_or(target, {}, lambda: self._managed(target, body))
+            return
         if "GetProducts" in self.headers.get("X-Amz-Target", ""):
             memory.calls.append(("GetProducts", {"body": body.decode()}))
             self._fault_or("GetProducts", {}, self._price_list)
@@ -219,7 +227,7 @@ class Proxy(BaseHTTPRequestHandler):
                         self.connection.shutdown(2)
                     return
                 said = fault.message
-                if action == "GetProducts":
+                if action == "GetProducts" or "X-Amz-Target" in self.headers:
                     page = json.dumps({"__type": fault.code, "message": said}).encode()
                 else:
                     page = said.encode() if said.startswith("<") else error(fault.code, said)
@@ -265,6 +273,33 @@ class Proxy(BaseHTTPRequestHandler):
             keys = {value: name for name, value in parameters.items() if name.endswith(".Key")}
             if name := keys.get("bench"):
                 memory.bench[instance_of(answer)] = parameters[f"{name.removesuffix('.Key')}.Value"]
+        return status, answer
+
+    def _managed(self, action: str, body: bytes) -> tuple[int, bytes]:
+        """Have moto answer, and run commands on this machine: it runs none."""
+        running, asked = self.aws.memory.running, json.loads(body)
+        status, answer = self._passed_on(body)
+        if action == "SendCommand" and status == 200:  # HTTP.
+            name = json.loads(answer)["Command"]["CommandId"]
+            (script,) = asked["Parameters"]["commands"]
+            running[name] = subprocess.Popen(
+                ["/bin/sh", "-c", script],
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        if action == "CancelCommand":  # moto has not got it.
+            with running[asked["CommandId"]] as process:
+                os.killpg(process.pid, signal.SIGKILL)
+            return 200, b"{}"
+        if action == "GetCommandInvocation" and status == 200:  # HTTP.
+            process, seen = running[asked["CommandId"]], json.loads(answer)
+            code = process.poll()
+            seen["Status"] = "InProgress" if code is None else "Failed" if code else "Success"
+            if code is not None and process.stdout is not None:
+                with process.stdout as output:
+                    seen |= {"ResponseCode": code, "StandardOutputContent": output.read()}
+            return 200, json.dumps(seen).encode()
         return status, answer
 
     def _price_list(self) -> tuple[int, bytes]:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from aws_world import POLL_SECONDS, AwsWorld
 from moorage.backends.aws.backend import AwsBackend
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
+from moorage.backends.specs import ContainerResourceSpec, Readiness
 from moorage.model import ClusterId, Gpu, Node, NodeId, Share
 from moorage.resources import ResourceEngine, ResourceStatus
 from moorage.resources.resources import BackendRunner
@@ -493,3 +495,69 @@ async def test_a_region_that_is_silent_keeps_nothing_of_another_alive(aws, backe
     aws.memory.faults.clear()
     await backend.stop("b")
     assert aws.instances(region="eu-west-1") == []
+
+
+async def test_a_container_is_an_instance_that_runs_it(aws, backend):
+    spec = ContainerResourceSpec(
+        image="python:3.13",
+        command=["serve", "it's"],
+        environment={"WHO": "me & you"},
+        cpu_count=2,
+        mem_limit="1g",
+        container_port=8000,
+        ports={9000: 9001},
+        extra={"zones": ["us-east-1b"], "instance_type": "t3.micro"},
+    )
+    await backend.start(Order("a", spec))
+    (asked,) = aws.asked("RunInstances")
+    script = base64.b64decode(asked["UserData"]).decode()
+    assert script.startswith("#!/bin/sh\n")
+    command = script.splitlines()[-1]
+    assert command.startswith("docker run --detach --name moorage --env 'WHO=me & you'")
+    assert "--publish 0.0.0.0:8000:8000 --publish 0.0.0.0:9001:9000 --cpus 2" in command
+    assert command.endswith("""--memory 1073741824 -- python:3.13 serve 'it'"'"'s'""")
+    assert asked[ZONE] == "us-east-1b"
+
+
+async def test_a_command_goes_to_the_container_of_an_instance(aws, backend, tmp_path, monkeypatch):
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\n[ $1 = inspect ] && echo true || echo "$@"\n')
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    extra = {"instance_type": "t3.micro"}
+    await backend.start(Order("a", ContainerResourceSpec(image="x", extra=extra)))
+    done = await backend.execute(
+        "a", ("sh", "-c", "echo"), workdir="/w", user="u", environment={"A": "1"}
+    )
+    assert done.output == "exec --workdir /w --user u --env A=1 moorage sh -c echo\n"
+    assert (await backend.logs("a", 5)).text == "moorage\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mount": {"/a": "/b"}}, "mount: expected nothing"),
+        ({"gpus": "all"}, "gpus: expected a number"),
+        ({"readiness": Readiness(path="/")}, "readiness: expected a port"),
+        ({"extra": {"shoes": 2}}, "extra.shoes: expected one of"),
+        ({"extra": {"instance_type": 2}}, "extra.instance_type: expected"),
+        ({"extra": {"user_data": "x"}}, "extra.user_data: expected one of"),
+    ],
+)
+def test_what_no_instance_gives_a_container_is_refused(backend, fields, reason):
+    with pytest.raises(UnsupportedSpecError, match=reason):
+        backend.refuse(ContainerResourceSpec(image="x", **fields))
+
+
+async def test_a_command_on_a_machine_that_ssm_does_not_manage_says_what_it_needs(aws, backend):
+    await backend.start(Order("a", SMALL))
+    aws.refuse("SendCommand", "InvalidInstanceId", "Instances not in a valid state")
+    with pytest.raises(UnsupportedSpecError, match="AmazonSSMManagedInstanceCore"):
+        await backend.execute("a", ("true",))
+
+
+async def test_a_command_that_never_got_to_its_machine_says_so(aws, backend):
+    await backend.start(Order("a", SMALL))
+    aws.refuse("SendCommand", "AccessDeniedException", "not you")
+    with pytest.raises(BackendError, match="AWS does not allow SendCommand"):
+        await backend.execute("a", ("true",))

@@ -36,6 +36,10 @@ class SlurmKind(BackendKind[SlurmSettings]):
     about = "`slurm` starts jobs."
     does = "starts jobs"
     settings = SlurmSettings
+    library_names = ("slurm", "sbatch")
+
+    def open_alone(self, folder, environment):
+        return self.open(None, None)
 
     def open(self, settings, surroundings):
         from moorage.backends.memory.backend import MemoryBackend
@@ -113,6 +117,21 @@ def test_an_entry_point_brings_a_kind(site: Path) -> None:
     assert finding == "DoctorFinding(name='backend: slurm', state='ok', detail='starts jobs')"
     assert name == "slurm"
     assert about.endswith("`slurm` starts jobs.")
+
+
+ACQUIRE = """
+import asyncio
+from moorage.resources import MemoryResourceSpec, ResourceEngine
+async def main():
+    await ResourceEngine.acquire("a", MemoryResourceSpec(), "sbatch")
+    print(next(iter(await ResourceEngine.monitor())).split("|")[1])
+    await ResourceEngine.close()
+asyncio.run(main())
+"""
+
+
+def test_a_resource_engine_starts_at_the_kinds_of_others(site: Path) -> None:
+    assert run(ACQUIRE, site) == "sbatch\n"
 
 
 @pytest.mark.parametrize(

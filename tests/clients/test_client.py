@@ -97,6 +97,14 @@ async def test_many_requests_share_one_socket_and_overtake_each_other(harbour):
     assert len(harbour.headers) == 1
 
 
+async def test_what_an_evaluation_may_take_adds_to_the_time_for_a_reply(harbour):
+    async with Client(harbour.url) as client:
+        slow = asyncio.create_task(client.ask("slow:1-x", deadline_seconds=3600, timeout=0.0))
+        await client.ask("first:1-x")
+        harbour.gate.set()
+        assert (await slow).data["cluster_id"] == "c0"
+
+
 async def test_lists_are_read_page_by_page(harbour):
     async with Client(harbour.url) as client:
         for _ in range(5):

@@ -334,7 +334,13 @@ def test_different_ones_are_not(one, other):
 # What is missing --------------------------------------------------------------------------------
 
 _WITHOUT = """
-import asyncio, sys
+import asyncio, importlib.metadata, sys
+there = importlib.metadata.distribution
+def distribution(name):
+    if name in sys.argv[2:]:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return there(name)
+importlib.metadata.distribution = distribution
 for name in sys.argv[2:]:
     sys.modules[name] = None
 sys.path.insert(0, "")
@@ -358,6 +364,7 @@ asyncio.run(call)
         ("ResourceEngine.monitor()", "pydantic", "server"),
         ("ResourceEngine.monitor()", "httpx", "server"),
         ("ResourceEngine.acquire('a', BaseResourceSpec(), 'ray')", "ray", "ray"),
+        ("ResourceEngine.acquire('a', PodResourceSpec(), 'k8s')", "kubernetes", "kubernetes"),
     ],
 )
 def test_missing_extras_are_named(tmp_path, call, without, extra):

@@ -121,6 +121,7 @@ class BackendKind(ABC, Generic[S]):
         extra: What of its distribution has to be installed for it; empty: nothing.
         package: The distribution that this extra brings.
         distribution: Where the extra is declared.
+        library_names: What `ResourceEngine` calls it; none where `open_alone` is not there.
 
     """
 
@@ -133,6 +134,7 @@ class BackendKind(ABC, Generic[S]):
     extra: ClassVar[str] = ""
     package: ClassVar[str] = ""
     distribution: ClassVar[str] = "moorage"
+    library_names: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def open(self, settings: S, surroundings: Surroundings) -> "Backend":
@@ -143,6 +145,16 @@ class BackendKind(ABC, Generic[S]):
             ModuleNotFoundError: Its extra is not installed.
 
         """
+
+    def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
+        """Open it for a program that has no server, where the environment says that it is.
+
+        Raises:
+            BackendError: It cannot be opened.
+
+        """
+        del folder, environment
+        raise NotImplementedError(f"the backend {self.name} needs a server")
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return what `provision.spec` may be, beside what all backends share."""
@@ -168,16 +180,23 @@ class BackendKind(ABC, Generic[S]):
         if not self.package:
             yield DoctorFinding(name, "ok", self.does)
             return
-        try:
-            found = f"{self.package} {importlib.metadata.version(self.package)}"
-        except importlib.metadata.PackageNotFoundError:
+        if not self.installed:
             way = f"{self.install_command}, then list it in the setting backends"
             yield DoctorFinding(name, "broken" if wanted else "missing", way)
             return
+        found = f"{self.package} {importlib.metadata.version(self.package)}"
         if wanted:
             yield DoctorFinding(name, "ok", found)
         else:
             yield DoctorFinding(name, "missing", f"{found}; the setting backends has it not")
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs is installed."""
+        try:
+            return not self.package or bool(importlib.metadata.version(self.package))
+        except importlib.metadata.PackageNotFoundError:
+            return False
 
     @property
     def install_command(self) -> str:

@@ -9,16 +9,15 @@ docs/reference/resource-engine.md, "Methods" and "Decisions".
 """
 
 import functools
-import importlib.util
 import inspect
 import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
+from moorage.backends.registry import kinds
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BUILT_IN, BaseResourceSpec
-from moorage.extras import install_command
 from moorage.resources.resources import BaseResource, ResourceStatus, Runner
 from moorage.resources.runners import LazyRunner, default_runners
 from moorage.resources.store import ResourceStore
@@ -283,14 +282,10 @@ def _check_options(runner: Runner, options: Mapping[str, Any]) -> None:
 
 def _remedy(backend: str) -> str:
     """Return what to do about a documented backend that is not here."""
-    if backend == "aws" and importlib.util.find_spec("boto3") is not None:
-        return ""  # This engine was made without it.
-    remedies = {
-        "aws": f". It needs boto3: {install_command('aws')}",
-        "ray": f". Pools on a Ray cluster are in moorage.slices: {install_command('ray')}",
-        "k8s": ". Nothing starts resources on Kubernetes yet; a runner of your own may",
-    }
-    return remedies.get(backend, "")
+    for kind in kinds().values():
+        if backend in kind.library_names and not kind.installed:
+            return f". It needs {kind.package}: {kind.install_command}"
+    return ""  # No documented one, or this engine was made without it.
 
 
 def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.

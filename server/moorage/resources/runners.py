@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import functools
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -27,12 +26,14 @@ from moorage.backends.base import Backend, BackendError, WorkloadReport
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.gpus import gpus_here
 from moorage.backends.memory.backend import MemoryBackend
+from moorage.backends.registry import kinds
 from moorage.backends.specs import (
     APIModelResourceSpec,
     BaseResourceSpec,
     LocalEnvResourceSpec,
     VLLMModelResourceSpec,
 )
+from moorage.resources import caretaker
 from moorage.resources.resources import (
     BackendResource,
     BackendRunner,
@@ -124,7 +125,7 @@ class ModelResource(BaseResource):
 
 
 class VLLMResource(BackendResource):
-    """A model served by vLLM on this machine."""
+    """A model served by vLLM."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
         """Do nothing: a model remembers nothing of its users, and takes minutes to load."""
@@ -240,7 +241,22 @@ async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class LocalRunner(BackendRunner):
+class ModelRunner(BackendRunner):
+    """A backend that serves models, too."""
+
+    def resource(
+        self,
+        spec: BaseResourceSpec,
+        workload: WorkloadReport,
+        resource_id: str | None,
+        timeout_seconds: float | None,
+    ) -> BackendResource:
+        """Return what a started workload is to its user."""
+        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
+        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
+
+
+class LocalRunner(ModelRunner):
     """The backend `local`: what the backend of this machine starts, and what needs no machine."""
 
     async def start_resource(
@@ -262,17 +278,6 @@ class LocalRunner(BackendRunner):
         async with asyncio.timeout(min(limits) if limits else None):
             await made.start()
         return made
-
-    def resource(
-        self,
-        spec: BaseResourceSpec,
-        workload: WorkloadReport,
-        resource_id: str | None,
-        timeout_seconds: float | None,
-    ) -> BackendResource:
-        """Return what a started workload is to its user."""
-        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
-        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
 
 
 def _environment(spec: LocalEnvResourceSpec) -> Any:
@@ -359,10 +364,11 @@ def _local() -> Backend:
     return LocalBackend(_home(), gpus=gpus_here(), outlive=False)
 
 
-def _aws() -> Backend:
-    from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
-
-    return AwsBackend(_home())
+def _elsewhere(name: str) -> Runner:
+    """Return a runner of a backend whose workloads would outlive this process."""
+    root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))
+    caretaker.watch(name, root)
+    return ModelRunner(caretaker.opened(name, root))
 
 
 def default_runners() -> Mapping[str, Runner]:
@@ -371,6 +377,8 @@ def default_runners() -> Mapping[str, Runner]:
         "local": LazyRunner("local", lambda: LocalRunner(_local())),
         "memory": LazyRunner("memory", lambda: BackendRunner(MemoryBackend())),
     }
-    if importlib.util.find_spec("boto3") is not None:
-        runners["aws"] = LazyRunner("aws", lambda: BackendRunner(_aws()))
+    for name, kind in kinds().items():
+        if kind.library_names and kind.installed:
+            runner = LazyRunner(name, functools.partial(_elsewhere, name))
+            runners |= dict.fromkeys(kind.library_names, runner)
     return runners

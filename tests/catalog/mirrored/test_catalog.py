@@ -446,6 +446,16 @@ async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, op
     assert all(each.path != "/cluster/../../admin" for each in site.asked)
 
 
+async def test_queries_of_one_cluster_are_answered_while_its_metrics_are_fresh(site, opened):
+    catalog = await opened.open(site, "clusters metrics")
+    site.asked.clear()
+    for query in ({"clusterId": "a"}, {"clusterId": {"$in": ["a"]}}):
+        assert [each["clusterId"] for each in await catalog.metrics.query(query)] == ["a"]
+    assert site.count("/cluster/query") == 1
+    del site.metrics["b"]
+    assert await catalog.metrics.query({"clusterId": "b"}) == []
+
+
 async def test_metrics_of_unknown_clusters_are_not_remembered(site, opened):
     catalog = await opened.open(site, "clusters metrics")
     site.metrics["x"] = metrics("x")

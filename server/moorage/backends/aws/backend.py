@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
-from moorage.backends.aws import catalogue, orders
+from moorage.backends.aws import catalogue, commands, containers, orders
 from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
 from moorage.backends.aws.identity import Identity
 from moorage.backends.aws.instances import Ec2Instance, Instances
@@ -23,6 +23,7 @@ from moorage.backends.aws.launches import LaunchPlan, launch
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.aws.watch import InstanceWatch
 from moorage.backends.base import (
+    LOG_BYTES_MAX,
     BackendError,
     CommandExecution,
     Listener,
@@ -36,7 +37,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.completion import finished
 from moorage.backends.local.readiness import accepts
-from moorage.backends.specs import BaseResourceSpec
+from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.model import Node, Share
 
 __all__ = ["AwsBackend"]
@@ -81,7 +82,12 @@ class AwsBackend:
     """
 
     name: Final = "aws"
-    support: Final = Support(categories=frozenset({"instance"}), default="instance")
+    support: Final = Support(
+        categories=frozenset({"instance", "container"}),
+        default="instance",
+        execute=True,
+        logs=True,
+    )
 
     def __init__(
         self,
@@ -383,19 +389,41 @@ class AwsBackend:
     async def execute(
         self,
         workload: str,
-        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        command: Sequence[str],
         *,
-        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
-        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
-        user: str | None = None,  # noqa: ARG002  # The Protocol's.
-        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
-        """Refuse: what runs there is up to `user_data`, and to SSH."""
-        await self._refused(workload, "the backend aws runs no commands; use user_data or SSH")
+        """Run a command on an instance, or in its container, by SSM; see `Backend.execute`.
 
-    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
-        """Refuse: AWS keeps the end of the console only, some minutes old."""
-        await self._refused(workload, "the backend aws keeps no output")
+        Of what it writes, AWS keeps the first 24,000 characters.
+        """
+
+        def run(given_up: threading.Event) -> CommandExecution:
+            instance = self._current(workload)
+            script = commands.script_of(
+                command, workdir, user, environment or {}, container=instance.container
+            )
+            return commands.run(self._calls, instance, script, timeout_seconds, given_up)
+
+        return await self._in_thread(run)
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # Each name has one instance.
+        """Read the console of an instance, some minutes old, or its container's output by SSM."""
+        return await self._in_thread(lambda given_up: self._read(workload, offset, given_up))
+
+    def _read(self, workload: str, offset: int, given_up: threading.Event) -> Log:
+        instance = self._current(workload)
+        if instance.container and not instance.over:
+            script = f"docker logs {containers.NAME} 2>&1"
+            data = commands.run(self._calls, instance, script, None, given_up).output.encode()
+        else:
+            data = self._instances().output(instance).encode()
+        start = max(len(data) + offset, 0) if offset < 0 else min(offset, len(data))
+        part = data[start:][:LOG_BYTES_MAX]
+        return Log.of(part, start, over=instance.over and start + len(part) >= len(data))
 
     async def _refused(self, workload: str, reason: str) -> NoReturn:
         await self.status(workload)
@@ -447,6 +475,9 @@ class AwsBackend:
 
 
 def _instance_spec(spec: BaseResourceSpec) -> InstanceResourceSpec:
+    if isinstance(spec, ContainerResourceSpec):
+        return containers.instance_of(spec)
     if not isinstance(spec, InstanceResourceSpec):
-        raise UnsupportedSpecError(f"the backend aws starts instance, not {spec.category}")
+        reason = f"the backend aws starts container, instance, not {spec.category}"
+        raise UnsupportedSpecError(reason)
     return spec

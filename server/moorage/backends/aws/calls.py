@@ -165,6 +165,16 @@ class AwsCalls:
         """
         return self._call("run_instances", region, 1, arguments)
 
+    def manage(self, name: str, region: str, **arguments: Any) -> dict[str, Any]:
+        """Make one call of Systems Manager, which runs commands on instances.
+
+        Raises:
+            AwsError: AWS refused.
+            UnreachableError: AWS did not answer.
+
+        """
+        return self._call(name, region, TRIES_MAX, arguments, "ssm")
+
     def pages(self, name: str, region: str, **arguments: Any) -> Iterator[dict[str, Any]]:
         """Make a call of EC2 whose answer comes in pages."""
         yield from self._pages("ec2", name, region, arguments)
@@ -184,10 +194,11 @@ class AwsCalls:
             raise _error_of(error, name, region) from error
 
     def _call(
-        self, name: str, region: str, tries: int, arguments: dict[str, Any]
+        self, name: str, region: str, tries: int, arguments: dict[str, Any], service: str = "ec2"
     ) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = getattr(self._client("ec2", region, tries), name)(**arguments)
+            client = self._client(service, region, tries)
+            answer: dict[str, Any] = getattr(client, name)(**arguments)
         except _ERRORS as error:
             raise _error_of(error, name, region) from error
         return answer

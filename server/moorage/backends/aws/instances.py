@@ -16,7 +16,7 @@ from typing import Any, Final
 from moorage.backends.aws.calls import AwsCalls, AwsError
 from moorage.backends.base import LOG_TAIL_LINES, Phase, WorkloadReport
 
-__all__ = ["READY", "SERVER", "WORKLOAD", "Ec2Instance", "Instances"]
+__all__ = ["CONTAINER", "READY", "SERVER", "WORKLOAD", "Ec2Instance", "Instances"]
 
 SERVER: Final = "moorage:server"
 """Tag: the server that cares for the instance."""
@@ -24,6 +24,8 @@ WORKLOAD: Final = "moorage:workload"
 """Tag: the name of the workload; of a lease, its id."""
 READY: Final = "moorage:ready"
 """Tag: it was ready once, so that a daemon that comes back need not try it again."""
+CONTAINER: Final = "moorage:container"
+"""Tag: what was asked for is the container on it."""
 STOPPED: Final = "moorage:stopped"
 """Tag: it was stopped from here, so that it is no news that it ended."""
 CONSISTENCY_SECONDS: Final = 60.0
@@ -50,6 +52,7 @@ class Ec2Instance:
         address: Its public address, or the private one where it has no public one.
         ready: It was ready once.
         stopped: It was stopped from here.
+        container: It has the one container that was asked for.
 
     """
 
@@ -66,6 +69,7 @@ class Ec2Instance:
     address: str = ""
     ready: bool = False
     stopped: bool = False
+    container: bool = False
 
     @property
     def over(self) -> bool:
@@ -221,10 +225,15 @@ class Instances:
     def console(self, instance: Ec2Instance) -> tuple[str, ...]:
         """Return the last lines of its console, as far as AWS has them."""
         with contextlib.suppress(AwsError):
-            answer = self._calls.call("get_console_output", instance.region, InstanceId=instance.id)
-            lines = [line.strip() for line in answer.get("Output", "").splitlines()]
+            lines = [line.strip() for line in self.output(instance).splitlines()]
             return tuple([line for line in lines if line][-LOG_TAIL_LINES:])
         return ()
+
+    def output(self, instance: Ec2Instance) -> str:
+        """Return the end of its console, as AWS has it: up to 64 KiB, minutes old."""
+        answer = self._calls.call("get_console_output", instance.region, InstanceId=instance.id)
+        text: str = answer.get("Output", "")
+        return text
 
     def _tag(self, region: str, ids: list[str], key: str) -> None:
         tags = [{"Key": key, "Value": "true"}]
@@ -267,6 +276,7 @@ def _parse(document: dict[str, Any], region: str) -> Ec2Instance:
         address=document.get("PublicIpAddress") or document.get("PrivateIpAddress", ""),
         ready=READY in tags,
         stopped=STOPPED in tags,
+        container=CONTAINER in tags,
     )
 
 

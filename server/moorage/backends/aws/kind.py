@@ -1,6 +1,8 @@
 """The kind `aws`, for the registry."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.backends.registry import BackendKind, Surroundings
@@ -45,6 +47,7 @@ class AwsKind(BackendKind[AwsSettings]):
     settings = AwsSettings
     extra = "aws"
     package = "boto3"
+    library_names = ("aws",)
 
     def open(self, settings: AwsSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
@@ -62,6 +65,13 @@ class AwsKind(BackendKind[AwsSettings]):
             profiles=settings.aws_instance_profiles or unnamed,
             groups=settings.aws_security_groups or unnamed,
         )
+
+    def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
+        """Open it as boto3 finds credentials and region; see `BackendKind.open_alone`."""
+        from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
+
+        del environment  # boto3 reads it.
+        return AwsBackend(folder)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return its spec; see `BackendKind.specs`."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.backends.aws.catalogue import Catalogue, InstanceType
-from moorage.backends.aws.instances import SERVER, WORKLOAD
+from moorage.backends.aws.instances import CONTAINER, SERVER, WORKLOAD
 from moorage.backends.aws.specs import InstanceResourceSpec
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
-from moorage.backends.specs import memory_bytes
+from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 from moorage.model import Node, Share
 from moorage.policy import capacity_type
 
@@ -216,6 +216,8 @@ def request(
     token = "|".join((server, order.id, str(turn), offer.title, zone))
     tags = {"Name": f"moorage {order.id}"[:TAG_VALUE_CHARS_MAX], **spec.tags}
     tags |= {SERVER: server, WORKLOAD: order.id}
+    if isinstance(order.spec, ContainerResourceSpec):
+        tags[CONTAINER] = "true"
     if lease := order.environment.get("MOORAGE_LEASE_ID"):
         tags["moorage:lease"] = lease
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]

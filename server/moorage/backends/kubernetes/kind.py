@@ -86,6 +86,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
     settings = KubernetesSettings
     extra = "kubernetes"
     package = "kubernetes"
+    library_names = ("kubernetes", "k8s")
 
     def open(self, settings: KubernetesSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
@@ -102,6 +103,20 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
         ]
         folder = surroundings.data_dir / self.name
         return KubernetesBackend(folder, clusters, settings.kubernetes_namespace)
+
+    def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
+        """Open the cluster of `KUBECONFIG`, or around this pod; see `BackendKind.open_alone`."""
+        from moorage.backends.kubernetes.backend import (  # noqa: PLC0415  # It needs an extra.
+            KubernetesBackend,
+        )
+        from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As above.
+            ClusterSource,
+        )
+
+        file = environment.get("KUBECONFIG") or environment.get("MOORAGE_KUBERNETES_CONFIG")
+        source = ClusterSource(self.name, kubeconfig=Path(file) if file else None)
+        namespace = environment.get("MOORAGE_KUBERNETES_NAMESPACE", "default")
+        return KubernetesBackend(folder, [source], namespace)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return its specs; see `BackendKind.specs`."""

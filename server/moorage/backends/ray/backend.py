@@ -53,6 +53,7 @@ class RayBackend:
         root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
             and after a crash.
         address: Of the cluster: `auto`, `HOST:PORT`, or `ray://HOST:PORT`.
+        leased: Whether leases say what each workload holds; else its spec does.
 
     """
 
@@ -66,7 +67,8 @@ class RayBackend:
         kinds={"job": RayJobResourceSpec},
     )
 
-    def __init__(self, root: Path, address: str = "auto") -> None:
+    def __init__(self, root: Path, address: str = "auto", *, leased: bool = True) -> None:
+        self._leased = leased
         self._records = Records(root)
         self._nodes = frozenset[str]()
         self._listener: Listener | None = None
@@ -90,7 +92,7 @@ class RayBackend:
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Look at a spec before anything is held for it; see `Backend.refuse`."""
-        orders.check(spec)
+        orders.check(spec, leased=self._leased)
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return what is here; see `Backend.discover`."""
@@ -109,7 +111,7 @@ class RayBackend:
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload and wait until it is ready; see `Backend.start`."""
-        orders.check(order.spec)
+        self.refuse(order.spec)
         plans = orders.plans(order, self._records.server())
         if order.id in self._records.ready():
             try:

@@ -1,7 +1,9 @@
 """The kind `ray`, for the registry."""
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.backends.registry import BackendKind, Inventory, Surroundings
@@ -51,6 +53,7 @@ class RayKind(BackendKind[RaySettings]):
     settings = RaySettings
     extra = "ray"
     package = "ray"
+    library_names = ("ray",)
 
     def open(self, settings: RaySettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
@@ -59,6 +62,13 @@ class RayKind(BackendKind[RaySettings]):
         if importlib.util.find_spec("ray") is None:  # Another process imports it.
             raise ModuleNotFoundError(name="ray")
         return RayBackend(surroundings.data_dir / self.name, settings.ray_address)
+
+    def open_alone(self, folder: Path, environment: Mapping[str, str]) -> "Backend":
+        """Open the cluster of `RAY_ADDRESS`, or of this machine; see `BackendKind.open_alone`."""
+        from moorage.backends.ray.backend import RayBackend  # noqa: PLC0415  # See registry.
+
+        address = environment.get("RAY_ADDRESS") or environment.get("MOORAGE_RAY_ADDRESS") or "auto"
+        return RayBackend(folder, address, leased=False)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return its specs; see `BackendKind.specs`."""

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any, Final
 
 from moorage.backends.base import BackendError, Order, UnsupportedSpecError
+from moorage.backends.local.container_plans import LOOPBACK, is_shell, mounts, probe_port
 from moorage.backends.ray.specs import RayActorResourceSpec, RayJobResourceSpec
 from moorage.backends.specs import (
     BaseResourceSpec,
+    ContainerResourceSpec,
     ProcessResourceSpec,
     Readiness,
     ServiceResourceSpec,
@@ -21,17 +24,29 @@ __all__ = ["CATEGORIES", "NAMESPACE", "Plan", "check", "plans"]
 
 NAMESPACE: Final = "moorage"
 """Of Ray, that all actors are in."""
-CATEGORIES: Final = frozenset({"process", "service", "vllm", "ray_actor", "job"})
+CATEGORIES: Final = frozenset({"process", "service", "vllm", "ray_actor", "job", "container"})
 OPTIONS: Final = frozenset({"runtime_env", "max_concurrency", "resources"})
 """Of `ray_actor_options`; the others say what the lease says."""
+OWN_OPTIONS: Final = frozenset(
+    {"num_cpus", "num_gpus", "memory", "accelerator_type", "label_selector", "scheduling_strategy"}
+)
+"""Also of them, where there is no lease."""
+IMAGES: Final = frozenset({"image_uri", "container"})
+"""Of a `runtime_env`, what has Ray run a worker in an image."""
 CALLS_MAX: Final = 1000
+NODE_PYTHON: Final = "{python}"
+"""Program of a command: the interpreter that Ray itself has on the node."""
 
 Plan = dict[str, Any]
 """What runs on one node, as JSON: `driver` starts the actor by it, `node.host` the workload."""
 
 
-def check(spec: BaseResourceSpec) -> None:
+def check(spec: BaseResourceSpec, *, leased: bool = True) -> None:
     """Refuse what could never be started on Ray.
+
+    Args:
+        spec: What is wanted.
+        leased: Whether a lease will say what it holds; else the spec does.
 
     Raises:
         UnsupportedSpecError: It names the field.
@@ -45,22 +60,38 @@ def check(spec: BaseResourceSpec) -> None:
     if isinstance(spec, ProcessResourceSpec):
         if not spec.command:
             raise UnsupportedSpecError("command: expected a list of texts, the program first")
-        if spec.cpu_count is not None:
+        if spec.cpu_count is not None and leased:
             reason = "Ray counts processors and binds nothing to them; ask for cpu_milli"
             raise UnsupportedSpecError(f"cpu_count: {reason} in resources")
         if spec.reset_command:
             raise UnsupportedSpecError("reset_command: the backend ray resets nothing")
+    if isinstance(spec, ContainerResourceSpec):
+        _check_container(spec, leased=leased)
     if isinstance(spec, RayActorResourceSpec):
         module, dot, name = spec.actor_cls_path.rpartition(".")
         if not (module and dot and name.isidentifier()):
             raise UnsupportedSpecError("actor_cls_path: expected package.module.Class")
-        _check_options(spec.ray_actor_options)
+        _check_options(spec.ray_actor_options, leased=leased)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_container(spec: ContainerResourceSpec, *, leased: bool) -> None:
+    if not isinstance(spec.gpus, int | None):
+        raise UnsupportedSpecError("gpus: expected a number; Ray says which")
+    environment = spec.ray_actor_options.get("runtime_env", {})
+    if isinstance(environment, dict) and (named := environment.keys() & IMAGES):
+        reason = "expected none: the container engine of the node runs `image`, and Ray itself"
+        field = f"ray_actor_options.runtime_env.{min(named)}"
+        raise UnsupportedSpecError(f"{field}: {reason} runs no image for the engine")
+    mounts(spec)
+    probe_port(spec)
+    _check_options(spec.ray_actor_options, leased=leased)
+
+
+def _check_options(options: Mapping[str, Any], *, leased: bool) -> None:
     """Refuse what Ray would only refuse once the lease is granted."""
-    for option in options.keys() - OPTIONS:
-        known = ", ".join(sorted(OPTIONS))
+    allowed = OPTIONS if leased else OPTIONS | OWN_OPTIONS
+    for option in options.keys() - allowed:
+        known = ", ".join(sorted(allowed))
         reason = f"expected one of {known}; the lease says all else"
         raise UnsupportedSpecError(f"ray_actor_options.{option}: {reason}")
     calls = options.get("max_concurrency", 1)
@@ -90,14 +121,16 @@ def plans(order: Order, server: str) -> list[Plan]:
         BackendError: The lease holds what Ray cannot give.
 
     """
-    spec = order.spec.service() if isinstance(order.spec, VLLMModelResourceSpec) else order.spec
+    spec = _service(order.spec) if isinstance(order.spec, VLLMModelResourceSpec) else order.spec
     fencing = order.environment.get("MOORAGE_FENCING", "0")
     shares: list[Share | None] = [*order.placement] or [None]
     bundles = _bundles(order.placement) if isinstance(spec, RayJobResourceSpec) else []
     if bundles:
         del shares[1:]
     nodes = [str(each.node_id) for each in order.placement] or [""]
-    own = spec.environment if isinstance(spec, ProcessResourceSpec) else {}
+    own: Mapping[str, str] = {}
+    if isinstance(spec, ProcessResourceSpec | ContainerResourceSpec):
+        own = spec.environment
     found = []
     for index, share in enumerate(shares):
         name = f"{server}/{order.id}/{fencing}/{order.attempt}/{index}"
@@ -113,12 +146,12 @@ def plans(order: Order, server: str) -> list[Plan]:
                 "namespace": NAMESPACE,
                 "title": spec.title,
                 "node": share.node_id if share else "",
-                "gpus": list(share.gpus) if share else [],
+                "gpus": list(share.gpus) if share else None,
                 "options": {"num_cpus": 0, "num_gpus": 0} if bundles else _options(share, spec),
                 "bundles": bundles,
                 "shape": {"actors": len(shares), "nodes": nodes},
                 "environment": environment,
-                **_work(spec),
+                **_work(spec, share),
             }
         )
     return found
@@ -127,11 +160,29 @@ def plans(order: Order, server: str) -> list[Plan]:
 def _options(share: Share | None, spec: BaseResourceSpec) -> dict[str, Any]:
     """Return what Ray holds for the actor."""
     given: Mapping[str, Any] = {}
-    if isinstance(spec, RayActorResourceSpec):
+    if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
     kept = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
-    return {**kept, **held, **(_held(share) if share is not None else {})}
+    return {**held, **kept, **(_held(share) if share is not None else _wanted(spec))}
+
+
+def _wanted(spec: BaseResourceSpec) -> dict[str, float]:
+    """Return what a spec says itself, where no lease does."""
+    said = {"num_cpus": "cpu_count", "num_gpus": "gpus", "memory": "mem_limit"}
+    given = {option: getattr(spec, name, None) for option, name in said.items()}
+    if given["memory"]:
+        given["memory"] = memory_bytes(given["memory"])
+    return {option: amount for option, amount in given.items() if amount is not None}
+
+
+def _service(spec: VLLMModelResourceSpec) -> ServiceResourceSpec:
+    """Return the service that a model is, on whatever node: all of the cluster may reach it."""
+    service = spec.service()
+    command = ["0.0.0.0" if each == "127.0.0.1" else each for each in service.command]  # noqa: S104  # As it says.
+    if spec.python is None:
+        command[0] = NODE_PYTHON
+    return replace(service, host="0.0.0.0", command=command)  # noqa: S104  # As above.
 
 
 def _bundles(placement: Sequence[Share]) -> list[Plan]:
@@ -165,7 +216,7 @@ def _held(share: Share) -> dict[str, float]:
     return held
 
 
-def _work(spec: BaseResourceSpec) -> dict[str, Any]:
+def _work(spec: BaseResourceSpec, share: Share | None) -> dict[str, Any]:
     """Return what the actor does."""
     programs = resources.files("moorage.backends.ray.node")
     work: dict[str, Any] = {
@@ -180,7 +231,10 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         "concurrency": 1,
         "warden": programs.joinpath("warden.py").read_text(),
         "site": "",
+        "container": None,
     }
+    if isinstance(spec, ContainerResourceSpec):
+        return {**work, **_container(spec, share)}
     if isinstance(spec, RayActorResourceSpec):
         concurrency = spec.ray_actor_options.get("max_concurrency", 1)
         actor = {
@@ -203,12 +257,43 @@ def _work(spec: BaseResourceSpec) -> dict[str, Any]:
         work |= {
             "port": spec.port,
             "host": spec.host,
-            "readiness": {
-                "path": probe.path,
-                "port": probe.port,
-                "command": probe.command,
-                "every_seconds": probe.every_seconds,
-                "timeout_seconds": probe.timeout_seconds,
-            },
+            "readiness": _asked(probe),
         }
     return work
+
+
+def _asked(probe: Readiness) -> dict[str, Any]:
+    """Return how a workload is asked whether it answers."""
+    return {
+        "path": probe.path,
+        "port": probe.port,
+        "command": probe.command,
+        "every_seconds": probe.every_seconds,
+        "timeout_seconds": probe.timeout_seconds,
+    }
+
+
+def _container(spec: ContainerResourceSpec, share: Share | None) -> dict[str, Any]:
+    """Return what the container engine of a node is to run; a lease says what the spec does not."""
+    cpus = spec.cpu_count or (share.cpu_milli / 1000 if share else 0)
+    size = (
+        memory_bytes(spec.mem_limit) if spec.mem_limit else (share.memory_mib << 20 if share else 0)
+    )
+    port = probe_port(spec)
+    wanted = [each for each in (spec.container_port, port) if each is not None]
+    return {
+        "container": {
+            "image": spec.title,
+            "command": spec.command or [],
+            "stdin": spec.command is None or is_shell(spec.command),
+            "cpus": cpus,
+            "memory_bytes": size,
+            "ports": {str(each): spec.ports.get(each, 0) for each in (*wanted, *spec.ports)},
+            "container_port": spec.container_port,
+            "mounts": mounts(spec),
+        },
+        "host": spec.host_ip or LOOPBACK,
+        "readiness": {**_asked(spec.readiness or Readiness()), "asked": spec.readiness is not None}
+        | ({"port": port} if spec.readiness else {}),
+        "stop_seconds": spec.stop_seconds,
+    }

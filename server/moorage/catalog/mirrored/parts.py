@@ -25,7 +25,7 @@ from moorage.catalog.mirrored.services import SearchService
 from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
-from moorage.query import Filter
+from moorage.query import Filter, text_at
 
 __all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
 
@@ -87,8 +87,13 @@ class MirroredMetrics:
         return read.found[name][0].document
 
     async def query(self, query: Document | None = None) -> list[Document]:
-        """See `Metrics.query`."""
-        compile_filter(query or {})  # Nothing that it refuses is passed on.
+        """See `Metrics.query`; what names one cluster, as policies ask in loops, is as `get`."""
+        condition = parse_filter(query)  # Nothing that it refuses is passed on.
+        name = text_at(condition, "clusterId")
+        if name and self._memory.known(name):
+            await self._mirror.require(name)
+            entry = self._memory.metrics.get(name)
+            return [] if entry is None else [entry.document]
         return await self._mirror.service.matching(query or {})
 
     async def aggregate(self, stages: Any) -> list[Document]:

@@ -221,6 +221,7 @@ def _pod(order: Order, pod: PodOrder, share: Share | None, rank: int, *, counted
         "resources": {"requests": sizes, "limits": sizes},
         **({"command": list(pod.command)} if pod.command else {}),
         **({"args": list(pod.arguments)} if pod.arguments else {}),
+        **({"workingDir": pod.workdir} if pod.workdir else {}),
         **({"readinessProbe": _probe(pod.readiness, pod.port)} if pod.readiness else {}),
         **({"ports": [{"containerPort": pod.port}]} if pod.port else {}),
     }

@@ -15,14 +15,19 @@ from moorage.backends.kubernetes.specs import (
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
+    ProcessResourceSpec,
     Readiness,
+    ServiceResourceSpec,
     VLLMModelResourceSpec,
 )
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES
 
-CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm"})
+CATEGORIES: Final = frozenset({"pod", "job", "service", "container", "vllm", "process"})
+PROCESS_IMAGE: Final = "ubuntu:22.04"
+"""Of a command without an image of its own in `extra`; that of a container, too."""
 VLLM_IMAGE: Final = "vllm/vllm-openai:v0.11.0"
-_VLLM_PORT: Final = 8000
+_PORT: Final = 8000
+"""Where a pod listens that may choose."""
 DOMAIN: Final = "moorage.dev"
 """The domain of the labels and annotations that only this server sets."""
 _ALL_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -42,6 +47,7 @@ class PodOrder:
         image: Of its container.
         command: In the place of the image's entrypoint; none keeps that.
         arguments: Of the entrypoint; none keeps the image's.
+        workdir: Where the command runs; empty for where the image says.
         environment: Variables.
         namespace: Where it wants to be; empty for where the backend says.
         labels: Its own.
@@ -60,6 +66,7 @@ class PodOrder:
     image: str
     command: Sequence[str] = ()
     arguments: Sequence[str] = ()
+    workdir: str = ""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     namespace: str = ""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -113,6 +120,8 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
             return _of_container(spec)
         case VLLMModelResourceSpec():
             return _of_vllm(spec)
+        case ProcessResourceSpec() if spec.category in {"process", "service"}:
+            return _of_process(spec)
         case _:  # What another backend starts.
             known = ", ".join(sorted(CATEGORIES))
             raise UnsupportedSpecError(
@@ -155,11 +164,40 @@ def _of_container(spec: ContainerResourceSpec) -> PodOrder:
     )
 
 
+def _of_process(spec: ProcessResourceSpec) -> PodOrder:
+    """Return a command as a pod; `image` of its `extra` says what it finds around it."""
+    if not spec.command:
+        raise UnsupportedSpecError("command: expected a list of texts, the program first")
+    if spec.reset_command:
+        raise UnsupportedSpecError("reset_command: expected nothing: a pod is reset by a new one")
+    image = spec.extra.get("image", PROCESS_IMAGE)
+    if not (isinstance(image, str) and image):
+        raise UnsupportedSpecError("extra.image: expected the image that the command runs in")
+    _check_environment("environment", spec.environment)
+    port, command, own = None, spec.command, {}
+    if isinstance(spec, ServiceResourceSpec):
+        port = spec.port or _PORT
+        command = [each.replace("{port}", str(port)) for each in command]
+        own = {"PORT": str(port)}
+    return PodOrder(
+        image=image,
+        command=command,
+        workdir=spec.workdir or "",
+        environment={**spec.environment, **own},
+        cpu_count=spec.cpu_count,
+        mem_limit=spec.mem_limit,
+        gpus=spec.gpus or 0,
+        readiness=_probe(getattr(spec, "readiness", None), port),
+        port=port,
+        stop_seconds=spec.stop_seconds,
+    )
+
+
 def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
     for name in ("python", "template"):
         if getattr(spec, name):
             raise UnsupportedSpecError(f"{name}: expected nothing: {VLLM_IMAGE} has its own")
-    port = spec.port or _VLLM_PORT
+    port = spec.port or _PORT
     service = spec.service()
     command = service.command[3:]  # Behind `python -m module`, which the image brings.
     told = {"127.0.0.1": "0.0.0.0", "{port}": str(port)}  # noqa: S104  # Of the pod alone.

@@ -23,7 +23,7 @@ from moorage import ray_devices
 from moorage.backends.ray.driver import observation
 from moorage.backends.ray.driver.groups import GroupError
 from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
-from moorage.backends.ray.node import host
+from moorage.backends.ray.node import containers, host
 
 BEAT_SECONDS: Final = 2.0
 """Between two looks whether Ray still answers; the daemon is told each time."""
@@ -134,6 +134,7 @@ def main() -> None:
     # No node needs this package: its classes travel to the cluster by value.
     ray.cloudpickle.register_pickle_by_value(ray_devices)  # type: ignore[no-untyped-call]  # As above.
     ray.cloudpickle.register_pickle_by_value(observation)  # type: ignore[no-untyped-call]  # As above.
+    ray.cloudpickle.register_pickle_by_value(containers)  # type: ignore[no-untyped-call]  # As above.
     ray.cloudpickle.register_pickle_by_value(host)  # type: ignore[no-untyped-call]  # As above.
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False)

@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import ray
 
+from moorage.backends.ray.node.containers import NodeContainer
 from moorage.ray_devices import device_names, given_devices
 
 _LOG_BYTES_MAX = 256 * 1024
@@ -130,6 +131,8 @@ class WorkloadHost:
         self._stopping = False
         self._ending: asyncio.Future[bytes] | None = None
         self._port = 0
+        self._gpus: list[str] = []
+        self._container: NodeContainer | None = None
         self._written = 0
         self._environment: dict[str, str] = {}
         self._calls = ThreadPoolExecutor(plan["concurrency"], thread_name_prefix="call")
@@ -146,9 +149,10 @@ class WorkloadHost:
         if self._beginning is None:
             given = given_devices()
             # What a job's tasks get was looked at when its group was made.
-            if not self._plan["bundles"] and sorted(given) != sorted(
-                device_names(self._plan["gpus"])
-            ):
+            gpus = self._plan["gpus"]
+            if gpus is None:  # No lease names them: it has those that Ray gave it.
+                self._gpus = given
+            elif not self._plan["bundles"] and sorted(given) != sorted(device_names(gpus)):
                 return {"phase": "pending", "given": given}
             self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
             self._beginning = asyncio.ensure_future(self._begin())
@@ -230,7 +234,9 @@ class WorkloadHost:
     async def _begin(self) -> Report:
         plan = self._plan
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # As Ray counts; CUDA itself: fastest first.
-        visible = _visible(device_names(plan["gpus"]))
+        named = self._gpus if plan["gpus"] is None else device_names(plan["gpus"])
+        self._gpus = list(named)
+        visible = _visible(named)
         self._environment = {**order, **plan["environment"], **visible}
         try:
             if plan["actor"] is not None:
@@ -288,8 +294,16 @@ class WorkloadHost:
 
     def _start_command(self) -> None:
         plan = self._plan
-        command = list(plan["command"])
         environment = {**os.environ, **self._environment}
+        after: list[str] = []
+        if plan["container"]:
+            environment = dict(os.environ)  # Of the engine's program; the container has its own.
+            made = NodeContainer(plan["container"], plan["host"], self._gpus, plan["environment"])
+            command, after = made.run, made.remove
+            self._container = made
+        else:
+            first, *rest = plan["command"]
+            command = [sys.executable if first == "{python}" else first, *rest]
         if plan["port"] is not None:
             self._port = plan["port"] or _free_port()
             command = [part.replace("{port}", str(self._port)) for part in command]
@@ -308,7 +322,7 @@ class WorkloadHost:
         if not plan["workdir"]:
             Path(folder).mkdir()
         keep = {"command": command, "memory_bytes": plan["memory_bytes"], "stay": False}
-        keep["folder"] = str(self._folder)
+        keep |= {"folder": str(self._folder), "after": after}
         with self._log.open("ab") as output:
             self._command = _Kept(plan["warden"], keep, environment, folder, output)
         threading.Thread(target=self._await_command, daemon=True).start()
@@ -349,6 +363,12 @@ class WorkloadHost:
         readiness = self._plan["readiness"]
         seconds = readiness["timeout_seconds"]
         port = readiness["port"] or self._port
+        if self._container is not None:
+            if not self._container.runs():
+                return False
+            if not readiness["asked"]:
+                return True
+            port = self._container.ports.get(port, port)
         if readiness["command"]:
             code, _ = self._execute(readiness["command"], seconds, None, {}, stay=False)
             if code != 0:
@@ -371,12 +391,15 @@ class WorkloadHost:
     def _endpoint(self) -> str:
         if self._plan["actor"] is not None:
             return f"ray-actor://{self._plan['namespace']}/{self._plan['name']}"
-        if self._plan["port"] is None:
+        port = self._port
+        if self._container is not None:
+            port = self._container.ports.get(self._plan["container"]["container_port"], 0)
+        if not port:
             return ""
         host = self._plan["host"]
         if host in {"0.0.0.0", "::"}:  # noqa: S104  # Then it is the address that Ray knows.
             host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types.
-        return f"http://{host}:{self._port}"
+        return f"http://{host}:{port}"
 
     def _execute(
         self,
@@ -388,6 +411,9 @@ class WorkloadHost:
         stay: bool = True,
     ) -> tuple[int | None, str]:
         variables = {**os.environ, **self._environment, **environment}
+        if self._container is not None:
+            command, folder = self._container.execute(command, folder, environment), None
+            variables = dict(os.environ)
         keep = {"command": list(command), "memory_bytes": 0, "stay": stay, "folder": ""}
         with tempfile.TemporaryFile() as output:
             with self._starting:

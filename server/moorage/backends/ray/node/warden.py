@@ -2,7 +2,8 @@
 
 `host` runs the text of this file as a program beside the actor of a workload; it needs the standard
 library alone. The first line of its standard input is JSON: `command`, `memory_bytes` (0: none),
-and `stay`: what the command leaves running goes on when it has ended. The next one has seconds: so
+`after`: a command that is run when nothing of it is left, and `stay`: what the command leaves
+running goes on when it has ended. The next one has seconds: so
 long the command has from SIGTERM to SIGKILL. The end of that input means that the actor is gone:
 all is killed at once, and `folder` is removed. It writes two lines of JSON: that the command has
 begun, or why it cannot; and how it ended, when nothing of it is left, or with `stay` at once. Its
@@ -21,6 +22,8 @@ import subprocess
 import sys
 import threading
 
+AFTER_SECONDS_MAX = 60.0
+"""How long the command `after` may take."""
 _SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER: what loses its parent below here becomes a child of this process."""
 
@@ -77,7 +80,7 @@ def _say(message: dict[str, object]) -> None:
         os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _keep(main: int, *, stay: bool) -> None:
+def _keep(main: int, after: list[str], *, stay: bool) -> None:
     """Wait until nothing of the command is left."""
     code = None
     while True:
@@ -93,6 +96,9 @@ def _keep(main: int, *, stay: bool) -> None:
                 _over.set()
         if _over.is_set():
             _signal_all(signal.SIGKILL)
+    if after:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(after, check=False, capture_output=True, timeout=AFTER_SECONDS_MAX)  # noqa: S603  # Ours.
     if not stay:
         _say({"exit_code": code})
 
@@ -108,7 +114,7 @@ def main() -> None:
     try:
         begun = subprocess.Popen(  # noqa: S603  # The user's own command.
             plan["command"],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if plan.get("after") else subprocess.DEVNULL,
             stdout=2,
             stderr=2,
             start_new_session=True,
@@ -121,7 +127,7 @@ def main() -> None:
         resource.prlimit(begun.pid, resource.RLIMIT_AS, bound)
     _say({"pid": begun.pid})
     threading.Thread(target=_obey, args=(begun.pid,), daemon=True).start()
-    _keep(begun.pid, stay=plan["stay"])
+    _keep(begun.pid, plan.get("after", []), stay=plan["stay"])
     if _alone.is_set() and plan["folder"]:
         shutil.rmtree(plan["folder"], ignore_errors=True)
 

@@ -1,0 +1,82 @@
+"""A container as an instance that runs it: cloud-init installs Docker, and starts it. No I/O."""
+
+import dataclasses
+import shlex
+from typing import Any, Final
+
+from moorage.backends.aws.specs import InstanceResourceSpec
+from moorage.backends.base import UnsupportedSpecError
+from moorage.backends.local.container_plans import is_shell
+from moorage.backends.specs import ContainerResourceSpec, SpecError, memory_bytes
+
+__all__ = ["NAME", "instance_of"]
+
+NAME: Final = "moorage"
+"""Of the container on its instance."""
+_OURS: Final = frozenset(
+    {"category", "user_data", "cpu_count", "mem_limit", "gpus", "readiness_port"}
+)
+"""Fields of the instance that the container's own say."""
+_SCRIPT: Final = """#!/bin/sh
+command -v docker || dnf install -y docker || (apt-get update && apt-get install -y docker.io)
+systemctl enable --now docker
+docker run --detach --name {name} {options} -- {image} {command}
+"""
+
+
+def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
+    """Return the instance that runs a container; `extra` of it has other fields of the instance.
+
+    Raises:
+        UnsupportedSpecError: It names the field that means nothing there.
+
+    """
+    if spec.mount:
+        raise UnsupportedSpecError("mount: expected nothing: the instance is new, and empty")
+    if spec.gpus is not None and not isinstance(spec.gpus, int):
+        raise UnsupportedSpecError("gpus: expected a number: the instance has all that are its own")
+    probe = spec.readiness
+    if probe is not None and (probe.path is not None or probe.command is not None):
+        raise UnsupportedSpecError("readiness: expected a port: AWS is asked for nothing else")
+    known = {each.name for each in dataclasses.fields(InstanceResourceSpec)} - _OURS
+    for name in spec.extra.keys() - known:
+        listed = ", ".join(sorted(known))
+        raise UnsupportedSpecError(f"extra.{name}: expected one of {listed}")
+    wanted = {each for each in (spec.container_port, probe and probe.port) if each}
+    ports = {each: spec.ports.get(each) or each for each in (*sorted(wanted), *spec.ports)}
+    port = (probe.port or spec.container_port) if probe is not None else None
+    made: dict[str, Any] = {
+        "user_data": _script(spec, ports),
+        "cpu_count": spec.cpu_count,
+        "mem_limit": spec.mem_limit,
+        "gpus": spec.gpus or 0,
+        "readiness_port": ports.get(port) if port else None,
+        "max_global_num": spec.max_global_num,
+    }
+    if spec.start_timeout is not None:
+        made["start_timeout"] = spec.start_timeout
+    try:
+        return InstanceResourceSpec(**{**spec.extra, **made})
+    except SpecError as error:
+        raise UnsupportedSpecError(f"extra.{error}") from error
+
+
+def _script(spec: ContainerResourceSpec, ports: dict[int, int]) -> str:
+    shell = spec.command is None or is_shell(spec.command)
+    options = ["--interactive"] if shell else []
+    for key, text in spec.environment.items():
+        options += ["--env", f"{key}={text}"]
+    for inside, outside in ports.items():
+        options += ["--publish", f"{spec.host_ip or '0.0.0.0'}:{outside}:{inside}"]  # noqa: S104  # Security groups say who may.
+    if spec.cpu_count is not None:
+        options += ["--cpus", f"{spec.cpu_count:g}"]
+    if spec.mem_limit is not None:
+        options += ["--memory", str(memory_bytes(spec.mem_limit))]
+    if spec.gpus:
+        options += ["--gpus", "all"]
+    return _SCRIPT.format(
+        name=NAME,
+        options=shlex.join(options),
+        image=shlex.quote(spec.title),
+        command=shlex.join(spec.command or []),
+    )

@@ -1,0 +1,114 @@
+"""A container on one node of Ray, by the command line of the node's own Docker or Podman.
+
+It travels to the node by value, as `host` does. What `run` starts is attached: its output is the
+container's, and its end the container's end.
+"""
+
+import shutil
+import socket
+import subprocess
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_LOOK_SECONDS_MAX = 10.0
+_ENGINES = ("docker", "podman")
+
+
+class EngineError(Exception):
+    """The node cannot run containers; the message says why."""
+
+
+class NodeContainer:
+    """One container, which is not there yet.
+
+    Args:
+        given: What to run; see `orders`.
+        host: Where its ports are opened.
+        gpus: Those of the node that it sees.
+        environment: Its variables.
+
+    Raises:
+        EngineError: This node has no container engine.
+
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        host: str,
+        gpus: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        self._program = next(filter(_works, filter(None, map(shutil.which, _ENGINES))), "")
+        if not self._program:
+            reason = "a container needs a docker or podman that works, in the PATH of Ray"
+            raise EngineError(f"{reason}; node {socket.gethostname()} has none")
+        self.name = f"moorage-ray-{uuid.uuid4().hex[:16]}"
+        self.ports = {int(port): door or _free_port() for port, door in given["ports"].items()}
+        self._given, self._host, self._gpus = given, host, gpus
+        # Where the engine gives devices by this variable, it shall not give others.
+        self._environment = {**environment, "NVIDIA_VISIBLE_DEVICES": "void"}
+
+    @property
+    def run(self) -> list[str]:
+        """The command that is the container: it ends with it, and as it does."""
+        given = self._given
+        options = ["--name", self.name, *(["-i"] if given["stdin"] else [])]
+        for key, text in self._environment.items():
+            options += ["-e", f"{key}={text}"]
+        for port, door in self.ports.items():
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            options += ["-p", f"{host}:{door}:{port}"]
+        for outside, inside, read_only in given["mounts"]:
+            options += ["-v", f"{outside}:{inside}{':ro' if read_only else ''}"]
+        for gpu in self._gpus:
+            options += ["--device", f"nvidia.com/gpu={gpu}"]
+        if given["cpus"]:
+            options += ["--cpus", str(given["cpus"])]
+        if given["memory_bytes"]:
+            options += ["--memory", str(given["memory_bytes"])]
+            options += ["--memory-swap", str(given["memory_bytes"])]
+        return [self._program, "run", *options, "--", given["image"], *given["command"]]
+
+    @property
+    def remove(self) -> list[str]:
+        """The command after which nothing of it is left."""
+        return [self._program, "rm", "--force", "--volumes", self.name]
+
+    def execute(
+        self, command: Sequence[str], folder: str | None, environment: Mapping[str, str]
+    ) -> list[str]:
+        """Return the command that runs another one inside."""
+        options = [] if folder is None else ["--workdir", folder]
+        for key, text in environment.items():
+            options += ["-e", f"{key}={text}"]
+        return [self._program, "exec", *options, self.name, *command]
+
+    def runs(self) -> bool:
+        """Return whether it has begun; its image may still be on the way."""
+        looked = subprocess.run(  # noqa: S603  # The engine's own program.
+            [self._program, "inspect", "--format", "{{.State.Running}}", self.name],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_SECONDS_MAX,
+        )
+        return looked.stdout.strip() == "true"
+
+
+def _works(program: str) -> bool:
+    """Return whether an engine is there; Docker's program alone is none."""
+    try:
+        seen = subprocess.run(  # noqa: S603  # The engine's own program.
+            [program, "version"], check=False, capture_output=True, timeout=_LOOK_SECONDS_MAX
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return seen.returncode == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])

@@ -1,0 +1,61 @@
+"""Backends elsewhere, as this library uses them, and who ends what it started there.
+
+What runs on this machine ends with the process that started it. What runs on Ray, Kubernetes or AWS
+would go on. So another process waits for the end of this one, however that comes about, and stops
+all that is left there.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import Backend, BackendError
+from moorage.backends.registry import kinds
+from moorage.launch import command
+
+__all__ = ["main", "opened", "watch"]
+
+TRY_SECONDS: Final = 5.0
+"""Between two tries to end what is left."""
+TRIES_MAX: Final = 60
+"""After so many, it is left behind."""
+
+
+def opened(name: str, root: Path) -> Backend:
+    """Open a backend where the environment says it is."""
+    return kinds()[name].open_alone(root, os.environ)
+
+
+def watch(name: str, root: Path) -> None:
+    """Have what is left at a backend stopped when this process has ended."""
+    theirs, _ours = os.pipe()  # Ours is never closed: it ends with this process.
+    actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, theirs, 0)]
+    actions += [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_WRONLY, 0) for each in (1, 2)]
+    program = command(__name__, name, os.fspath(root))
+    os.posix_spawn(program[0], program, os.environ, file_actions=actions, setsid=True)
+    os.close(theirs)
+
+
+def main() -> None:
+    """Wait for the end of who started this; then stop all that is left, and remove its folder."""
+    name, root = sys.argv[1], Path(sys.argv[2])
+    sys.stdin.buffer.read()
+    for _ in range(TRIES_MAX if any(root.iterdir()) else 0):
+        with contextlib.suppress(BackendError):
+            asyncio.run(_end_all(opened(name, root)))
+            break
+        time.sleep(TRY_SECONDS)  # A cluster does not say that it can be reached again.
+    shutil.rmtree(root, ignore_errors=True)
+
+
+async def _end_all(backend: Backend) -> None:
+    try:
+        found = await backend.discover()
+        await asyncio.gather(*(backend.stop(each.id) for each in found))
+    finally:
+        await backend.close()

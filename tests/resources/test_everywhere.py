@@ -1,0 +1,299 @@
+"""What `ResourceEngine` does at every backend, with no more set-up than the environment.
+
+A `Place` brings the name of a backend, specs, and what really is there.
+"""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aws_world import AwsWorld
+from kubernetes_objects import node
+from kubernetes_plane import Plane
+from ray_world import RayWorld
+
+from moorage.backends.aws.specs import InstanceResourceSpec
+from moorage.backends.base import BackendError, UnsupportedSpecError
+from moorage.backends.kubernetes.specs import PodResourceSpec
+from moorage.backends.specs import (
+    BaseResourceSpec,
+    ContainerResourceSpec,
+    MemoryResourceSpec,
+    ProcessResourceSpec,
+    ServiceResourceSpec,
+    VLLMModelResourceSpec,
+)
+from moorage.resources import ResourceEngine, ResourceStatus
+from moorage.resources.runners import default_runners
+
+pytestmark = pytest.mark.heavy
+
+SEEN_SECONDS_MAX = 60
+SLEEPS = ["sh", "-c", "echo begun; exec sleep 1000"]
+
+
+@dataclass
+class Place:
+    """A backend, as the environment names it."""
+
+    name: str
+    spec: Callable[..., BaseResourceSpec]
+    bad: BaseResourceSpec
+    why: str
+    left: Callable[[], int]
+    runs: bool = True
+    logs: bool = True
+    limits: dict[str, Any] = field(default_factory=dict)
+
+
+def process(**fields: Any) -> ProcessResourceSpec:
+    return ProcessResourceSpec(command=SLEEPS, stop_seconds=1, **fields)
+
+
+BROKEN = ProcessResourceSpec(command=["sh", "-c", "echo no such model; exit 4"])
+
+
+def kubernetes_place(plane: Plane, name: str) -> Place:
+    plane.create(node("n1"))
+    fate = {"SIM_FATE": "imagepull"}
+    bad = PodResourceSpec(image="registry.example/none:1", environment=fate)
+    return Place(name, process, bad, "check the image's name", lambda: len(plane.all("Pod")))
+
+
+def aws_place(world: AwsWorld) -> Place:
+    def spec(**fields: Any) -> InstanceResourceSpec:
+        return InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "runs"}, **fields)
+
+    before = {each["InstanceId"] for each in world.instances()}
+    bad = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "fails"})
+
+    def left() -> int:
+        return len({each["InstanceId"] for each in world.instances()} - before)
+
+    return Place("aws", spec, bad, "Client.UserInitiatedShutdown", left)
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        "memory",
+        pytest.param("ray", marks=pytest.mark.ray),
+        pytest.param("k8s", marks=pytest.mark.kubernetes),
+        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
+        pytest.param("aws", marks=pytest.mark.aws),
+    ]
+)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    def asked(name: str) -> Any:
+        return request.getfixturevalue(name)
+
+    match request.param:
+        case "local":
+            limits = {"cpu_count": 1, "mem_limit": "1g"}
+            return Place("local", process, BROKEN, "no such model", lambda: 0, limits=limits)
+        case "memory":
+            bad = MemoryResourceSpec(fail="no such model")
+            limits = {"cpu_count": 1}
+            given = {"runs": False, "logs": False, "limits": limits}
+            return Place("memory", MemoryResourceSpec, bad, "no such model", lambda: 0, **given)
+        case "ray":
+            world: RayWorld = asked("ray_world")
+            monkeypatch.setenv("RAY_ADDRESS", world.address)
+            return Place("ray", process, BROKEN, "no such model", lambda: len(world.workloads()))
+        case "aws":
+            return aws_place(asked("aws"))
+        case name:
+            plane: Plane = asked("fresh_plane")
+            monkeypatch.setenv("KUBECONFIG", str(plane.kubeconfig()))
+            return kubernetes_place(plane, name)
+
+
+@pytest.fixture
+async def engine(place: Place) -> AsyncIterator[ResourceEngine]:
+    made = ResourceEngine(default_runners())
+    yield made
+    await made.close()
+    assert await made.monitor() == {}
+    assert place.left() == 0
+
+
+async def counts(engine: ResourceEngine) -> tuple[int, int, int]:
+    ((total, free, acquired),) = [
+        tuple(each[name] for name in ("total", "free", "acquired"))
+        for each in (await engine.monitor()).values()
+    ]
+    return total, free, acquired
+
+
+async def test_a_resource_is_acquired_used_reset_released_and_used_again(place, engine):
+    spec = place.spec(max_global_num=2)
+    one = await engine.acquire("rollout/1", spec, place.name)
+    assert await engine.acquire("rollout/1", spec, place.name) is one
+    assert await engine.get_status("rollout/1") is ResourceStatus.RUNNING
+    assert next(iter(await engine.monitor())).split("|")[1] == place.name
+    await engine.reset("rollout/1")
+    assert await engine.get_status("rollout/1") is ResourceStatus.RUNNING
+    await engine.release("rollout/1")
+    assert await counts(engine) == (1, 1, 0)
+    assert await engine.acquire("rollout 2", spec, place.name) is one
+    await engine.end("rollout 2")
+    assert await one.get_status() is ResourceStatus.STOPPED
+    assert await engine.monitor() == {}
+    assert place.left() == 0
+
+
+async def test_commands_run_and_output_is_read_or_that_is_refused(place, engine):
+    one = await engine.acquire("a", place.spec(), place.name)
+    if place.runs:
+        output = await one.run_cmd("echo 'it''s \"me\"' $WHO; exit 3", environment={"WHO": "there"})
+        assert (output, output.exit_code) == ('its "me" there\n', 3)
+        with pytest.raises(TimeoutError):
+            await one.run_cmd("sleep 10", timeout=0.3)
+    else:
+        with pytest.raises(UnsupportedSpecError):
+            await one.run_cmd("true")
+    if place.logs:
+        assert not (await one.logs()).over
+    else:
+        with pytest.raises(UnsupportedSpecError):
+            await one.logs()
+
+
+async def test_limits_change_or_are_refused_by_name(place, engine):
+    await engine.acquire("a", place.spec(), place.name)
+    for name in ("cpu_count", "mem_limit"):
+        if name in place.limits:
+            await engine.control("a", **{name: place.limits[name]})
+        elif place.name != "memory":
+            with pytest.raises(UnsupportedSpecError, match=f"no limit named {name}"):
+                await engine.control("a", **{name: 1 << 30})
+    with pytest.raises(UnsupportedSpecError, match="shoe_size"):
+        await engine.control("a", shoe_size=45)
+
+
+async def test_at_the_cap_the_longest_waiting_is_next(place, engine):
+    spec = place.spec(max_global_num=1)
+    await engine.start(spec, 1, place.name)
+    assert await counts(engine) == (1, 1, 0)
+    one = await engine.acquire("a", spec, place.name)
+    with pytest.raises(TimeoutError, match="was free"):
+        await engine.acquire("b", spec, place.name, wait_timeout=0.05)
+    waiting = asyncio.create_task(engine.acquire("c", spec, place.name))
+    await asyncio.sleep(0)  # It waits from its first step on.
+    await engine.release("a")
+    assert await waiting is one
+    last = asyncio.create_task(engine.acquire("d", spec, place.name))
+    await asyncio.sleep(0)  # As above.
+    await engine.end("c")
+    assert (await last) is not one
+    assert await counts(engine) == (1, 0, 1)
+
+
+async def test_what_does_not_start_says_why_and_leaves_nothing(place, engine):
+    with pytest.raises(BackendError, match=place.why):
+        await engine.acquire("a", place.bad, place.name)
+    assert await engine.monitor() == {}
+    assert place.left() == 0
+
+
+SERVES = (
+    "import http.server as h, os; "
+    "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
+)
+MODEL = """#!{python}
+import http.server, sys
+port = int(sys.argv[sys.argv.index("--port") + 1])
+host = sys.argv[sys.argv.index("--host") + 1]
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        body = b'{{"choices": [{{"message": {{"content": "hello"}}}}]}}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_GET = do_POST = answer
+http.server.HTTPServer((host, port), Handler).serve_forever()
+"""
+
+
+@pytest.mark.ray
+async def test_services_and_models_answer_on_ray(ray_world, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_ADDRESS", ray_world.address)
+    engine = ResourceEngine(default_runners())
+    service = ServiceResourceSpec(command=[sys.executable, "-c", SERVES], cpu_count=1, gpus=1)
+    one = await engine.acquire("a", service, "ray")
+    assert one.endpoint.startswith("http://127.0.0.1:")
+    gpus = (await one.run_cmd("echo $CUDA_VISIBLE_DEVICES")).strip()
+    assert gpus in {str(each) for each in range(4)}, "Ray gave it one"
+    python = tmp_path / "python"
+    python.write_text(MODEL.format(python=sys.executable))
+    python.chmod(0o755)
+    spec = VLLMModelResourceSpec(model_name_or_path="m", port=0, python=str(python))
+    model = await engine.acquire("m", spec, "ray")
+    assert (await model.generate_async([]))["choices"][0]["message"]["content"] == "hello"
+    await engine.close()
+    assert ray_world.workloads() == set()
+
+
+@pytest.mark.kubernetes
+async def test_services_models_and_containers_are_pods(fresh_plane, monkeypatch):
+    fresh_plane.create(node("n1", gpus=1))
+    monkeypatch.setenv("KUBECONFIG", str(fresh_plane.kubeconfig()))
+    engine = ResourceEngine(default_runners())
+    extra = {"image": "python:3.13"}
+    service = ServiceResourceSpec(
+        command=["serve", "{port}"], workdir="/srv", cpu_count=0.5, mem_limit="64m", extra=extra
+    )
+    one = await engine.acquire("a", service, "k8s")
+    assert one.endpoint.endswith(".svc:8000")
+    (pod,) = await asyncio.to_thread(fresh_plane.all, "Pod")
+    (box,) = pod["spec"]["containers"]
+    assert (box["image"], box["command"]) == ("python:3.13", ["serve", "8000"])
+    assert box["workingDir"] == "/srv"
+    assert {"name": "PORT", "value": "8000"} in box["env"]
+    assert box["resources"]["limits"] == {"cpu": "500m", "memory": str(64 << 20)}
+    await engine.acquire("m", VLLMModelResourceSpec(model_name_or_path="m"), "k8s")
+    await engine.acquire("c", ContainerResourceSpec(image="busybox"), "k8s")
+    images = {x["spec"]["containers"][0]["image"] for x in fresh_plane.all("Pod")}
+    assert {"busybox", "python:3.13"} < images
+    await engine.close()
+    assert fresh_plane.all("Pod") == []
+
+
+SCRIPT = """
+import asyncio, sys
+from moorage.resources import InstanceResourceSpec, ProcessResourceSpec, ResourceEngine
+tags = {"bench": "runs"}
+spec = ProcessResourceSpec(command=["sh", "-c", "exec sleep 1000"])
+if sys.argv[1] == "aws":
+    spec = InstanceResourceSpec(instance_type="t3.micro", tags=tags)
+async def main():
+    await ResourceEngine.acquire("a", spec, sys.argv[1])
+    print("begun", flush=True)
+    await asyncio.sleep(1000 if sys.argv[2] == "killed" else 0)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "forgotten"])
+def test_what_a_program_started_ends_with_it(place, end):
+    """Also where it is killed."""
+    if place.name in {"local", "memory"}:
+        return  # `test_runners` has it, and there is nothing to end.
+    command = [sys.executable, "-c", SCRIPT, place.name, end]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "begun\n"
+        if end == "killed":
+            assert place.left() == 1
+            program.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + SEEN_SECONDS_MAX
+    while place.left():
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)  # Nothing tells.
