@@ -1,21 +1,27 @@
 """Draws the pictures of the console for the documentation: `python tools/console_pictures.py`.
 
-Starts a daemon, gives it a fleet, requests and a second version of a policy, and takes a picture
-of each view in docs/images. Needs the development environment and chromium.
+Starts a daemon, gives it a fleet of 1,213 nodes, 4,165 leases, waiting requests, refusals and a
+second version of a policy, and takes a picture of each view in docs/images. With a folder as its
+argument it takes all views in both themes, wide and on a phone, into that folder instead. Needs
+the development environment and chromium.
 """
 
 import io
 import json
+import math
+import random
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 from PIL import Image
 from playwright.sync_api import sync_playwright
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
@@ -23,37 +29,32 @@ from moorage_policies import catalog
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "images"
 COLOURS: Final = 64
 POLICY: Final = "best_fit:1.0-stable"
-RUN: Final = """import numpy as np
-
-from moorage.policy import best_rows, decline, propose, read_demand
-
-
-class AIOSv1PolicyRule:
-    \"\"\"The node that is left with the least.\"\"\"
-
-    def __init__(self, rule_id, settings, parameters):
-        pass
-
-    def eval(self, parameters, input_data, context):
-        fleet, demand = input_data["fleet"], read_demand(input_data)
-        if demand is None:
-            return decline(None)
-        left = fleet.gpu_free.sum(1)
-        fits = fleet.feasible(demand)
-        print("nodes that fit:", int(fits.sum()))
-        scores = np.where(fits, left.max() - left, -1)
-        return propose(fleet, demand, best_rows(fleet, demand, scores))
-"""
-CHANGES: Final = (
-    ("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),
-    ("Add nodes", (("Cluster", "oslo"), ("Like its node", "oslo-000"), ("How many", "8"))),
+LEASES: Final = 4165
+RELEASED: Final = 500
+"""Ended again, so that free GPUs lie here and there."""
+PIPELINED: Final = 64
+WIDE: Final = {"width": 1440, "height": 900}
+PHONE: Final = {"width": 390, "height": 844}
+TENANTS: Final = ("vision", "speech", "search", "robotics", "interns")
+OPERATOR: Final = "operations"
+CLUSTERS: Final = (
+    ("oslo", 300, 8, "H100", 0.94),
+    ("turin", 300, 8, "A100", 0.86),
+    ("porto", 400, 2, "T4", 0.7),
+    ("lima", 113, 4, "V100", 0.55),
+    ("quito", 100, 0, "", 0.3),
 )
-REQUESTS: Final = [{"inputs": {}, "resources": {"gpus": gpus}} for gpus in (1, 2, 8, 4, 9)]
+SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
+CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),)
+"""Beside the example that What-if begins with."""
+SHARES: Final = 0.15
+"""Of the requests for one GPU, those that take half of it."""
+SEED: Final = 7
 
 
-def cluster(name: str, nodes: int, model: str) -> dict[str, Any]:
-    """Return a cluster document with eight GPUs a node and eight nodes a rack."""
-    devices = [{"id": str(n), "modelName": model, "memory": 80_000} for n in range(8)]
+def cluster(name: str, nodes: int, gpus: int, model: str) -> dict[str, Any]:
+    """Return a cluster document with eight nodes a rack."""
+    devices = [{"id": str(n), "modelName": model, "memory": 80_000} for n in range(gpus)]
     return {
         "id": name,
         "nodes": {
@@ -62,7 +63,7 @@ def cluster(name: str, nodes: int, model: str) -> dict[str, Any]:
                 {
                     "id": f"{name}-{n:03}",
                     "rack": f"{name}-r{n // 8}",
-                    "gpus": {"count": 8, "gpus": devices},
+                    "gpus": {"count": gpus, "gpus": devices},
                     "vcpus": {"count": 96},
                     "memory": 1_000_000,
                 }
@@ -72,10 +73,10 @@ def cluster(name: str, nodes: int, model: str) -> dict[str, Any]:
     }
 
 
-def seed(running: Running, http: httpx.Client) -> tuple[str, str]:
-    """Have something happen; return the ids of a lease and of a refusal."""
-    for name, nodes, model in (("oslo", 64, "H100"), ("turin", 48, "A100"), ("porto", 24, "L40S")):
-        http.post("/clusters", json=cluster(name, nodes, model)).raise_for_status()
+def publish(http: httpx.Client) -> None:
+    """Register the fleet and two versions of a policy."""
+    for name, nodes, gpus, model, _ in CLUSTERS:
+        http.post("/clusters", json=cluster(name, nodes, gpus, model)).raise_for_status()
     first = catalog.document("best_fit")
     for version, code in (
         ("1.0", first["code"]),
@@ -86,32 +87,134 @@ def seed(running: Running, http: httpx.Client) -> tuple[str, str]:
         http.post("/policy", json=document).raise_for_status()
         active = {"policy_rule_uri": uri}
         http.post("/policy-alias/best_fit:stable/activate", json=active).raise_for_status()
-    message = {"policy_rule_uri": POLICY, "inputs": {}, "lease": {"ttl_seconds": 3600}}
-    lease = refused = ""
-    for n in range(150):
-        wanted = {"gpus": (1, 2, 4, 8, 3)[n % 5], "models": [("H100", "A100", "L40S")[n % 3]]}
-        answer = http.post("/allocate", json=message | {"resources": wanted}).json()
-        lease = answer["lease"]["id"]
-        if n % 4 == 0:
-            give_back(running, answer["lease"])
-    wanted = {"gpus": 8, "models": ["H100"], "nodes": 60}
-    refused = http.post("/allocate", json=message | {"resources": wanted}).json()["request"]
+
+
+def wishes() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield who asks for what: shares, single GPUs, whole nodes, CPU; for minutes up to days."""
+    chance = random.Random(SEED)  # noqa: S311  # No secret: the same pictures each time.
+    held: dict[str, float] = {}
+    while True:
+        name, nodes, gpus, model, fill = chance.choice(CLUSTERS)
+        resources: dict[str, Any] = {"cpu_milli": 4000, "memory_mib": 16_000}
+        if gpus:
+            many = min(chance.choice(SIZES), gpus)
+            resources |= {"gpus": many, "models": [model]}
+            resources |= {"cpu_milli": 8000 * many, "memory_mib": 48_000 * many}
+            if many == 1 and chance.random() < SHARES:
+                resources["gpu_milli"] = 500
+            held[name] = held.get(name, 0) + many * resources.get("gpu_milli", 1000) / 1000
+            if held[name] > fill * nodes * gpus:
+                held[name] -= many * resources.get("gpu_milli", 1000) / 1000
+                continue
+        hours = chance.choice((0.3, 1, 2, 6, 12, 24, 72)) * (0.5 + chance.random())
+        project = chance.choice(("", "training", "serving"))
+        lease = {"ttl_seconds": round(hours * 3600), "project": project}
+        yield (
+            chance.choice(TENANTS),
+            {"inputs": {}, "resources": resources, "lease": lease, "policy_rule_uri": POLICY},
+        )
+
+
+def give_back(socket: ClientConnection, lease: dict[str, Any]) -> None:
+    """Release a lease."""
+    socket.send(json.dumps({"op": "release", "lease": lease["id"], "token": lease["token"]}))
+    socket.recv()
+
+
+def fill(sockets: dict[str, ClientConnection]) -> tuple[str, str]:
+    """Have tenants hold leases; return one of them, with a whole node, and a refused request."""
+    source, leases = wishes(), list[tuple[str, dict[str, Any]]]()
+    while len(leases) < LEASES + RELEASED:
+        batch = [next(source) for _ in range(min(PIPELINED, LEASES + RELEASED - len(leases)))]
+        for number, (tenant, message) in enumerate(batch):
+            sockets[tenant].send(json.dumps({"adhoc": True, "id": number, **message}))
+        for tenant, _ in batch:
+            answer = json.loads(sockets[tenant].recv())
+            if answer["success"]:
+                leases.append((tenant, answer["lease"]))
+    random.Random(SEED).shuffle(leases)  # noqa: S311  # No secret.
+    for tenant, each in leases[:RELEASED]:
+        give_back(sockets[tenant], each)
+    lease = max(leases[RELEASED:], key=lambda each: len(each[1]["placement"][0]["gpus"]))[1]["id"]
+    for number in range(40):
+        wanted = {"gpus": 8, "models": ["H100" if number % 3 else "H200"], "nodes": 200}
+        request = {"inputs": {}, "resources": wanted, "lease": {}, "policy_rule_uri": POLICY}
+        sockets["search"].send(json.dumps({"adhoc": True, "id": number, **request}))
+        refused = json.loads(sockets["search"].recv())["request"]
     return lease, refused
 
 
-def give_back(running: Running, lease: dict[str, str]) -> None:
-    """Release a lease."""
-    with connect(running.ws, proxy=None) as socket:
-        socket.send(json.dumps({"op": "release", "lease": lease["id"], "token": lease["token"]}))
-        socket.recv()
+def wait_in_line(sockets: dict[str, ClientConnection]) -> None:
+    """Have requests wait."""
+    for number, (tenant, gpus, nodes) in enumerate(
+        (
+            ("vision", 8, 80),
+            ("speech", 8, 64),
+            ("vision", 4, 160),
+            ("robotics", 8, 100),
+            ("search", 2, 280),
+        )
+    ):
+        request = {
+            "policy_rule_uri": POLICY,
+            "inputs": {},
+            "resources": {"gpus": gpus, "nodes": nodes, "models": ["H100"]},
+            "lease": {"ttl_seconds": 7200, "wait_seconds": 86_400, "priority": number % 3},
+        }
+        sockets[tenant].send(json.dumps({"adhoc": True, "id": f"w{number}", **request}))
 
 
-def save(page: Any, name: str) -> None:
-    """Write a picture of the page, with few colours: it is of areas and text."""
-    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    picture.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(
-        FOLDER / f"console-{name}.png", optimize=True
-    )
+def lengthened(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer of `/history` with a day before it, made up, that ends as it stands."""
+    now = document["data"]["now"]
+    points = 24 * 12
+    hours = [24 * (n + 1) / points for n in range(points)]
+    day = [math.sin((hour - 9) / 24 * 2 * math.pi) for hour in hours]
+    scale = [(0.85 + 0.12 * each) / (0.85 + 0.12 * day[-1]) for each in day]
+    busy = [
+        max(0.0, each + 0.15 * math.sin(3 * hour)) for each, hour in zip(day, hours, strict=True)
+    ]
+
+    def like(value: float, most: float) -> list[int]:
+        return [round(min(most, value * each)) for each in scale]
+
+    def up_to(most: float) -> list[int]:
+        return [round(most * each) for each in busy]
+
+    times = {
+        "p50": [0.004 + each / 300 for each in busy],
+        "p99": [0.03 + each / 20 for each in busy],
+    }
+    document["data"] |= {
+        "at": [now["at"] - 300 * (points - 1 - n) for n in range(points)],
+        "minutes": [5] * points,
+        "models": {
+            name: {"total": [each["total"]] * points, "used": like(each["used"], each["total"])}
+            for name, each in now["models"].items()
+        },
+        "tenants": {name: like(each, 1e9) for name, each in now["tenants"].items()},
+        "waiting": [*up_to(now["waiting"] * 1.6)[:-1], now["waiting"]],
+        "longest_wait_seconds": [*up_to(2 * 3600)[:-1], now["longest_wait_seconds"]],
+        "failing": [0] * points,
+        "grants": [20 + 5 * each for each in up_to(60)],
+        "grant": times,
+        "evaluation": times,
+        "commit": times,
+        "loop_seconds": [0.002] * points,
+        "memory_mib": [now["memory_mib"]] * points,
+        "sessions": [now["sessions"]] * points,
+        "refusals": {
+            "no_capacity": [2 + each for each in up_to(9)],
+            "never_fits": [1 + each for each in up_to(3)],
+        },
+    }
+    return document
+
+
+def made_up(route: Any) -> None:
+    """Answer `/history` of the last day with `lengthened`: no one waits a day for a picture."""
+    answer = route.fetch()
+    route.fulfill(response=answer, json=lengthened(answer.json()))
 
 
 def shown(page: Any, url: str) -> None:
@@ -119,47 +222,70 @@ def shown(page: Any, url: str) -> None:
     page.goto(url)
     page.get_by_role("heading", level=1).wait_for()
     page.wait_for_function("() => !document.querySelector('.loading')")
-    time.sleep(0.5)
+    time.sleep(0.7)  # A canvas says nowhere that it is drawn.
 
 
-def pictures(page: Any, running: Running, lease: str, refused: str) -> None:
-    """Take all of them."""
-    console = f"{running.http}/console"
-    with connect(running.ws, proxy=None) as socket:
-        wanted = {"gpus": 8, "nodes": 60, "models": ["H100"]}
-        terms = {"ttl_seconds": 3600, "wait_seconds": 3600}
-        message = {"adhoc": True, "policy_rule_uri": POLICY, "inputs": {}, "resources": wanted}
-        for _ in range(3):
-            socket.send(json.dumps(message | {"lease": terms}))
-        time.sleep(1)
-        for name, path in (
-            ("fleet", "fleet/oslo/oslo-003"),
-            ("queue", "queue"),
-            ("leases", f"leases/{lease}"),
-            ("why", f"why/{refused}"),
-            ("policies", "policies/best_fit:stable"),
-            ("operations", "operations"),
-        ):
-            shown(page, f"{console}/{path}")
-            if name == "queue":
-                page.get_by_role("table", name="Queue").get_by_role("link").first.click()
-                page.get_by_text("Binding").wait_for()
-            save(page, name)
-        shown(page, f"{console}/whatif")
-        for kind, fields in CHANGES:
-            page.get_by_role("button", name=kind, exact=True).click()
-            for label, text in fields:
-                page.get_by_label(label, exact=True).last.fill(text)
-        page.get_by_label("Policy", exact=True).fill(POLICY)
-        page.get_by_role("button", name="What if?").click()
-        page.get_by_role("region", name="What would happen").wait_for()
-        save(page, "whatif")
-        shown(page, f"{console}/playground")
-        page.get_by_label("Policy (Python)").fill(RUN)
-        page.get_by_label("Requests (JSON list)").fill(json.dumps(REQUESTS))
-        page.get_by_role("button", name="Run", exact=True).click()
-        page.get_by_role("table", name="Results").wait_for()
-        save(page, "playground")
+def views(page: Any, console: str, lease: str, refused: str) -> Iterator[str]:
+    """Show one view after the other."""
+    for name, path in (
+        ("overview", "overview"),
+        ("fleet", "fleet/oslo/oslo-003"),
+        ("leases", "leases"),
+        ("lease", f"leases/{lease}"),
+        ("why", f"why/{refused}"),
+        ("policies", "policies/best_fit:stable"),
+        ("operations", "operations"),
+    ):
+        shown(page, f"{console}/{path}")
+        yield name
+    shown(page, f"{console}/fleet/oslo/oslo-003")
+    page.get_by_role("button", name="Drain", exact=True).click()
+    page.get_by_role("dialog").get_by_text("JSON").wait_for()
+    yield "dialog"
+    shown(page, f"{console}/queue")
+    page.get_by_role("table", name="Queue").get_by_role("link").first.click()
+    page.get_by_text("Binding").wait_for()
+    yield "queue"
+    shown(page, f"{console}/whatif")
+    for kind, fields in CHANGES:
+        page.get_by_role("button", name=kind, exact=True).click()
+        for label, text in fields:
+            page.get_by_label(label, exact=True).last.fill(text)
+    page.get_by_role("button", name="What if?").click()
+    page.get_by_role("region", name="What would happen").wait_for()
+    yield "whatif"
+    shown(page, f"{console}/playground")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("table", name="Results").wait_for()
+    yield "playground"
+
+
+def save(page: Any, path: Path, *, whole: bool = False) -> None:
+    """Write a picture of the page, with few colours: it is of areas and text."""
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=whole))).convert("RGB")
+    picture.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(path, optimize=True)
+
+
+def take(browser: Any, running: Running, found: tuple[str, str], folder: Path | None) -> None:
+    """Take all pictures."""
+    looks = [("", WIDE, "light")]
+    if folder is not None:
+        sizes = (("wide-", WIDE), ("phone-", PHONE))
+        looks = [(n + t + "-", size, t) for n, size in sizes for t in ("light", "dark")]
+    for prefix, size, theme in looks:
+        page = browser.new_page(viewport=size, color_scheme=theme)
+        page.set_default_timeout(60_000)
+        page.goto(f"{running.http}/console")
+        page.get_by_label("Token").fill(f"of-{OPERATOR}")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", level=1).wait_for()
+        page.route("**/history?step=5", made_up)
+        for name in views(page, f"{running.http}/console", *found):
+            if folder is not None:
+                save(page, folder / f"{prefix}{name}.png")
+            elif name not in {"lease", "dialog"}:
+                save(page, FOLDER / f"console-{name}.png", whole=name == "overview")
+        page.close()
 
 
 def main() -> None:
@@ -167,16 +293,37 @@ def main() -> None:
     path = shutil.which("chromium")
     if path is None:
         sys.exit("chromium is not here; on Debian: apt-get install chromium")
-    FOLDER.mkdir(exist_ok=True)
-    with (
-        daemon() as running,
-        httpx.Client(base_url=running.http, timeout=60, trust_env=False) as http,
-        sync_playwright() as playwright,
-    ):
-        lease, refused = seed(running, http)
+    folder = Path(sys.argv[1]) if sys.argv[1:] else None
+    (folder or FOLDER).mkdir(parents=True, exist_ok=True)
+    names = (OPERATOR, *TENANTS)
+    settings = {
+        "MOORAGE_TOKENS": ",".join(f"{name}:of-{name}" for name in names),
+        "MOORAGE_OPERATORS": OPERATOR,
+    }
+    with ExitStack() as stack:
+        running = stack.enter_context(daemon(environment=settings))
+        headers = {"Authorization": f"Bearer of-{OPERATOR}"}
+        http = httpx.Client(base_url=running.http, timeout=60, trust_env=False, headers=headers)
+        publish(stack.enter_context(http))
+        sockets = {
+            name: stack.enter_context(
+                connect(
+                    running.ws,
+                    proxy=None,
+                    additional_headers={"Authorization": f"Bearer of-{name}"},
+                )
+            )
+            for name in TENANTS
+        }
+        found = fill(sockets)
+        wait_in_line(sockets)
+        playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1400, "height": 860}, color_scheme="light")
-        pictures(page, running, lease, refused)
+        if sys.argv[2:] == ["--stay"]:
+            sys.stdout.write(f"{running.http} {' '.join(found)}\n")
+            sys.stdout.flush()
+            sys.stdin.read()
+        take(browser, running, found, folder)
         browser.close()
 
 

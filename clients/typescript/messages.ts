@@ -489,9 +489,11 @@ export interface LeaseAnswer {
   /** Its holder may renew and release. */
   token?: string;
   ttl_max_seconds?: number;
+  /** Whose quota it counts for, within the tenant. */
+  project?: string;
 }
 
-/** Who holds what: the tenant's own; for operators, all. */
+/** Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all. */
 export interface LeaseListing {
   op: "leases";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -510,6 +512,8 @@ export interface LeaseListing {
   limit?: number;
   /** Those in this state alone. Expected: a string of at most 256 characters. */
   state?: string;
+  /** What leases are ordered by, on all pages; left out: as they were granted. Expected: one of granted_at, expires_at and gpus, each also with - before it for the largest first, state, tenant, project, policy_rule_uri, place, or "". */
+  sort?: "" | "-expires_at" | "-gpus" | "-granted_at" | "expires_at" | "gpus" | "granted_at" | "place" | "policy_rule_uri" | "project" | "state" | "tenant";
 }
 
 /** The reply to `LeaseListing`, where it succeeds. */
@@ -524,11 +528,12 @@ export interface LeaseListingReply {
   policy_rule_uri?: string;
 }
 
-/** One page of leases. */
+/** One page of leases. `total`: how many there are on all pages, where `sort` was given. */
 export interface LeasePage {
   leases: LeaseAnswer[];
   /** `after` of the next page; null: this is the last. */
   next: string | null;
+  total?: number;
 }
 
 /** `lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`. */

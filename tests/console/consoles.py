@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
 
 WIDE = {"width": 1600, "height": 900}
+PHONE = {"width": 390, "height": 844}
 POLICY = "first_fit:1.0-stable"
 VIEWS = {
+    "overview": "Overview",
     "fleet": "Fleet",
     "queue": "Queue",
     "leases": "Leases",
@@ -142,10 +145,10 @@ def seeded(
             yield it
 
 
-def counted(page: Any) -> dict[str, int]:
-    """Return the legend: how many slots are free, held and so on."""
+def counted(page: Any) -> Counter[str]:
+    """Return the legend: how many slots are free, held and so on; 0 of what it leaves out."""
     items = page.get_by_role("list", name="What the colours mean").get_by_role("listitem")
-    found = {}
+    found: Counter[str] = Counter()
     for text in items.all_inner_texts():
         *name, count = text.replace(",", "").split()
         found[name[-1]] = int(count)

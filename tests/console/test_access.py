@@ -50,10 +50,10 @@ def test_axe_finds_nothing_in_dialogs(page: Any, served: Any) -> None:
 def test_keys_reach_every_view_and_every_row(page: Any, served: Any) -> None:
     page.goto(f"{served.console}/operations")
     settle(page)
-    for key, name in zip("fqlwpyio", VIEWS.values(), strict=True):
+    for key, name in zip("vfqlwpyio", VIEWS.values(), strict=True):
         page.keyboard.press("g")
         page.keyboard.press(key)
-        page.get_by_role("heading", name=name, level=1).wait_for()
+        page.get_by_role("heading", name=name, level=1, exact=True).wait_for()
     page.keyboard.press("g")
     page.keyboard.press("l")
     page.get_by_role("table", name="Leases").wait_for()

@@ -149,15 +149,15 @@ def test_the_fleet_of_a_while_ago(page: Any) -> None:
         page.goto(f"{it.console}/fleet")
         agree(page, it)
         assert counted(page)["held"] == 5
-        minutes = page.get_by_role("slider", name="Minutes ago")
+        minutes = page.get_by_role("slider", name="Time")
         minutes.focus()
-        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
         page.get_by_text("As it was").wait_for()
         assert counted(page)["held"] == 3
         it.ask(1)
-        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
         page.get_by_role("img", name="0 GPUs on 0 nodes").wait_for()
-        page.keyboard.press("Home")
+        page.keyboard.press("End")
         agree(page, it)
         assert counted(page)["held"] == 6
 

@@ -1,8 +1,11 @@
 """What is of others: seen by operators, and no button on it; for other tenants it is not there."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +76,33 @@ def test_what_is_of_another_tenant_is_not_there(page: Any, it: Seeded) -> None:
         panel = page.get_by_role("complementary", name=f"Request {request}")
         panel.get_by_text("It waits no longer.").wait_for()
         assert panel.get_by_role("button", name="Cancel").count() == 0
+
+
+def test_a_viewer_sees_what_its_role_may_not_do(page: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "moorage", "token", "create", "eye", "--role", "viewer"]
+    command += ["--tenant", "ann", "--data", str(tmp_path)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    with seeded(tmp_path, MOORAGE_TOKENS="ann:of-ann") as it:
+        it.fleet("east", 1)
+        lease = it.ask(1)["lease"]["id"]
+        page.goto(f"{it.console}/leases/{lease}")
+        page.get_by_label("Token").fill(made.stdout.split()[-1])
+        page.keyboard.press("Enter")
+        panel = page.get_by_role("complementary", name=f"Lease {lease}")
+        release = panel.get_by_role("button", name="Release", exact=True)
+        release.wait_for()
+        assert release.is_disabled()
+        why = "Your role, viewer, may not release or cancel."
+        assert release.get_attribute("title") == why
+        box = page.get_by_role("checkbox", name=f"Select {lease}")
+        assert box.is_disabled()
+        assert box.get_attribute("title") == why
+        page.goto(f"{it.console}/fleet/east/east-n0000")
+        cordon = page.get_by_role("button", name="Cordon", exact=True)
+        cordon.wait_for()
+        assert cordon.is_disabled()
+        page.goto(f"{it.console}/playground")
+        run = page.get_by_role("button", name="Run", exact=True)
+        run.wait_for()
+        assert run.is_disabled()
+        page.get_by_text("viewer").first.wait_for()

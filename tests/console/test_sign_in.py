@@ -41,7 +41,7 @@ def test_a_person_signs_in_at_the_issuer_and_gets_a_cookie_alone(
 ) -> None:
     with opened(chromium) as page:
         sign_in(page, console, "team.operator")
-        page.get_by_role("heading", name="Fleet", level=1).wait_for()
+        page.get_by_role("heading", name="Overview", level=1).wait_for()
         session = page.evaluate("async () => (await (await fetch('/console/session')).json()).data")
         assert (session["tenant"], session["role"]) == ("team", "operator")
         cookies = {each["name"].rpartition("-")[0]: each for each in page.context.cookies(console)}

@@ -14,10 +14,19 @@ def by(page: Any, role: str, name: str, **more: Any) -> Any:
     return page.get_by_role(role, name=name, **more)
 
 
-def test_the_root_shows_the_fleet_and_links_lead_on(page: Any, served: Any) -> None:
+def test_the_root_shows_the_overview_and_links_lead_on(page: Any, served: Any) -> None:
     page.goto(served.console)
-    by(page, "heading", "Fleet", level=1).wait_for()
-    for name in ("Queue", "Leases", "Why", "Policies", "Playground", "What-if", "Operations"):
+    by(page, "heading", "Overview", level=1).wait_for()
+    for name in (
+        "Fleet",
+        "Queue",
+        "Leases",
+        "Why",
+        "Policies",
+        "Playground",
+        "What-if",
+        "Operations",
+    ):
         page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
         by(page, "heading", name, level=1).wait_for()
         page.wait_for_function("name => document.title.startsWith(name)", arg=name)
@@ -47,7 +56,7 @@ def test_leases_are_filtered_by_the_server(page: Any, served: Any) -> None:
     by(page, "textbox", "Node").fill("east-n0000")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**/leases?node_id=east-n0000")
-    page.get_by_text(re.compile(r"^\d+ shown$")).wait_for()
+    page.get_by_text(re.compile(r"^(\d+) leases, \1 shown$")).wait_for()
     places = by(page, "table", "Leases").get_by_role("row").all_inner_texts()[1:]
     assert places
     assert all("east/east-n0000" in place for place in places)
@@ -123,7 +132,7 @@ def test_operations(page: Any, served: Any) -> None:
     page.get_by_text("Requests are served.").wait_for()
     by(page, "table", "Metrics").get_by_text("moorage_").first.wait_for()
     served.ask(1)
-    page.get_by_text("leases: granted").wait_for()
+    page.get_by_text("was granted to local on").wait_for()
 
 
 def test_what_there_is_not_says_so(page: Any, served: Any) -> None:

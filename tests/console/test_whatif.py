@@ -35,13 +35,20 @@ def ask(page: Any) -> Any:
     return page.get_by_role("region", name="What would happen")
 
 
+def begin(page: Any, it: Seeded) -> None:
+    """Show the view, without the example that it begins with."""
+    page.goto(f"{it.console}/whatif")
+    page.get_by_role("button", name="Leave out change 1").wait_for()
+    page.get_by_role("button", name="Begin empty").click()
+
+
 def request(page: Any, gpus: int) -> None:
     page.get_by_label("Policy").fill(POLICY)
     page.get_by_label("GPUs on each node").fill(str(gpus))
 
 
 def test_nodes_are_added_and_left_out_again(page: Any, it: Seeded) -> None:
-    page.goto(f"{it.console}/whatif")
+    begin(page, it)
     request(page, 8)
     ask(page).get_by_text("no_capacity").wait_for()
     fields = ("Cluster", "east"), ("Like its node", "east-n0000"), ("How many", "2")
@@ -54,7 +61,7 @@ def test_nodes_are_added_and_left_out_again(page: Any, it: Seeded) -> None:
 
 
 def test_a_drain_cordons_a_quota_and_a_policy(page: Any, it: Seeded) -> None:
-    page.goto(f"{it.console}/whatif")
+    begin(page, it)
     drain = change(page, "Drain", ("Cluster", "east"))
     row = ask(page).get_by_role("table", name="What would differ").get_by_role("row").last
     row.get_by_text("stays").wait_for()
@@ -87,7 +94,7 @@ def test_a_request_that_waits(page: Any, it: Seeded) -> None:
 
 
 def test_by_keys_alone(page: Any, it: Seeded) -> None:
-    page.goto(f"{it.console}/whatif")
+    begin(page, it)
     page.get_by_role("button", name="Drain", exact=True).focus()
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.activeElement.tagName === 'INPUT'")
@@ -101,8 +108,20 @@ def test_by_keys_alone(page: Any, it: Seeded) -> None:
 
 
 def test_a_field_that_is_no_json(page: Any, it: Seeded) -> None:
-    page.goto(f"{it.console}/whatif")
+    begin(page, it)
     request(page, 1)
     page.get_by_label("More of it (JSON)").fill("{")
     page.get_by_role("button", name="What if?").click()
     page.get_by_role("alert").get_by_text("this is no JSON").wait_for()
+
+
+def test_it_begins_with_an_example_of_the_fleet(page: Any, it: Seeded) -> None:
+    page.goto(f"{it.console}/whatif")
+    page.get_by_role("button", name="Leave out change 1").wait_for()
+    told = ask(page)
+    told.get_by_text("east/east-n0000+1 GPU").wait_for()
+    rows = told.get_by_role("table", name="Allocation and fragmentation").get_by_role("row")
+    now, then = rows.all_inner_texts()[1:]
+    assert "6 (fragmentation 100 %)" in now
+    assert "8\t" in now
+    assert "16\t" in then

@@ -93,6 +93,9 @@ class House:
     def readiness(self):
         return self.ready, {"catalog": "open"}
 
+    def history(self, caller, minutes, step):
+        return {"tenant": caller.tenant, "minutes": minutes, "step": step}
+
     def metrics_text(self):
         return b"moorage_up 1\n"
 

@@ -49,6 +49,7 @@ from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
 from moorage.daemon.observability.health import Health, follow_disk
+from moorage.daemon.observability.history import HistoryRing
 from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.policies.context_keeper import ContextKeeper
 from moorage.daemon.policies.executor import PolicyExecutor
@@ -111,6 +112,8 @@ class Core:
     shape_news: ShapeNews
     watchers: Watchers
     measures: Measures
+    durations: DurationMetrics
+    history: HistoryRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
     core.tasks.spawn(core.watchers.progress.run())
+    core.tasks.spawn(core.history.run())
     core.tasks.spawn(core.tokens.follow(core.gateway.expel))
     if tls is not None:
         core.tasks.spawn(tls.follow())
@@ -285,6 +289,7 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         ),
     )
     watchers = Watchers(gateway.push, state.lease, state.leases, map_news, shape_news, progress)
+    durations = DurationMetrics(state.lease)
     return Core(
         Inbox(),
         tasks,
@@ -297,6 +302,8 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         shape_news,
         watchers,
         measures,
+        durations,
+        HistoryRing(state, measures, durations, lambda: gateway.stats().sessions),
     )
 
 
@@ -456,7 +463,6 @@ async def _run_core(
 ) -> CommitLoop:
     """Have the core stepped from now on, up to date with the world before anybody may ask."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
-    durations = DurationMetrics(allocator.state.lease)
     effects = EffectCarrier(
         requests.replies,
         requests.consultations,
@@ -466,7 +472,7 @@ async def _run_core(
             core.measures,
             requests.lookups.decisions,
             _trail(stores, requests.replies),
-            durations,
+            core.durations,
         ),
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
@@ -494,7 +500,7 @@ async def _run_core(
         partial(gauges.fleet_gauges, allocator.state.fleet),
         partial(gauges.audit_counters, stores.audit),
         gauges.build_gauges,
-        durations.metrics,
+        core.durations.metrics,
         partial(gauges.commit_gauges, stores.ledger, commit_loop),
         lambda: gauges.sandbox_gauges(runners.sandbox.report()),
         lambda: gauges.gateway_gauges(core.gateway.stats()),
@@ -541,6 +547,7 @@ def _web(
         sign_in=_sign_in(config),
         readiness=health.readiness,
         metrics_text=core.measures.text,
+        history=core.history.answer,
         tickets=core.tickets,
         audit=stores.audit,
         console=_console(config, stores, core, requests.lookups.fleets),

@@ -172,9 +172,10 @@ class QueueListing(ListingMessage, frozen=True, kw_only=True, tag="queue"):
 
 
 class LeaseListing(ListingMessage, frozen=True, kw_only=True, tag="leases"):
-    """Who holds what: the tenant's own; for operators, all."""
+    """Who holds what: the tenant's own; for operators, all. With `sort`, and how many in all."""
 
     state: f.OptionalName = ""
+    sort: f.LeaseOrder = ""
 
     def equalities(self) -> dict[str, str | int | float | bool]:
         """Return all filters, `cluster` and `state` among them where they were given."""

@@ -118,6 +118,7 @@ _OF_OPERATIONS: Final = {
     "resources": "What must fit.",
     "seconds": "How long leases may stay that do not move; left out: until their own end.",
     "session": "What the header `Moorage-Session` of its handshake said.",
+    "sort": "What leases are ordered by, on all pages; left out: as they were granted.",
     "starts_at": "When it begins.",
     "state": "Those in this state alone.",
     "strict": "As of requests; operations refuse unknown fields with `false`, too.",

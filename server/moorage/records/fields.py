@@ -229,6 +229,26 @@ Topology = Annotated[
 ApartTopology = Annotated[
     Literal["node", "rack", "zone"], Meta(description='"node", "rack" or "zone"')
 ]
+LeaseOrder = Annotated[
+    Literal[
+        "",
+        "granted_at",
+        "-granted_at",
+        "expires_at",
+        "-expires_at",
+        "gpus",
+        "-gpus",
+        "state",
+        "tenant",
+        "project",
+        "policy_rule_uri",
+        "place",
+    ],
+    Meta(
+        description="one of granted_at, expires_at and gpus, each also with - before it for the"
+        ' largest first, state, tenant, project, policy_rule_uri, place, or ""'
+    ),
+]
 TtlSeconds = Annotated[
     float,
     Meta(

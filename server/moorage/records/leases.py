@@ -130,6 +130,7 @@ class Lease(Sparse, frozen=True):
         notice: That it has to give way, and to whom.
         workload: What runs on it.
         token: Its holder may renew and release.
+        project: Whose quota it counts for, within the tenant.
 
     """
 
@@ -150,6 +151,7 @@ class Lease(Sparse, frozen=True):
     workload: Workload | None = None
     token: str = ""
     ttl_max_seconds: float | None = None
+    project: str = ""
 
     @classmethod
     def of(
@@ -175,6 +177,7 @@ class Lease(Sparse, frozen=True):
             None if lease.provision is None else _workload(lease, lease.provision),
             token,
             ttl_max_seconds,
+            lease.terms.project,
         )
 
     @property

@@ -206,10 +206,11 @@ class QueuePage(Struct):
 
 
 class LeasePage(Struct):
-    """One page of leases."""
+    """One page of leases. `total`: how many there are on all pages, where `sort` was given."""
 
     leases: list[LeaseAnswer]
     next: Next
+    total: int | UnsetType = UNSET
 
 
 class ClusterCapacity(Struct):

@@ -28,6 +28,7 @@ from moorage.web.bodies import (
 from moorage.web.checks import HeadAsGet
 from moorage.web.console import console_routes, login_of, playground_routes
 from moorage.web.console_sign_in import console_sign_in_routes
+from moorage.web.history import history_routes
 from moorage.web.notes import Noted, remote_of
 from moorage.web.rights import missing_right, right_of
 from moorage.web.router import ROUTE, HttpRouter
@@ -81,6 +82,7 @@ def _endpoints(services: WebServices) -> HttpRouter:
         router.include(console_sign_in_routes(services.console))
         router.include(console_routes(services.console, bodies))
     router.include(_about_routes(services), authenticate)
+    router.include(history_routes(services), authenticate)
     router.include(ticket_routes(services.tickets, services.console), authenticate)
     router.include(specification_routes(router), authenticate)
     router.include(service_routes(services, bodies), authenticate)

@@ -265,6 +265,7 @@ def _described(request: Request, console: Console, login: Login | None) -> dict[
         "tenant": caller.tenant,
         "role": caller.role,
         "operator": caller.may(Right.READ_ALL),
+        "rights": [right.label for right in Right if caller.may(right)],
         "login": console.needs_login(),
         "csrf": "" if login is None else login.csrf,
         "websocket": f"{console.websocket_scheme}://{_host(request)}:{console.websocket_port()}",

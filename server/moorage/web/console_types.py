@@ -25,12 +25,14 @@ class ConsoleLogin(WebType, forbid_unknown_fields=True):
 class ConsoleSession(WebType):
     """Whose page asks.
 
+    `rights`: what its role may do, by the names that the table of rights has.
     `login`: the daemon has tokens. `csrf`: what changing requests carry as `X-Console-Token`.
     """
 
     tenant: str
     role: str
     operator: bool
+    rights: list[str]
     login: bool
     csrf: str
     websocket: str

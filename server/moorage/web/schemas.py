@@ -17,6 +17,7 @@ from moorage.protocol.faults import status_of
 from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Activation, CanaryStart
 from moorage.protocol.specification import explain
+from moorage.records.history import History
 from moorage.records.policies import OF_POLICIES
 from moorage.records.replies import QuotaPage, QuotaState
 from moorage.records.requests import QuotaChange
@@ -422,7 +423,14 @@ def _refusals() -> dict[str, dict[str, Any]]:
 def components() -> dict[str, Any]:
     """Return the schemas that all descriptions refer to, by name."""
     of_the_socket = (AllocationRequest, QuotaChange, QuotaPage, QuotaState)
-    types = (*WebType.__subclasses__(), *of_the_socket, *OF_POLICIES, Activation, CanaryStart)
+    types = (
+        *WebType.__subclasses__(),
+        *of_the_socket,
+        History,
+        *OF_POLICIES,
+        Activation,
+        CanaryStart,
+    )
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for name, schema in schemas.items():
         explain(name, schema)

@@ -21,6 +21,7 @@ from moorage.protocol.registry import (
     PolicyDocuments,
 )
 from moorage.records.audit import AuditEntry
+from moorage.records.history import History
 from moorage.records.policies import ShadowComparison
 from moorage.records.rights import Caller
 
@@ -197,6 +198,7 @@ class WebServices:
         sign_in: What clients need to sign in with OpenID Connect, as `GET /sign-in` answers it.
         readiness: Returns whether requests can be served, and what says so, by component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
+        history: Takes who asks, minutes, and minutes a point; returns the last day in numbers.
         tickets: Let pages of browsers open a WebSocket.
         audit: Takes note of changes, refusals and failed logins.
         console: None: the web console is not served.
@@ -224,6 +226,7 @@ class WebServices:
     sign_in: Document
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]
+    history: Callable[[Caller, int, int], History]
     tickets: Tickets
     audit: AuditNotes
     console: Console | None

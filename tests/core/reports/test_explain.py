@@ -120,3 +120,32 @@ def test_a_cursor_that_no_page_gave_is_refused(after: str) -> None:
     hand.ask(ask("waits", ONE, wait=600.0))
     (refused,) = answers(hand.step(Inquired(hand.to(), "queue", Tenant("ann"), after=after)))
     assert (refused.code, refused.field) == (Code.BAD_MESSAGE, "after")
+
+
+def test_leases_in_another_order_page_by_page() -> None:
+    hand = Hand()
+    hand.see(nodes(4, 4))
+    for number, gpus in enumerate((1, 3, 2)):
+        terms = {"ttl_seconds": 100.0 * (number + 1), "project": f"p{2 - number}"}
+        wanted = ask(f"r{number}", Demand(gpus=gpus), terms=terms)
+        hand.grant(wanted, place(f"n00{3 - number}", *map(str, range(gpus))))
+
+    def order(sort: str) -> str:
+        found, after = [], ""
+        while after is not None:
+            page = hand.inquire("leases", sort=sort, after=after, limit=2)
+            assert page["total"] == 3
+            found += [lease["id"] for lease in page["leases"]]
+            after = page["next"]
+        return " ".join(found)
+
+    assert order("gpus") == "r0 r2 r1"
+    assert order("-gpus") == "r1 r2 r0"
+    assert order("-expires_at") == "r2 r1 r0"
+    assert order("project") == "r2 r1 r0"
+    assert order("place") == "r2 r1 r0"
+    assert order("state") == "r0 r1 r2"
+    listed = hand.inquire("leases", sort="gpus", filters={"node_id": "n001"})
+    assert [each["project"] for each in listed["leases"]] == ["p0"]
+    assert listed["total"] == 1
+    assert "total" not in hand.inquire("leases")

@@ -6,6 +6,7 @@ import { ask } from "./socket.js";
 import { Dialog, Grid, html, typed } from "./ui.js";
 
 export const VIEWS = [
+	{ view: "overview", name: "Overview", key: "v" },
 	{ view: "fleet", name: "Fleet", key: "f" },
 	{ view: "queue", name: "Queue", key: "q" },
 	{ view: "leases", name: "Leases", key: "l" },

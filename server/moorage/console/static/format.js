@@ -2,6 +2,8 @@
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hour12: false });
+const tickClock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+const tickDay = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
 const counts = new Intl.NumberFormat();
 
 /** @param {number} n */
@@ -10,6 +12,40 @@ export const count = (n) => counts.format(n);
 export const time = (seconds) => clock.format(new Date(seconds * 1000));
 /** @param {number} seconds Since the epoch. */
 export const moment = (seconds) => day.format(new Date(seconds * 1000));
+
+/** A time of day for an axis; a date at midnight. @param {number} seconds Since the epoch. */
+export function clockTick(seconds) {
+	const at = new Date(seconds * 1000);
+	return at.getHours() || at.getMinutes() ? tickClock.format(at) : tickDay.format(at);
+}
+/** A date and time in one short line, without the year where it is this one. @param {number} seconds Since the epoch. */
+export function when(seconds) {
+	const at = new Date(seconds * 1000);
+	const near = at.getFullYear() === new Date().getFullYear();
+	return near ? `${tickDay.format(at)} ${clock.format(at)}` : day.format(at);
+}
+/** The name of the zone that times are of. */
+export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
+
+/** GPUs, of thousandths. @param {number} milli */
+export const gpus = (milli) => tenths(milli / 1000);
+/** With one digit behind the point at most. @param {number} n */
+export const tenths = (n) => counts.format(Math.round(n * 10) / 10);
+/** A part of a whole. @param {number} part */
+export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
+/** How long something took. @param {number} seconds */
+export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : short(seconds));
+/** One or more of something. @param {number} n @param {string} one @param {string} [many] */
+export const some = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
+/** The beginning of an id, which is enough to know it again. @param {string} id */
+export const brief = (id) => (id.length > 13 ? `${id.slice(0, 12)}…` : id);
+
+/** A time in its largest unit, as it fits on an axis. @param {number} s */
+function short(s) {
+	if (s < 100) return `${Math.round(s)} s`;
+	if (s < 5400) return `${Math.round(s / 6) / 10} min`;
+	return s < 129600 ? `${Math.round(s / 360) / 10} h` : `${Math.round(s / 8640) / 10} d`;
+}
 
 /** @param {number} seconds */
 export function span(seconds) {
@@ -30,21 +66,40 @@ export function shape(r) {
 		const milli = r.gpu_milli ?? 1000;
 		if (milli < 1000) parts.push(`${r.gpus > 1 ? `${r.gpus} × ` : ""}${milli}/1000 of a GPU`);
 		else parts.push(`${r.gpus} GPU${r.gpus > 1 ? "s" : ""}`);
+		if (r.models?.length) parts[0] += ` (${r.models.join(" or ")})`;
+		if (r.gpu_memory_mib) parts[0] += ` of ${gib(r.gpu_memory_mib)}`;
 	}
-	if (r.nodes > 1) parts.push(`on each of ${r.nodes} nodes`);
-	else if (r.gpus > 1) parts.push("on one node");
-	if (r.models?.length) parts.push(r.models.join(" or "));
-	if (r.gpu_memory_mib) parts.push(`${count(r.gpu_memory_mib)} MiB a GPU`);
-	if (r.cpu_milli) parts.push(`${r.cpu_milli / 1000} cores`);
-	if (r.memory_mib) parts.push(`${count(r.memory_mib)} MiB`);
-	if (r.topology) parts.push(`one ${r.topology}`);
-	return parts.join(", ") || "nothing";
+	const beside = [r.cpu_milli ? `${r.cpu_milli / 1000} ${r.cpu_milli === 1000 ? "core" : "cores"}` : "", r.memory_mib ? gib(r.memory_mib) : ""].filter(Boolean).join(" and ");
+	let text = [parts[0], beside].filter(Boolean).join(" with ");
+	if (r.nodes > 1) text += ` on each of ${r.nodes} nodes`;
+	else if (r.gpus > 1) text += " on one node";
+	return (r.topology ? `${text}, in one ${r.topology}` : text) || "nothing";
 }
+
+/** @param {number} mib */
+export const gib = (mib) => (mib < 1024 ? `${mib} MiB` : `${tenths(mib / 1024)} GiB`);
 
 /** @param {any} share */
 export const place = (share) =>
-	`${share.cluster_id}/${share.node_id}` + (share.gpus?.length ? ` GPU ${share.gpus.join(", ")}` : "") +
+	`${share.cluster_id}/${share.node_id}` + (share.gpus?.length ? ` GPU ${ranges(share.gpus)}` : "") +
 	(share.gpus?.length && share.gpu_milli < 1000 ? ` (${share.gpu_milli}/1000)` : "");
+
+/** Ids, with what is counted on from one to the next as "0–7". @param {string[]} ids */
+export function ranges(ids) {
+	const found = [];
+	for (const id of ids) {
+		const last = found.at(-1);
+		if (last && /^\d+$/.test(id) && Number(id) === Number(last.at(-1)) + 1) last.push(id);
+		else found.push([id]);
+	}
+	return found.map((run) => (run.length > 2 ? `${run[0]}–${run.at(-1)}` : run.join(", "))).join(", ");
+}
 
 /** @param {any[] | undefined} placement */
 export const places = (placement) => (placement || []).map(place).join("; ") || "–";
+
+/** How many GPUs are held, in thousandths. @param {any[] | undefined} placement */
+export const heldMilli = (placement) => (placement || []).reduce((sum, share) => sum + (share.gpus?.length || 0) * (share.gpu_milli ?? 1000), 0);
+
+/** The same as `places`, in one line also for a gang. @param {any[] | undefined} placement */
+export const placesBrief = (placement) => ((placement || []).length < 3 ? places(placement) : `${placement.length} nodes, from ${placement[0].cluster_id}/${placement[0].node_id} to ${placement.at(-1).node_id}`);

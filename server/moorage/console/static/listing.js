@@ -3,13 +3,13 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { count } from "./format.js";
 import { useSignal } from "./signal.js";
 import { ask, connection } from "./socket.js";
-import { Empty, Loading, Refused, html, useEvery } from "./ui.js";
+import { Empty, Loading, Refused, Scroll, html, useEvery } from "./ui.js";
 
 const PAGE = 100;
 const PAGES_MAX = 20;
 
 /**
- * @typedef {{rows: any[] | undefined, fresh: number, more: boolean, error: any,
+ * @typedef {{rows: any[] | undefined, fresh: number, more: boolean, total?: number, error: any,
  *   reveal: () => void, next: () => void, refresh: () => void}} Listing
  */
 
@@ -21,7 +21,7 @@ const PAGES_MAX = 20;
  * @param {number} refresh_ms @returns {Listing}
  */
 export function useListing(message, field, key, refresh_ms) {
-	const [state, setState] = useState({ rows: undefined, latest: [], more: false, error: null });
+	const [state, setState] = useState({ rows: undefined, latest: [], more: false, total: undefined, error: null });
 	const pages = useRef(1);
 	const asked = useRef("");
 	const wanted = JSON.stringify(message);
@@ -33,14 +33,16 @@ export function useListing(message, field, key, refresh_ms) {
 			let latest = [];
 			let after = "";
 			let more = true;
+			let total;
 			for (let page = 0; page < pages.current && more; page++) {
 				const data = await ask({ ...message, limit: PAGE, ...(after ? { after } : {}) });
 				latest = latest.concat(data[field]);
 				after = data.next;
+				total = data.total;
 				more = data.next !== null && data.next !== undefined;
 			}
 			if (asked.current !== mine) return;
-			setState((old) => ({ rows: replace || !old.rows ? latest : merged(old.rows, latest, key), latest, more, error: null }));
+			setState((old) => ({ rows: replace || !old.rows ? latest : merged(old.rows, latest, key, more), latest, more, total, error: null }));
 		} catch (error) {
 			if (error.code !== "lost") setState((old) => ({ ...old, error }));
 		}
@@ -59,6 +61,7 @@ export function useListing(message, field, key, refresh_ms) {
 	return {
 		rows: state.rows,
 		fresh,
+		total: state.total,
 		more: state.more && pages.current < PAGES_MAX,
 		error: state.error,
 		reveal: () => setState((old) => ({ ...old, rows: old.latest })),
@@ -70,39 +73,49 @@ export function useListing(message, field, key, refresh_ms) {
 	};
 }
 
-/** @param {any[]} rows @param {any[]} latest @param {(row: any) => string} key */
-function merged(rows, latest, key) {
+/** @param {any[]} rows @param {any[]} latest @param {(row: any) => string} key @param {boolean} more There are further pages,
+ * on which a row may be now: `moved`. */
+function merged(rows, latest, key, more) {
 	const now = new Map(latest.map((row) => [key(row), row]));
-	return rows.map((row) => now.get(key(row)) || (row.gone ? row : { ...row, gone: true }));
+	return rows.map((row) => now.get(key(row)) || { ...row, gone: true, moved: more });
+}
+
+/** A head that orders the rows by its column; again: the other way round, where there is one. */
+function Head({ name, orders, sort, order }) {
+	const at = orders.indexOf(sort);
+	const sorted = at < 0 ? undefined : sort.startsWith("-") ? "descending" : "ascending";
+	return html`<th scope="col" aria-sort=${sorted}><button type="button" class="head" onClick=${() => order(orders[(at + 1) % orders.length])}>${name}<span aria-hidden="true">${sorted ? (sorted === "ascending" ? " ▲" : " ▼") : ""}</span></button></th>`;
 }
 
 /**
- * A table of a listing. `j` and `k` go through its rows, Enter opens one.
- * @param {{label: string, listing: Listing, heads: string[], cells: (row: any) => any[],
- *   address: (row: any) => string, keyed: (row: any) => string, current?: string, empty: any}} props
+ * A table of a listing. `j` and `k` go through its rows, Enter opens one. A head of several names has the orders of its
+ * column behind the first; `picking.why` says why a row cannot be picked.
  */
-export function ListingTable({ label, listing, heads, cells, address, keyed, current, empty }) {
-	const { rows, fresh, more, error, reveal, next } = listing;
+export function ListingTable({ label, listing, heads, cells, address, keyed, current, empty, things = "", sort = "", order, picking }) {
+	const { rows, fresh, more, total, error, reveal, next } = listing;
+	const can = picking && (rows || []).filter((row) => !row.gone && !picking.why(row)).map(keyed);
 	if (error && !rows) return html`<${Refused} error=${error} />`;
 	if (!rows) return html`<${Loading} what=${label} />`;
 	return html`
 		<${Refused} error=${error} />
 		<p class="above">
-			<span>${count(rows.length)} shown${more ? ", more on the server" : ""}</span>
+			<span>${total === undefined ? "" : `${count(total)} ${things}, `}${count(rows.length)} shown${total === undefined && more ? ", more on the server" : ""}</span>
 			${fresh ? html`<button type="button" class="new" onClick=${reveal}>${count(fresh)} new</button>` : null}
 		</p>
 		${rows.length === 0
 			? html`<${Empty}>${empty}<//>`
-			: html`<div class="scroll" tabindex="0" role="region" aria-label=${label + ", scrollable"}><table aria-label=${label}>
-					<thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+			: html`<${Scroll} label=${label}><table aria-label=${label}>
+					<thead><tr>${picking ? html`<td><input type="checkbox" aria-label="Select all that are shown" disabled=${!can.length} checked=${can.length > 0 && can.every((each) => picking.picked.has(each))} onChange=${(e) => picking.pick(can, e.target.checked)} /></td>` : null}
+						${heads.map((each) => (Array.isArray(each) ? html`<${Head} name=${each[0]} orders=${each.slice(1)} sort=${sort} order=${order} />` : html`<th scope="col">${each}</th>`))}</tr></thead>
 					<tbody>${rows.map((row) => {
 						const [first, ...others] = cells(row);
 						const name = keyed(row);
-						return html`<tr key=${name} class=${(row.gone ? "gone " : "") + (name === current ? "current" : "")}>
-							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">gone</span>` : null}</th>
+						return html`<tr key=${name} class=${(row.gone && !row.moved ? "gone " : "") + (name === current ? "current" : "")}>
+							${picking ? html`<td><input type="checkbox" aria-label=${`Select ${name}`} disabled=${row.gone || !!picking.why(row)} title=${picking.why(row)} checked=${picking.picked.has(name)} onChange=${(e) => picking.pick([name], e.target.checked)} /></td>` : null}
+							<th scope="row"><a class="row" href=${address(row)} aria-current=${name === current ? "true" : undefined}>${first}</a>${row.gone ? html` <span class="note">${row.moved ? "no longer on these pages" : "gone"}</span>` : null}</th>
 							${others.map((each, at) => html`<td>${each}</td>`)}
 						</tr>`;
 					})}</tbody>
-				</table></div>`}
+				</table><//>`}
 		${more ? html`<p><button type="button" onClick=${next}>Show more</button></p>` : null}`;
 }

@@ -1,16 +1,18 @@
 // The frame: who is here, where one is, the command bar, the keys, and one view.
 import { render } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { CommandBar, Help, VIEWS, keys } from "./commands.js";
 import { route, start, to } from "./router.js";
 import { enter, logOut, session, unreachable } from "./session.js";
 import { useSignal } from "./signal.js";
-import { connect, link, revision } from "./socket.js";
-import { Freshness, Loading, html, said } from "./ui.js";
+import { connect, link } from "./socket.js";
+import { choose, chosen } from "./theme.js";
+import { Choice, Freshness, Loading, html, said } from "./ui.js";
 import { Fleet } from "./views/fleet.js";
 import { Leases } from "./views/leases.js";
 import { Login } from "./views/login.js";
 import { Operations } from "./views/operations.js";
+import { Overview } from "./views/overview.js";
 import { Playground } from "./views/playground.js";
 import { Policies } from "./views/policies.js";
 import { Queue } from "./views/queue.js";
@@ -18,7 +20,7 @@ import { WhatIf } from "./views/whatif.js";
 import { Why } from "./views/why.js";
 
 /** @type {Record<string, any>} */
-const SHOWN = { fleet: Fleet, queue: Queue, leases: Leases, why: Why, policies: Policies, playground: Playground, whatif: WhatIf, operations: Operations };
+const SHOWN = { overview: Overview, fleet: Fleet, queue: Queue, leases: Leases, why: Why, policies: Policies, playground: Playground, whatif: WhatIf, operations: Operations };
 
 function App() {
 	const { view, rest, query } = useSignal(route);
@@ -37,25 +39,29 @@ function App() {
 	const View = SHOWN[view];
 	return html`
 		<a class="skip" href="#view">Skip to the view</a>
-		<header>
-			<a class="brand" href=${to("fleet")}>Moorage</a>
-			<nav aria-label="Views">${VIEWS.map((each) => html`<a href=${to(each.view)} aria-current=${each.view === view ? "page" : undefined}>${each.name}</a>`)}</nav>
-			<${CommandBar} />
-			<span class="status"><${Freshness} /><${Revision} />
-				<span>${who.tenant}${who.operator ? ", operator" : ""}</span>
-				${who.login ? html`<button type="button" onClick=${logOut}>Log out</button>` : null}</span>
-		</header>
+		<${Head} view=${view} name=${name} who=${who} />
 		<main id="view" tabindex="-1" class=${lost ? "is-stale" : ""}>
 			<h1>${name}</h1>
-			${View ? html`<${View} rest=${rest} query=${query} />` : html`<p class="empty">There is no view “${view}”. <a href=${to("fleet")}>Go to the fleet</a>.</p>`}
+			${View ? html`<${View} rest=${rest} query=${query} />` : html`<p class="empty">There is no view “${view}”. <a href=${to("overview")}>Go to the overview</a>.</p>`}
 		</main>
 		<${Help} />
 		<div class="hidden" aria-live="polite"><${Said} /></div>`;
 }
 
-function Revision() {
-	const now = useSignal(revision);
-	return now === null ? null : html` <span>as of revision ${now}</span>`;
+function Head({ view, name, who }) {
+	const [open, setOpen] = useState(false);
+	const theme = useSignal(chosen);
+	useEffect(() => setOpen(false), [view]);
+	return html`<header>
+		<a class="brand" href=${to("overview")} title=${`Server ${location.host}, version ${who.version}`}><b>Moorage</b> <small>${location.host}<br />${who.version}</small></a>
+		<button type="button" class="menu" aria-expanded=${String(open)} aria-controls="views" onClick=${() => setOpen(!open)}>☰ ${name}</button>
+		<nav id="views" aria-label="Views" class=${open ? "open" : ""}>${VIEWS.map((each) => html`<a href=${to(each.view)} aria-current=${each.view === view ? "page" : undefined}>${each.name}</a>`)}</nav>
+		<${CommandBar} />
+		<span class="status"><${Freshness} />
+			<span class="who" title="Tenant and role">${who.tenant}<br />${who.role}</span>
+			<span class="theme"><${Choice} label=${html`<span class="hidden">Theme</span>`} value=${theme} set=${choose} options=${["auto", "light", "dark"].map((each) => [each, `◐ ${each}`])} /></span>
+			${who.login ? html`<button type="button" onClick=${logOut}>Log out</button>` : null}</span>
+	</header>`;
 }
 
 const Said = () => html`${useSignal(said)}`;

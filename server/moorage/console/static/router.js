@@ -17,7 +17,7 @@ function decoded(part) {
 
 function read() {
 	const [view, ...rest] = location.pathname.slice(ROOT.length).split("/").filter(Boolean).map(decoded);
-	return { view: view || "fleet", rest, query: new URLSearchParams(location.search) };
+	return { view: view || "overview", rest, query: new URLSearchParams(location.search) };
 }
 
 /** The address of an object.

@@ -2,12 +2,20 @@
 import { signal } from "./signal.js";
 
 /**
- * @typedef {{tenant: string, operator: boolean, csrf: string, websocket: string,
- *   version: string, login: boolean}} Session
+ * @typedef {{tenant: string, role: string, operator: boolean, rights: string[], csrf: string,
+ *   websocket: string, version: string, login: boolean}} Session
  */
 
 /** The session; undefined: not yet asked; null: a login is needed. */
 export const session = signal(undefined);
+
+/** Whether the role of who is here has a right. @param {string} right Its name in the table of rights. */
+export const may = (right) => Boolean(session.value?.rights.includes(right));
+
+const MEANT = { lease: "release or cancel", exec: "run commands in workloads", policy: "publish policies or change aliases", cordon: "cordon, drain or uncordon", place: "ask for placements" };
+
+/** Why a right is missing, in a sentence. @param {string} right */
+export const missing = (right) => `Your role, ${session.value?.role}, may not ${MEANT[right] || right}.`;
 
 /** Why the server cannot be reached, or "". */
 export const unreachable = signal("");

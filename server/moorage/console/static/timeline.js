@@ -1,35 +1,103 @@
-// Leases over time on a canvas: one line for each node or tenant; the table beside it has the same.
+// Leases over time on a canvas: a line for each node, with its devices side by side, or for each tenant.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { time } from "./format.js";
-import { html, typed } from "./ui.js";
+import { ticks } from "./charts.js";
+import { clockTick, count, gpus, heldMilli, placesBrief, some, span, when, zone } from "./format.js";
+import { keyed, painted } from "./palette.js";
+import { useSignal } from "./signal.js";
+import { theme } from "./theme.js";
+import { Choice, html } from "./ui.js";
 
-const LINE = 18;
-const LEFT = 150;
-const LINES_MAX = 40;
+const LEFT = innerWidth < 600 ? 90 : 150;
+const HEAD = 34;
+const LANE = 6;
+const LINE_MIN = 16;
+const TENANT_LINE = 40;
+const LINES_MAX = 60;
+const HOUR = 3600;
+const SPANS = [["1 hour", HOUR], ["6 hours", 6 * HOUR], ["1 day", 24 * HOUR], ["1 week", 168 * HOUR]];
+const SPAN_MIN = 60;
+const TICKS = [60, 300, 900, 1800, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOUR, 48 * HOUR, 168 * HOUR];
+const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
-/** @param {any[]} rows @param {string} by @returns {Map<string, any[]>} */
-function lines(rows, by) {
+/** What a lease is coloured by. */
+const COLOURED = {
+	tenant: (row) => row.tenant || "kept warm",
+	policy: (row) => row.policy_rule_uri,
+	model: (row, models) => (heldMilli(row.placement) && models.get(nodeOf(row.placement[0]))) || "no GPU",
+	state: (row) => row.state,
+};
+const nodeOf = (share) => (share ? `${share.cluster_id}/${share.node_id}` : "");
+
+/** The lines, in their order: name, its leases, and how high it is.
+ * @param {any[]} rows @param {string} by @param {string} order */
+function lined(rows, by, order) {
 	const found = new Map();
+	const add = (name, row, share) => {
+		const line = found.get(name) || { name, rows: [], ends: Infinity, milli: 0, lanes: [], tall: LINE_MIN };
+		found.set(name, line);
+		line.rows.push({ row, share });
+		line.ends = Math.min(line.ends, row.expires_at);
+		line.milli += heldMilli([share]);
+	};
 	for (const row of rows) {
-		const names = by === "tenant" ? [row.tenant] : row.placement.map((share) => `${share.cluster_id}/${share.node_id}`);
-		for (const name of new Set(names)) found.set(name, [...(found.get(name) || []), row]);
+		for (const share of row.placement) add(by === "tenant" ? row.tenant || "kept warm" : nodeOf(share), row, share);
 	}
-	return new Map([...found].sort().slice(0, LINES_MAX));
+	const compare = { ends: (a, b) => a.ends - b.ends, load: (a, b) => b.milli - a.milli, name: () => 0 }[order];
+	const all = [...found.values()].sort((a, b) => compare(a, b) || a.name.localeCompare(b.name, undefined, { numeric: true }));
+	for (const line of all) {
+		if (by === "tenant") line.tall = TENANT_LINE;
+		else laned(line);
+	}
+	return all;
 }
 
-export function Timeline({ rows, open, brushed }) {
+/** Give each device of a node a lane, and each lease the lanes of its devices. */
+function laned(line) {
+	const ids = [...new Set(line.rows.flatMap(({ share }) => share.gpus || []))].sort((a, b) => String(a).localeCompare(String(b), undefined, { numeric: true }));
+	let bare = ids.length; // Those without a device stand below, one lane each.
+	for (const each of line.rows) {
+		const lanes = (each.share.gpus || []).map((gpu) => ids.indexOf(gpu));
+		each.lanes = lanes.length ? lanes : [bare++];
+		each.part = each.share.gpu_milli && lanes.length ? each.share.gpu_milli / 1000 : 1;
+	}
+	const taken = new Map(); // How much of a lane those drawn before have of it, where devices are shared.
+	for (const each of line.rows) {
+		each.from = each.part < 1 ? taken.get(each.lanes[0]) || 0 : 0;
+		if (each.part < 1) taken.set(each.lanes[0], Math.min(1 - each.part, each.from + each.part));
+	}
+	line.tall = Math.max(LINE_MIN, Math.min(16, bare) * LANE + 4);
+	line.lane = (line.tall - 4) / Math.max(1, bare);
+}
+
+export function Timeline({ rows, total, models, open, brushed }) {
 	const canvas = useRef(null);
 	const [by, setBy] = useState("node");
+	const [order, setOrder] = useState("ends");
+	const [colour, setColour] = useState("tenant");
 	const [width, setWidth] = useState(0);
+	const [range, setRange] = useState(null);
 	const [brush, setBrush] = useState(null);
+	const [under, setUnder] = useState("");
 	const pressed = useRef(null);
-	const grouped = lines(rows, by);
+	const painted_in = useSignal(theme);
 	const now = Date.now() / 1000;
-	const from = Math.min(now - 60, ...rows.map((row) => row.granted_at));
-	const until = Math.max(now + 60, ...rows.map((row) => row.expires_at));
-	const x = (at) => LEFT + ((at - from) / (until - from)) * (width - LEFT - 4);
-	const at = (px) => from + ((px - LEFT) / (width - LEFT - 4)) * (until - from);
-	const height = LINE * (grouped.size + 1) + 4;
+	const all = lined(rows, by, order);
+	const lines = all.slice(0, LINES_MAX);
+	const last = Math.max(now + HOUR, ...rows.map((row) => row.expires_at));
+	const usual = Math.min(24 * HOUR, last - now);
+	const [from, until] = range || [now - usual / 8, now + usual];
+	const wide = Math.max(1, width - LEFT - 4);
+	const x = (at) => LEFT + ((at - from) / (until - from)) * wide;
+	const at = (px) => from + ((px - LEFT) / wide) * (until - from);
+	const of = (row) => COLOURED[colour](row, models);
+	const names = [...new Set(rows.map(of))].sort();
+	const keys = colour === "state" ? new Map(names.map((each) => [each, STATES[each] || "s-h"])) : keyed(names);
+	const tops = [];
+	let height = HEAD;
+	for (const line of lines) {
+		tops.push(height);
+		height += line.tall + 2;
+	}
 
 	useEffect(() => {
 		const element = canvas.current;
@@ -40,72 +108,165 @@ export function Timeline({ rows, open, brushed }) {
 	useEffect(() => {
 		const element = canvas.current;
 		if (!width) return;
-		element.width = width;
-		element.height = height;
+		const sharp = devicePixelRatio || 1;
+		element.width = width * sharp;
+		element.height = height * sharp;
 		const context = element.getContext("2d");
+		context.scale(sharp, sharp);
 		const style = getComputedStyle(element);
-		context.font = "12px system-ui, sans-serif";
-		context.fillStyle = style.color;
-		context.fillText(time(from), LEFT, 12);
-		if (x(now) > LEFT + 70) context.fillText("now", x(now), 12);
-		context.textAlign = "right";
-		context.fillText(time(until), width - 4, 12);
-		context.textAlign = "left";
-		[...grouped].forEach(([name, leases], index) => {
-			const y = LINE * (index + 1);
-			context.fillStyle = style.color;
-			context.fillText(name.length > 22 ? `…${name.slice(-21)}` : name, 0, y + 13, LEFT - 6);
-			for (const lease of leases) bar(context, lease, x(lease.granted_at), x(lease.expires_at), y + 2, style);
+		const paint = painted([...keys.values()]);
+		const ink = { text: style.color, line: style.outlineColor, ground: style.backgroundColor };
+		scale(context, { x, from, until, width, height, ink, now });
+		lines.forEach((line, n) => {
+			context.fillStyle = ink.text;
+			context.fillText(line.name.length > 22 ? `…${line.name.slice(-21)}` : line.name, 0, tops[n] + 12, LEFT - 8);
+			context.save();
+			context.beginPath();
+			context.rect(LEFT, tops[n], wide, line.tall);
+			context.clip();
+			if (by === "tenant") area(context, line, { x, top: tops[n], now, until, hue: paint.get(keys.get(of(line.rows[0].row))), ink });
+			else for (const each of line.rows) bar(context, each, x, tops[n] + 2, line.lane, paint.get(keys.get(of(each.row))), ink);
+			context.restore();
 		});
-		context.strokeStyle = style.color;
-		context.setLineDash([3, 3]);
-		context.strokeRect(x(now), LINE, 0, height);
-		if (brush) {
-			context.globalAlpha = 0.2;
-			context.fillStyle = style.color;
-			context.fillRect(x(brush[0]), 0, x(brush[1]) - x(brush[0]), height);
-		}
-	});
+		edges(context, { x, height, ink, now, brush, from, until });
+	}, [rows, width, by, order, colour, from, until, brush, painted_in, models]);
+
+	const move = (a, b) => setRange(b - a < SPAN_MIN ? [(a + b - SPAN_MIN) / 2, (a + b + SPAN_MIN) / 2] : [a, b]);
+	const zoom = (times, around = Math.max(from, Math.min(until, now))) => move(around - (around - from) * times, around + (until - around) * times);
+	const pan = (part) => move(from + part * (until - from), until + part * (until - from));
+	const choose = (found) => {
+		setBrush(found);
+		brushed(found);
+	};
+	const hit = (event) => {
+		const n = tops.findIndex((top, each) => event.offsetY >= top && event.offsetY < top + lines[each].tall + 2);
+		const moment_ = at(event.offsetX);
+		if (n < 0 || by === "tenant" || event.offsetX < LEFT) return null;
+		const lane = Math.floor((event.offsetY - tops[n] - 2) / lines[n].lane);
+		const there = lines[n].rows.filter(({ row }) => row.granted_at <= moment_ && moment_ <= row.expires_at);
+		return there.find(({ lanes }) => lanes.includes(lane))?.row || null;
+	};
 	const finish = (event) => {
 		if (pressed.current === null) return;
 		const [a, b] = [pressed.current, event.offsetX].sort((one, other) => one - other);
 		pressed.current = null;
-		if (b - a > 4) {
-			setBrush([at(a), at(b)]);
-			return brushed([at(a), at(b)]);
-		}
-		setBrush(null);
-		brushed(null);
-		const line = [...grouped.values()][Math.floor(event.offsetY / LINE) - 1] || [];
-		const hit = line.find((each) => each.granted_at <= at(b) && at(b) <= each.expires_at);
-		if (hit) open(hit.id);
+		if (b - a > 4) return choose([at(Math.max(LEFT, a)), at(b)]);
+		const row = hit(event);
+		if (row) open(row.id);
+		else choose(null);
 	};
-	return html`<p class="tools"><label>Lines by <select value=${by} onChange=${typed(setBy)}><option value="node">node</option><option value="tenant">tenant</option></select></label>
-			${brush ? html`<span>${time(brush[0])} to ${time(brush[1])}</span><button type="button" onClick=${() => {
-				setBrush(null);
-				brushed(null);
-			}}>All times</button>` : html`<span class="note">Draw over a span to see only its leases. Warm ones are hatched, failing ones crossed.</span>`}</p>
-		<div class="lines" tabindex="0" role="region" aria-label="Timeline"><canvas ref=${canvas} class="timeline" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same`}
-			onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas></div>`;
+	const hover = (event) => {
+		const row = hit(event);
+		setUnder(row ? `${row.id} of ${row.tenant || "no one, kept warm"}, ${row.state}, on ${placesBrief(row.placement)}, until ${when(row.expires_at)} (${row.expires_at > now ? `in ${span(row.expires_at - now)}` : "over"})` : event.offsetX > LEFT ? when(at(event.offsetX)) : "");
+	};
+	const press = (event) => {
+		const done = { "+": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.25), ArrowRight: () => pan(0.25), 0: () => setRange(null) }[event.key];
+		if (!done || event.ctrlKey || event.metaKey) return;
+		event.preventDefault();
+		done();
+	};
+	const ending = rows.filter((row) => row.expires_at > now && row.expires_at < now + HOUR);
+	const drawn = total > rows.length ? `${count(rows.length)} of ${some(total, "lease")} drawn, those that end next` : some(rows.length, "lease");
+	return html`<section aria-label="Timeline"><p class="tools">
+			<${Choice} label="Lines by" value=${by} set=${setBy} options=${["node", "tenant"]} />
+			<${Choice} label="Order" value=${order} set=${setOrder} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />
+			<${Choice} label="Colour" value=${colour} set=${setColour} options=${Object.keys(COLOURED)} />
+			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<button type="button" onClick=${() => move(now - seconds / 8, now + seconds)}>${name}</button>`)}
+				<button type="button" aria-label="Earlier" onClick=${() => pan(-0.5)}>◀</button><button type="button" aria-label="Later" onClick=${() => pan(0.5)}>▶</button>
+				<button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button><button type="button" aria-label="Zoom out" onClick=${() => zoom(2)}>−</button></span></p>
+		<p class="tools"><span>${drawn}; <b>${count(ending.length)}${ending.length === rows.length && total > rows.length ? " or more" : ""}</b> end within the hour, with ${gpus(ending.reduce((sum, row) => sum + heldMilli(row.placement), 0))} GPUs${all.length > lines.length ? `. The first ${lines.length} of ${count(all.length)} ${by}s` : ""}</span>
+			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><button type="button" onClick=${() => move(...brush)}>Zoom to it</button><button type="button" onClick=${() => choose(null)}>All times</button>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
+		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden="true"></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
+		<div class="lines"><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}
+			onKeyDown=${press} onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onMouseDown=${(e) => (pressed.current = e.offsetX)} onMouseUp=${finish}></canvas></div>
+		<p class="under">${under || " "}</p></section>`;
 }
 
-/** @param {CanvasRenderingContext2D} context @param {any} lease @param {number} from @param {number} to @param {number} y @param {CSSStyleDeclaration} style */
-function bar(context, lease, from, to, y, style) {
-	const wide = Math.max(2, to - from);
-	const high = LINE - 5;
-	context.fillStyle = style.borderTopColor;
-	if (lease.state === "warm" || lease.state === "failing") {
-		context.strokeStyle = style.borderTopColor;
-		context.setLineDash([]);
-		context.strokeRect(from, y, wide, high);
-		context.beginPath();
-		for (let at = 0; at < wide; at += 6) {
-			context.moveTo(from + at, y + high);
-			context.lineTo(Math.min(from + at + high, from + wide), y);
-			if (lease.state !== "failing") continue;
-			context.moveTo(from + at, y);
-			context.lineTo(Math.min(from + at + high, from + wide), y + high);
-		}
-		context.stroke();
-	} else context.fillRect(from, y, wide, high);
+/** Ticks with their times, and the date and zone. */
+function scale(context, { x, from, until, width, height, ink, now }) {
+	context.font = "12px system-ui, sans-serif";
+	context.fillStyle = ink.text;
+	context.fillText(zone(), 0, 12, LEFT - 8);
+	let day = "";
+	for (const each of ticks(from, until, Math.max(2, Math.floor((width - LEFT) / 90)), TICKS)) {
+		const px = x(each);
+		context.fillStyle = ink.line;
+		context.fillRect(px, HEAD - 6, 1, height);
+		context.fillStyle = ink.text;
+		const date = new Date(each * 1000).toLocaleDateString(undefined, { weekday: "short", month: "short", day: "numeric" });
+		if (date !== day && px < width - 70) context.fillText(date, px, 12);
+		day = date;
+		const text = new Date(each * 1000).getHours() || new Date(each * 1000).getMinutes() ? clockTick(each) : "00:00";
+		if (px < width - 34 && Math.abs(px - x(now)) > 30) context.fillText(text, px, 26);
+	}
+}
+
+/** What lies above all lines: now, and the chosen span. */
+function edges(context, { x, height, ink, now, brush, from, until }) {
+	if (now >= from && now <= until) {
+		context.fillStyle = ink.text;
+		context.fillRect(x(now) - 1, 16, 2, height);
+		context.font = "bold 12px system-ui, sans-serif";
+		context.fillText("now", x(now) + 4, 26);
+	}
+	if (!brush) return;
+	context.globalAlpha = 0.18;
+	context.fillStyle = ink.text;
+	context.fillRect(Math.max(LEFT, x(brush[0])), HEAD, x(brush[1]) - Math.max(LEFT, x(brush[0])), height);
+	context.globalAlpha = 1;
+}
+
+function bar(context, { row, lanes, part, from: offset }, x, top, lane, hue, ink) {
+	const [left, right] = [x(row.granted_at), x(row.expires_at)];
+	const wide = Math.max(2, right - left - 1);
+	const runs = [];
+	for (const each of [...lanes].sort((a, b) => a - b)) {
+		if (runs.length && runs.at(-1).last === each - 1) runs.at(-1).last = each;
+		else runs.push({ first: each, last: each });
+	}
+	for (const { first, last } of runs) {
+		const y = top + (first + (part < 1 ? offset : 0)) * lane;
+		const high = Math.max(2, (last - first + 1) * lane * (part < 1 ? part : 1) - 1);
+		context.fillStyle = hue;
+		context.fillRect(left, y, wide, high);
+		if (row.state === "warm" || row.state === "failing") hatch(context, left, y, wide, high, row.state === "failing", ink.ground);
+	}
+}
+
+function hatch(context, left, y, wide, high, crossed, colour) {
+	context.save();
+	context.beginPath();
+	context.rect(left, y, wide, high);
+	context.clip();
+	context.strokeStyle = colour;
+	context.beginPath();
+	for (let at = -high; at < wide; at += 6) {
+		context.moveTo(left + at, y + high);
+		context.lineTo(left + at + high, y);
+		if (!crossed) continue;
+		context.moveTo(left + at, y);
+		context.lineTo(left + at + high, y + high);
+	}
+	context.stroke();
+	context.restore();
+}
+
+/** What a tenant holds from now on, if nothing is renewed: falls with each end. */
+function area(context, line, { x, top, now, until, hue, ink }) {
+	const ends = line.rows.map(({ row, share }) => [row.expires_at, heldMilli([share])]).sort((a, b) => a[0] - b[0]);
+	let left = line.milli;
+	const high = (milli) => (milli / Math.max(1, line.milli)) * (TENANT_LINE - 6);
+	context.fillStyle = hue;
+	context.beginPath();
+	context.moveTo(x(now), top + TENANT_LINE);
+	context.lineTo(x(now), top + TENANT_LINE - high(left));
+	for (const [end, milli] of ends) {
+		context.lineTo(x(end), top + TENANT_LINE - high(left));
+		left -= milli;
+		context.lineTo(x(end), top + TENANT_LINE - high(left));
+	}
+	context.lineTo(x(until), top + TENANT_LINE);
+	context.fill();
+	context.fillStyle = ink.text;
+	context.fillText(`${gpus(line.milli)} GPUs`, x(now) - 76, top + 22, 70);
 }

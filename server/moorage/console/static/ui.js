@@ -4,22 +4,21 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signal, useSignal } from "./signal.js";
 import { address, ask, connection, heardAt, link } from "./socket.js";
-import { moment, time } from "./format.js";
+import { time, when } from "./format.js";
 import { go, to } from "./router.js";
-import { session } from "./session.js";
+import { may, missing, session } from "./session.js";
 
 export const html = htm.bind(h);
 
 /** What a screen reader is told, beside what is seen. */
 export const said = signal("");
 
-/** @param {{what: string}} props */
 export const Loading = ({ what }) => html`<p class="loading" role="status">Loading ${what}…</p>`;
 
-/** Nothing is there, which is known. @param {{children?: any}} props */
+/** Nothing is there, which is known. */
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
-/** A "no" of the server. @param {{error: any}} props */
+/** A "no" of the server. */
 export const Refused = ({ error }) =>
 	error ? html`<p class="alert" role="alert">${error.code ? html`<code>${error.code}</code> ` : ""}${error.code === "unknown_op" ? "This server does not serve that yet." : error.message}</p>` : null;
 
@@ -31,7 +30,7 @@ export function Freshness() {
 	return html`<span class="stale" role="status">${since}${state === "lost" ? "reconnecting" : "connecting"}</span>`;
 }
 
-/** What was answered, as it was answered. @param {{value: any, label?: string}} props */
+/** What was answered, as it was answered. */
 export function Raw({ value, label = "JSON" }) {
 	const [open, setOpen] = useState(false);
 	return html`<details class="raw" onToggle=${(e) => setOpen(e.target.open)}>
@@ -40,7 +39,6 @@ export function Raw({ value, label = "JSON" }) {
 	</details>`;
 }
 
-/** @param {string} word */
 export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 
 /** Where `moorage` looks for a server that it is told nothing of. */
@@ -52,14 +50,14 @@ function server() {
 	return at.every((url, n) => USUAL[n].test(url)) ? [] : ["--url", at[0], "--http-url", at[1]];
 }
 
-/** The code of `policy.py` as lines that write it to a new folder. @param {string} code */
+/** The code of `policy.py` as lines that write it to a new folder. */
 function written(code) {
 	let end = "END";
 	while (code.includes(end)) end += "_";
 	return `folder=$(mktemp -d)\ncat > "$folder/policy.py" <<'${end}'\n${code.trimEnd()}\n${end}\n`;
 }
 
-/** The command that does the same; `code` is that of its `policy.py`. @param {{words: string[], code?: string}} props */
+/** The command that does the same; `code` is that of its `policy.py`. */
 export function Command({ words: [program, ...rest], code }) {
 	const words = [program, ...(program === "moorage" ? server() : []), ...rest];
 	const line = words.map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
@@ -80,7 +78,7 @@ export function Command({ words: [program, ...rest], code }) {
 		${copied ? html`<code>${copied}</code>` : null}</span>`;
 }
 
-/** A modal dialog. @param {{title: string, close: () => void, children?: any}} props */
+/** A modal dialog. */
 export function Dialog({ title, close, children }) {
 	const ref = useRef(null);
 	useEffect(() => {
@@ -92,11 +90,11 @@ export function Dialog({ title, close, children }) {
 }
 
 /**
- * An action: shows what would happen, then does it. `message` is an operation with a dry run.
- * @param {{label: string, title: string, message?: any, dry?: () => Promise<any>, act?: () => Promise<any>,
- *   words?: string[], code?: string, done?: (answer: any) => void, disabled?: boolean}} props
+ * An action: shows what would happen, then does it. `message` is an operation with a dry run; `say` puts what that
+ * answers into words; `right` is what a role needs for it; `destroys`: it cannot be taken back.
  */
-export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), words, code, done, disabled }) {
+export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), say, right, destroys, words, code, done, disabled }) {
+	const lacks = right && !may(right) ? missing(right) : "";
 	const [open, setOpen] = useState(false);
 	const [shown, setShown] = useState(null);
 	const [error, setError] = useState(null);
@@ -123,12 +121,12 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 		}
 		setBusy(false);
 	};
-	return html`<button type="button" disabled=${disabled} onClick=${start}>${label}</button>
+	return html`<button type="button" class=${destroys ? "destroys" : ""} disabled=${disabled || !!lacks} title=${lacks || undefined} onClick=${start}>${label}</button>
 		${open
 			? html`<${Dialog} title=${title} close=${() => setOpen(false)}>
-					${error ? html`<${Refused} error=${error} />` : shown === null ? html`<${Loading} what="what would happen" />` : html`<${Outcome} shown=${shown} />`}
+					${error ? html`<${Refused} error=${error} />` : shown === null ? html`<${Loading} what="what would happen" />` : html`<${Outcome} shown=${shown} say=${say} />`}
 					<p class="buttons">
-						<button type="button" class="primary" disabled=${busy || shown === null} onClick=${run}>${label} now</button>
+						<button type="button" class=${destroys ? "primary destroys" : "primary"} disabled=${busy || shown === null} onClick=${run}>${label} now</button>
 						<button type="button" onClick=${() => setOpen(false)}>Change nothing</button>
 						${words ? html`<${Command} words=${words} code=${code} />` : null}
 					</p>
@@ -136,26 +134,26 @@ export function Action({ label, title, message, dry = () => ask({ ...message, dr
 			: null}`;
 }
 
-/** What a dry run said. @param {{shown: any}} props */
-function Outcome({ shown }) {
+/** What a dry run said, in words where there are some; JSON folded. */
+function Outcome({ shown, say }) {
+	if (say) return html`<div class="outcome"><div class="words">${say(shown)}</div><${Raw} value=${shown} label="The dry run as JSON" /></div>`;
 	if (typeof shown === "string" || shown?.type || Array.isArray(shown)) return html`<div class="outcome">${shown}</div>`;
 	const { text, ...rest } = shown;
 	return html`<div class="outcome"><p>${text || "This would happen:"}</p><${Raw} value=${rest} label="The dry run as JSON" /></div>`;
 }
 
-/** A part of a view with its heading. @param {{title: string, children?: any, id?: string}} props */
+/** A part of a view with its heading. */
 export const Section = ({ title, children, id }) =>
 	html`<section aria-label=${title} id=${id}><h2>${title}</h2>${children}</section>`;
 
-/** Names and values. @param {{pairs: [string, any][]}} props */
+/** Names and values. */
 export const Facts = ({ pairs }) =>
 	html`<dl>${pairs.filter(([, value]) => value !== undefined && value !== "" && value !== null)
 		.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 
-/** @type {Record<string, string>} */
 const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", failing: "✕", queued: "…", ending: "◌", ended: "○", refused: "✕", waiting: "…", advised: "○" };
 
-/** A state, as a mark and a word. @param {{state: string}} props */
+/** A state, as a mark and a word. */
 export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden="true">${MARKS[state] || "·"}</span> ${state}</span>`;
 
 /** Load something, and again when `needs` change or the connection is a new one. @param {() => Promise<any>} load
@@ -176,7 +174,7 @@ export function useLoaded(load, needs) {
 	return { ...state, again: () => setTurn((n) => n + 1) };
 }
 
-/** Do something every so often while the page is seen. @param {() => void} work @param {number} ms @param {any[]} needs */
+/** Do something every so often while the page is seen. */
 export function useEvery(work, ms, needs) {
 	useEffect(() => {
 		const timer = setInterval(() => document.hidden || work(), ms);
@@ -184,14 +182,23 @@ export function useEvery(work, ms, needs) {
 	}, needs);
 }
 
-/** Take what is typed. @param {(text: string) => void} set */
+/** Take what is typed. */
 export const typed = (set) => (e) => set(e.target.value);
 
-/** A table; the first cell of each row is its head. @param {{label: string, heads: string[], rows: any[][], current?: number}} props */
+/** A table; the first cell of each row is its head. */
 export const Grid = ({ label, heads, rows, current }) => html`<table aria-label=${label}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
 	<tbody>${rows.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td>${each}</td>`)}</tr>`)}</tbody></table>`;
 
-/** Text as it was written. @param {{label: string, text: string}} props */
+/** What scrolls by itself, also by keys. */
+export const Scroll = ({ label, few, children }) => html`<div class=${few ? "scroll few" : "scroll"} tabindex="0" role="region" aria-label=${`${label}, scrollable`}>${children}</div>`;
+
+/** One of several. */
+export const Choice = ({ label, value, set, options }) => html`<label>${label} <select value=${value} onChange=${typed(set)}>${options.map((each) => {
+	const [name, text] = Array.isArray(each) ? each : [each, each];
+	return html`<option value=${name} selected=${name === value}>${text}</option>`;
+})}</select></label>`;
+
+/** Text as it was written. */
 export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
 
 /** What `children` makes of what is loaded; until then that it is loading, or why not.
@@ -199,20 +206,20 @@ export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" r
 export const Loaded = ({ found, what, children }) =>
 	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error ? null : html`<${Loading} what=${what} />`}`;
 
-/** One object beside a list. @param {{title: string, found: any, children?: any}} props */
+/** One object beside a list. */
 export const Panel = ({ title, found, children }) =>
 	html`<aside aria-label=${title}><h2>${title}</h2><${Loaded} found=${found} what=${title}>${children}<//></aside>`;
 
-/** A version or an alias. @param {{name: string, row?: boolean}} props `row`: `j` and `k` stop there. */
+/** A version or an alias. */
 export const Policy = ({ name, row }) => html`<a class=${row && "row"} href=${to("policies", name)}>${name}</a>`;
 
-/** What happened to an object. @param {{of: {at?: number, what: string, more?: any}[]}} props */
-export const History = ({ of }) => html`<ol class="history">${of.map(({ at, what, more }) => html`<li>${at ? html`<time>${moment(at)}</time> ` : null}<b>${what}</b> ${more}</li>`)}</ol>`;
+/** What happened to an object. */
+export const History = ({ of }) => html`<ol class="history">${of.map(({ at, what, more }) => html`<li>${at ? html`<time>${when(at)}</time> ` : null}<b>${what}</b> ${more}</li>`)}</ol>`;
 
-/** An object as a command and as JSON. @param {{words: string[], value: any}} props */
+/** An object as a command and as JSON. */
 export const Copies = ({ words, value }) => html`<p class="buttons"><${Command} words=${words} /></p><${Raw} value=${value} />`;
 
-/** Have a form's fields be the query of this view. @param {string} view */
+/** Have a form's fields be the query of this view. */
 export const filters = (view) => (event) => {
 	event.preventDefault();
 	const given = [...new FormData(event.currentTarget).entries()].map(([name, value]) => [name, String(value).trim()]).filter(([, value]) => value);

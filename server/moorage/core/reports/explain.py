@@ -4,6 +4,7 @@ Pure functions of the state; the allocator calls them within its turn, so that n
 what is not yet durable.
 """
 
+import heapq
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, get_args
@@ -70,6 +71,8 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What each list can be filtered by; anything else would find nothing, and not say so."""
 STATES: Final = get_args(LeaseState)
+ORDERED_CHARS_MAX: Final = 80
+"""Characters of a text by which leases are ordered; of those that begin alike, by fencing."""
 
 
 def answer(  # noqa: C901  # One case per question.
@@ -109,6 +112,8 @@ def answer(  # noqa: C901  # One case per question.
                 pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
+            if inquiry.sort:
+                return _sorted_leases(inquiry, pool)
             seen = (LeaseAnswer.of(lease) for lease in pool if inquiry.may_see(lease.tenant))
             return page(inquiry, "leases", seen, lambda row: row.fencing)
         case "queue":
@@ -128,6 +133,55 @@ def answer(  # noqa: C901  # One case per question.
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
             return page(inquiry, "clusters", _clusters(state), lambda row: row.cluster_id)
+
+
+def _sorted_leases(inquiry: Inquired, pool: Iterable[Lease]) -> Response:
+    """Return a page of leases in an order of their own, and how many there are.
+
+    Answers are made of those on the page alone: consoles look every few seconds.
+    """
+    name, falls = inquiry.sort.lstrip("-"), inquiry.sort.startswith("-")
+
+    def key(lease: Lease) -> tuple[Any, int]:
+        value = _ordered(lease, name)
+        return -value if falls else value, lease.fencing
+
+    filters = inquiry.filters.items()
+    found = [
+        lease
+        for lease in pool
+        if inquiry.may_see(lease.tenant)
+        and all(_matches(LeaseAnswer.of(lease), each, value) for each, value in filters)
+    ]
+    total = len(found)
+    if inquiry.after:
+        try:
+            found = [lease for lease in found if key(lease) > _cursor(("", 0), inquiry.after)]
+        except (TypeError, ValueError):
+            return refusals.no_cursor(inquiry.after)
+    shown = heapq.nsmallest(inquiry.limit, found, key=key)
+    following = json.dumps(key(shown[-1])) if len(found) > len(shown) else None
+    rows = [LeaseAnswer.of(lease) for lease in shown]
+    return Information({"leases": rows, "next": following, "total": total})
+
+
+def _ordered(lease: Lease, name: str) -> Any:
+    """Return by what leases are ordered; of texts the beginning, as a cursor is short."""
+    match name:
+        case "gpus":
+            return sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
+        case "place":
+            first = next(iter(lease.placement), None)
+            text = "" if first is None else f"{first.cluster_id}/{first.node_id}"
+            return text[:ORDERED_CHARS_MAX]
+        case "project":
+            return lease.terms.project[:ORDERED_CHARS_MAX]
+        case "policy_rule_uri":
+            return lease.policy.uri[:ORDERED_CHARS_MAX]
+        case "state" | "tenant":
+            return getattr(lease, name)[:ORDERED_CHARS_MAX]
+        case _:  # A number of the lease.
+            return getattr(lease, name)
 
 
 def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:

@@ -87,6 +87,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
         after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
         sees_all: Show those of all tenants.
+        sort: What leases are ordered by, with "-" before it the largest first; empty: by fencing.
 
     """
 
@@ -98,6 +99,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
     after: str = ""
     limit: int = 100
     sees_all: bool = False
+    sort: str = ""
 
     def may_see(self, owner: Tenant | str) -> bool:
         """Return whether what is a tenant's may be shown."""

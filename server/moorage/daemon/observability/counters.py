@@ -67,6 +67,12 @@ class Measures:
         if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
             self._refusals.labels(effect.answer.code.value).inc()
 
+    def refusals(self) -> dict[str, int]:
+        """Return how many failure replies there were, by code."""
+        (family,) = self._refusals.collect()
+        counted = (each for each in family.samples if each.name.endswith("_total"))
+        return {each.labels["code"]: int(each.value) for each in counted}
+
     def text(self) -> bytes:
         """Return everything in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -18,7 +18,7 @@ from moorage.core.turns.events import ConsultFailed, Event, Proposed
 from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId
 
-__all__ = ["DurationMetrics"]
+__all__ = ["DurationMetrics", "quantile"]
 
 LABELS_MAX: Final = 50
 """Policies or backends with a series of their own; what comes later counts as `other`."""
@@ -27,6 +27,10 @@ CONSULTATIONS_MAX: Final = 100_000
 """Consultations whose beginning is remembered; beyond it none is measured until some end."""
 _BRIEF: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1.0)
 _USUAL: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 5.0)
+_WAITS: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0),
+    *(900.0, 3600.0, 14400.0, 86400.0),
+)
 _LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 
@@ -34,7 +38,7 @@ class _Histogram:
     """Counts durations of each label in buckets."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
+        self.bounds = tuple(bounds)
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
@@ -44,13 +48,18 @@ class _Histogram:
         if counts is None:
             if len(self._counts) >= LABELS_MAX:
                 label = OTHER
-            counts = self._counts.setdefault(label, [0] * (len(self._bounds) + 1))
-        counts[bisect_left(self._bounds, seconds)] += 1
+            counts = self._counts.setdefault(label, [0] * (len(self.bounds) + 1))
+        counts[bisect_left(self.bounds, seconds)] += 1
         self._sums[label] = self._sums.get(label, 0.0) + seconds
+
+    def buckets(self) -> tuple[int, ...]:
+        """Return the counts of all labels together, by bucket."""
+        none = (0,) * (len(self.bounds) + 1)
+        return tuple(map(sum, zip(none, *self._counts.values(), strict=True)))
 
     def fill(self, family: HistogramMetricFamily, *, labelled: bool) -> Metric:
         """Add what was counted to a metric."""
-        names = [*map(floatToGoString, self._bounds), "+Inf"]
+        names = [*map(floatToGoString, self.bounds), "+Inf"]
         if not labelled and not self._counts:
             self._counts[""] = [0] * len(names)
         for label, counts in self._counts.items():
@@ -72,13 +81,28 @@ class DurationMetrics:
 
     def __init__(self, lease: Callable[[RequestId], Lease | None]) -> None:
         self._lease = lease
-        self._waiting = _Histogram(_LONG)
+        self._waiting = _Histogram(_WAITS)
         self._evaluation = _Histogram(_USUAL)
         self._verification = _Histogram(_BRIEF)
         self._commit = _Histogram(_USUAL)
         self._start = _Histogram(_LONG)
         self._consulted: dict[RequestId, tuple[str, float]] = {}
         """Policy and beginning of the consultation under way of each request."""
+
+    def buckets(self, what: str) -> tuple[int, ...]:
+        """Return how many `grants`, `evaluations` or `commits` took how long, by bucket."""
+        return self._named(what).buckets()
+
+    def bounds(self, what: str) -> tuple[float, ...]:
+        """Return the upper bounds of these buckets; the last one has none."""
+        return self._named(what).bounds
+
+    def _named(self, what: str) -> _Histogram:
+        return {
+            "grants": self._waiting,
+            "evaluations": self._evaluation,
+            "commits": self._commit,
+        }[what]
 
     def consulted(self, effect: Consult) -> None:
         """Note that a policy begins to evaluate. On the hot path."""
@@ -147,6 +171,23 @@ class DurationMetrics:
 def histogram(name: str, about: str, labels: Sequence[str] = ()) -> HistogramMetricFamily:
     """Return an empty histogram."""
     return HistogramMetricFamily(name, about, labels=labels)
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
+    """Return the duration that a part of all is at most, by buckets; None: there is none.
+
+    Within a bucket it is interpolated; of the one without a bound, its lower one is returned.
+    """
+    rest = part * sum(counts)
+    if not rest:
+        return None
+    low = 0.0
+    for bound, count in zip(bounds, counts, strict=False):
+        if rest <= count:
+            return round(low + (bound - low) * rest / count, 7)
+        rest -= count
+        low = bound
+    return low
 
 
 def _name(uri: str) -> str:

@@ -311,7 +311,8 @@ class Operations:
         if question == "quotas" and not sees_all:
             filters["tenant"] = tenant
         page = (filters, message.cursor, message.limit)
-        self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all), tenant)
+        sort = message.sort if isinstance(message, wire.LeaseListing) else ""
+        self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all, sort), tenant)
 
     def _inquire(
         self,

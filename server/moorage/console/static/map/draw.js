@@ -30,7 +30,7 @@ export function arrange(it, width, cell, nodewise) {
 	};
 	const place = (block, rack) => {
 		let wide = 0;
-		for (const n of block) wide = Math.max(wide, Math.min(nodewise ? cell : (it.first[n + 1] - it.first[n]) * cell, width));
+		for (const n of block) wide = Math.max(wide, Math.min(nodewise ? cell : Math.max(1, it.first[n + 1] - it.first[n]) * cell, width));
 		wide += gap;
 		const columns = Math.min(Math.ceil(block.length / BLOCK), Math.floor(width / wide) || 1);
 		const rows = Math.ceil(block.length / columns);
@@ -161,6 +161,7 @@ export class Painter {
 			const y = layout.y[n] - this.top;
 			if (y < -layout.cell || y > canvas.height) continue;
 			for (let s = fleet.first[n]; s < fleet.first[n + 1]; s++) this.square(s);
+			if (fleet.first[n] === fleet.first[n + 1]) this.bare(n);
 			if (n === this.chosen) this.outline(n);
 		}
 	}
@@ -176,14 +177,33 @@ export class Painter {
 		}
 	}
 
+	/** A node without GPUs. @param {number} n */
+	bare(n) {
+		const { context, layout } = this;
+		context.globalAlpha = this.lit && !this.lit[n] ? 0.25 : 1;
+		context.strokeStyle = this.colours[2];
+		context.lineWidth = 1;
+		context.strokeRect(layout.x[n] + 0.5, layout.y[n] - this.top + 0.5, layout.cell - 2, layout.cell - 2);
+		context.globalAlpha = 1;
+	}
+
+	/** Scroll to a node. @param {number} n */
+	reach(n) {
+		const { layout, canvas } = this;
+		if (n < 0 || !layout || (layout.y[n] >= this.top && layout.y[n] + layout.cell <= this.top + canvas.height)) return;
+		this.top = Math.max(0, Math.min(layout.y[n] - canvas.height / 2, layout.height - canvas.height)) | 0;
+		this.all();
+	}
+
 	/** @param {number} n */
 	outline(n) {
 		const { fleet, layout } = this;
 		const { context } = this;
 		context.strokeStyle = this.text;
 		context.lineWidth = 2;
-		const wide = (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
-		context.strokeRect(layout.x[n], layout.y[n] - this.top + 1, wide - 1, layout.cell - 1);
+		const wide = layout.nodewise ? layout.cell : Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
+		const out = layout.cell < 5 ? 4 : 0; // A frame around what is too small to have one.
+		context.strokeRect(layout.x[n] - out, layout.y[n] - this.top + 1 - out, wide - 1 + 2 * out, layout.cell - 1 + 2 * out);
 	}
 
 	/** @param {number} slot */
@@ -250,6 +270,7 @@ export class Painter {
 			for (let n = 0; n < nodes; n++) this.node(n, out, this.lit && !this.lit[n] ? dimmed : palette);
 			this.context.putImageData(this.image, 0, 0);
 			this.names();
+			if (this.chosen >= 0) this.outline(this.chosen);
 			return;
 		}
 		let low = height;
@@ -264,6 +285,7 @@ export class Painter {
 		low = Math.max(0, low);
 		if (high > low) this.context.putImageData(this.image, 0, 0, 0, low, width, Math.min(height, high) - low);
 		if (high > low) this.names(low, high);
+		if (high > low && this.chosen >= 0) this.outline(this.chosen);
 	}
 
 	/** @param {number} n @param {Uint32Array} out @param {Uint32Array} palette */
@@ -283,6 +305,7 @@ export class Painter {
 			for (let dy = 0; dy < cell; dy++) out.fill(colour, (top + dy) * width + layout.x[n], (top + dy) * width + layout.x[n] + cell);
 			return;
 		}
+		if (!slots) for (let dy = 0; dy < cell; dy++) out.fill(palette[2], (top + dy) * width + layout.x[n], (top + dy) * width + layout.x[n] + cell);
 		for (let k = 0; k < slots; k++) {
 			const x = layout.x[n] + k * cell;
 			if (x + cell > width) break;
@@ -299,9 +322,9 @@ export class Painter {
 		const y = py + this.top;
 		for (let n = 0; n < fleet.ids.length; n++) {
 			if (layout.y[n] > y || layout.y[n] + layout.cell <= y) continue;
-			const wide = layout.nodewise ? layout.cell : (fleet.first[n + 1] - fleet.first[n]) * layout.cell;
+			const wide = layout.nodewise ? layout.cell : Math.max(1, fleet.first[n + 1] - fleet.first[n]) * layout.cell;
 			if (px >= layout.x[n] && px < layout.x[n] + wide) {
-				return { node: n, slot: layout.nodewise ? -1 : fleet.first[n] + Math.floor((px - layout.x[n]) / layout.cell) };
+				return { node: n, slot: layout.nodewise || fleet.first[n] === fleet.first[n + 1] ? -1 : fleet.first[n] + Math.floor((px - layout.x[n]) / layout.cell) };
 			}
 		}
 		return null;

@@ -52,7 +52,7 @@ function cells(it, row) {
 	const found = tally(it, row.nodes || []);
 	const all = found.reduce((sum, each) => sum + each, 0);
 	const text = STATES.map((state, at) => (at && found[at] ? `${count(found[at])} ${state.name}` : "")).filter(Boolean).join(", ");
-	return [`${count(found[0])} of ${count(all)}`, text || "nothing taken"];
+	return all ? [`${count(found[0])} of ${count(all)}`, text || "nothing taken"] : ["–", "no GPU"];
 }
 
 /** @param {{it: Fleet, chosen: number, choose: (node: number) => void, ticks: number}} props */

@@ -1,16 +1,19 @@
 // Fleet: the map, the tree beside it, the rail of shapes, and one node.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, moment, places, shape, span } from "../format.js";
+import { count, gib, moment, percent, placesBrief, shape, some, span, tenths, when } from "../format.js";
 import { CELLS, Painter, arrange, fitting } from "../map/draw.js";
 import { STATES, fleet, follow, onChange, read, refused, tally, tick, unpacked } from "../map/model.js";
 import { Tree } from "../map/tree.js";
 import { go, to } from "../router.js";
-import { session } from "../session.js";
 import { useSignal } from "../signal.js";
+import { flushWords } from "./leases.js";
 import { ask, listen } from "../socket.js";
-import { Action, Copies, Empty, Facts, Grid, Loaded, Loading, Raw, Refused, Section, State, html, typed, useEvery, useLoaded } from "../ui.js";
+import { keyed, painted } from "../palette.js";
+import { theme } from "../theme.js";
+import { Action, Choice, Copies, Empty, Facts, Grid, Loaded, Loading, Raw, Refused, Scroll, Section, State, html, typed, useEvery, useLoaded } from "../ui.js";
 
-const MODEL_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999"];
+const MATCHES_MAX = 8;
+const PAST_MINUTES = 60;
 
 export function Fleet({ rest }) {
 	useEffect(follow, []);
@@ -24,25 +27,25 @@ export function Fleet({ rest }) {
 	if (refusal) return html`<${Refused} error=${refusal} />`;
 	if (!now) return html`<${Loading} what="the fleet" />`;
 	if (!now.ids.length) return html`<${Empty}>There is no node yet. Register a cluster: <code>moorage fleet import</code>.<//>`;
-	const scrubber = html`<p class="tools"><label>Minutes ago <input type="range" min="0" max="60" step="5" value=${ago} onChange=${typed((text) => setAgo(Number(text)))} /></label>
-		<span role="status">${it?.past ? `As it was: ${moment(it.past)}` : ago ? "" : "now"}</span></p>`;
+	const scrubber = html`<p class="tools scrubber"><label><span class="hidden">Time</span><span aria-hidden="true">an hour ago</span> <input type="range" min=${-PAST_MINUTES} max="0" step="5" value=${-ago} aria-valuetext=${ago ? `${ago} minutes ago` : "now"} onChange=${typed((text) => setAgo(-Number(text)))} /> <span aria-hidden="true">now</span></label>
+		<span role="status">${it?.past ? `As it was: ${when(it.past)}` : ago ? "" : "live"}</span> <${Find} it=${now} /></p>`;
 	if (!it) return html`${scrubber}${then.error ? html`<${Refused} error=${then.error} />` : html`<${Loading} what="the fleet of then" />`}`;
 	const chosen = rest.length > 1 ? it.ids.findIndex((id, n) => id === rest[1] && it.clusters[it.cluster[n]] === rest[0]) : -1;
 	const choose = (n) => go(to("fleet", it.clusters[it.cluster[n]], it.ids[n]));
-	return html`${scrubber}${ago ? html`<${Refused} error=${then.error} />` : null}
+	return html`<${Numbers} it=${it} />${scrubber}${ago ? html`<${Refused} error=${then.error} />` : null}
 		<div class="fleet">
-			<div class="picture"><${Legend} it=${it} /><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${ago ? null : lit} /></div>
+			<div class="picture"><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${ago ? null : lit} /></div>
 			<div class="beside">
-				${ago ? null : html`<${Shapes} lit=${lit} light=${setLit} it=${it} />`}
-				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>
 				${ago ? null : chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
 					: rest.length ? html`<${Place} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
+				${ago ? null : html`<${Shapes} lit=${lit} light=${setLit} it=${it} />`}
+				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>
 				${ago ? null : html`<${Reservations} />`}
 			</div>
 		</div>`;
 }
 
-/** The fleet at a time. @param {number} at */
+/** The fleet at a time. */
 async function past(at) {
 	const then = await ask({ op: "past_fleet", at });
 	return { ...read(await unpacked(then.packed), then), past: at };
@@ -57,11 +60,71 @@ function Reservations() {
 			${it.next ? html`<p class="note">The first 100.</p>` : null}<${Raw} value=${it} />`)}<//><//>`;
 }
 
-/** What the colours mean, with counts. The colours of the canvas are read from here. */
+/** How much is used and free, by model and in all, and how scattered what is free lies. */
+function Numbers({ it }) {
+	const none = { nodes: 0, gpus: 0, milli: 0, free: 0, whole: 0, empty: 0, most: 0 };
+	const [all, rows] = [{ ...none }, new Map()];
+	let bare = 0;
+	for (let n = 0; n < it.ids.length; n++) {
+		const gpus = it.first[n + 1] - it.first[n];
+		if (!gpus) {
+			bare += 1;
+			continue;
+		}
+		const name = it.models[it.model[it.first[n]]] || "no model";
+		if (!rows.has(name)) rows.set(name, { ...none });
+		let milli = 0;
+		for (let s = it.first[n]; s < it.first[n + 1]; s++) milli += it.state[s] && it.state[s] < 5 ? it.milli[s] || 1000 : 0;
+		const empty = it.free[n] === gpus;
+		for (const row of [all, rows.get(name)]) {
+			row.nodes += 1;
+			row.gpus += gpus;
+			row.milli += milli;
+			row.free += it.free[n];
+			row.whole += empty ? gpus : 0;
+			row.empty += Number(empty);
+			row.most = Math.max(row.most, it.free[n]);
+		}
+	}
+	const used = (row) => percent(row.gpus ? row.milli / 1000 / row.gpus : 0);
+	return html`<ul class="facts" aria-label="Numbers">
+			<li><b>${used(all)}</b> used: ${tenths(all.milli / 1000)} of ${some(all.gpus, "GPU")}</li>
+			<li><b>${count(all.free)}</b> wholly free</li>
+			<li><b>${count(all.free - all.whole)}</b> of these on nodes that are partly taken (fragmentation ${percent(all.free ? 1 - all.whole / all.free : 0)})</li>
+			${bare ? html`<li><b>${some(bare, "node")}</b> without GPUs</li>` : null}</ul>
+		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "on partly taken nodes", "empty nodes", "most on one node"]}
+			rows=${[...rows].map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.free - row.whole), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>`;
+}
+
+/** Find a node by a part of its name, and go there. */
+function Find({ it }) {
+	const [part, setPart] = useState("");
+	const wanted = part.trim().toLowerCase();
+	const found = [];
+	for (let n = 0; wanted && n < it.ids.length && found.length <= MATCHES_MAX; n++) {
+		if (`${it.clusters[it.cluster[n]]}/${it.ids[n]}`.toLowerCase().includes(wanted)) found.push(n);
+	}
+	const address = (n) => to("fleet", it.clusters[it.cluster[n]], it.ids[n]);
+	const land = (event) => {
+		event.preventDefault();
+		const exact = found.find((n) => it.ids[n].toLowerCase() === wanted) ?? found[0];
+		if (exact === undefined) return;
+		go(address(exact));
+		setPart("");
+	};
+	return html`<form class="find" role="search" aria-label="Nodes" onSubmit=${land}><label>Find a node <input type="search" value=${part} autocomplete="off" spellcheck="false" onInput=${typed(setPart)} /></label>
+		${wanted ? html`<ul>${found.slice(0, MATCHES_MAX).map((n) => html`<li><a href=${address(n)} onClick=${() => setPart("")}>${it.clusters[it.cluster[n]]}/${it.ids[n]}</a></li>`)}
+			${found.length > MATCHES_MAX ? html`<li class="note">and more</li>` : found.length ? null : html`<li class="note">No node has that in its name.</li>`}</ul>` : null}</form>`;
+}
+
+/** What the colours mean, with counts; what does not occur is left out. */
 function Legend({ it }) {
 	const found = tally(it, it.ids.keys());
-	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => html`<li class=${found[at] ? "" : "none"}>
-		<span class=${"swatch s-" + state.sign} aria-hidden="true">${state.mark}</span> ${state.name} <b>${count(found[at])}</b></li>`)}</ul>`;
+	let bare = 0;
+	for (let n = 0; n < it.ids.length; n++) bare += Number(it.first[n] === it.first[n + 1]);
+	return html`<ul class="legend" aria-label="What the colours mean">${STATES.map((state, at) => (found[at] ? html`<li>
+		<span class=${"swatch s-" + state.sign} aria-hidden="true">${state.mark}</span> ${state.name} <b>${count(found[at])}</b></li>` : null))}
+		${bare ? html`<li><span class="swatch" aria-hidden="true"></span> node without GPUs <b>${count(bare)}</b></li>` : null}</ul>`;
 }
 
 function Canvas({ it, chosen, choose, lit }) {
@@ -79,12 +142,6 @@ function Canvas({ it, chosen, choose, lit }) {
 		element.painter = made; // Where tests read frame times.
 		const observer = new ResizeObserver(() => setSize([element.clientWidth, element.clientHeight]));
 		observer.observe(element);
-		const theme = () => {
-			colours(made);
-			made.all();
-		};
-		const queries = ["(prefers-color-scheme: dark)", "(forced-colors: active)"].map((each) => matchMedia(each));
-		for (const query of queries) query.addEventListener("change", theme);
 		const wheel = (event) => {
 			if (event.ctrlKey || !made.layout || made.layout.height <= element.height) return;
 			event.preventDefault();
@@ -96,10 +153,10 @@ function Canvas({ it, chosen, choose, lit }) {
 			stop();
 			observer.disconnect();
 			element.removeEventListener("wheel", wheel);
-			for (const query of queries) query.removeEventListener("change", theme);
 			cancelAnimationFrame(made.frame);
 		};
 	}, []);
+	const scheme = useSignal(theme);
 	useEffect(() => {
 		const made = painter.current;
 		const element = canvas.current;
@@ -114,7 +171,8 @@ function Canvas({ it, chosen, choose, lit }) {
 		made.lit = lit?.nodes || null;
 		made.colour = by === "state" ? null : coloured(it, by, made);
 		made.show(it, cell ? arrange(it, width, cell, false) : fitting(it, width, height));
-	}, [it, size[0], size[1], cell, by, chosen, lit]);
+		made.reach(chosen);
+	}, [it, size[0], size[1], cell, by, chosen, lit, scheme]);
 
 	const zoom = (by) => {
 		const now = painter.current?.layout?.cell || 1;
@@ -139,11 +197,12 @@ function Canvas({ it, chosen, choose, lit }) {
 	return html`
 		<p class="tools">
 			<span>${total}</span>
-			<label>Colour by <select value=${by} onChange=${typed(setBy)}><option value="state">state</option><option value="model">model</option><option value="tenant">tenant</option><option value="end">end time</option></select></label>
+			<${Choice} label="Colour by" value=${by} set=${setBy} options=${["state", "model", "tenant", ["end", "end time"]]} />
 			<button type="button" onClick=${() => zoom(1)}>Zoom in</button><button type="button" onClick=${() => zoom(-1)}>Zoom out</button>
 			<button type="button" onClick=${() => setCell(0)}>All</button>
 		</p>
-		${by === "state" ? null : html`<ul class="legend" aria-label=${"Colours by " + by}>${names(it, by).map(([name, colour]) => html`<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" fill=${colour} /></svg> ${name}</li>`)}</ul>`}
+		${by === "state" ? html`<${Legend} it=${it} />` : html`<ul class="legend" aria-label=${"Colours by " + by}>${names(it, by).slice(0, 40).map(([name, key]) => html`<li><span class=${"swatch " + key} aria-hidden="true"></span> ${name}</li>`)}
+			${by === "model" ? null : html`<li><span class="swatch s-f" aria-hidden="true"></span> free</li>`}</ul>`}
 		<canvas ref=${canvas} role="img" tabindex="0" aria-label=${`Map of the fleet: ${total}. The tree beside it has the same in words. + and - zoom, arrows scroll.`}
 			onMouseMove=${hover} onMouseLeave=${() => setUnder("")} onKeyDown=${press}
 			onClick=${(e) => {
@@ -155,47 +214,44 @@ function Canvas({ it, chosen, choose, lit }) {
 
 const ENDS = [["within 10 minutes", 600], ["within an hour", 3600], ["within a day", 86400], ["later", Infinity]];
 
-/** Names and colours of what is not coloured by state. @param {any} it @param {string} by @returns {[string, string][]} */
+/** Names and colours of what is not coloured by state. */
 function names(it, by) {
-	const all = by === "end" ? ENDS.map(([name]) => String(name)) : by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
-	return all.slice(0, 40).map((name, at) => [name, MODEL_COLOURS[at % MODEL_COLOURS.length]]);
+	if (by === "end") return ENDS.map(([name], at) => [String(name), `e${at}`]);
+	const all = by === "tenant" ? it.tenants.filter(Boolean) : it.models.map((each) => each || "no model");
+	return [...keyed(all)];
 }
 
-/** The colour of a slot by model, tenant or end. @param {any} it @param {string} by @param {Painter} made */
+/** The colour of a slot by model, tenant or end. */
 function coloured(it, by, made) {
-	const rgb = MODEL_COLOURS.map((each) => `rgb(${[1, 3, 5].map((at) => parseInt(each.slice(at, at + 2), 16)).join(", ")})`);
-	const colour = (at) => rgb[at % rgb.length];
-	if (by === "model") return (slot) => colour(it.model[slot]);
-	if (by === "tenant") return (slot) => (it.tenant[slot] ? colour(it.tenant[slot] - 1) : made.colours[0]);
-	return (slot) => {
-		if (!it.ends[slot]) return made.colours[it.state[slot] ? 6 : 0];
-		const left = it.ends[slot] - (it.past || Date.now() / 1000);
-		return colour(ENDS.findIndex(([, most]) => left < Number(most)));
-	};
+	const keys = names(it, by);
+	const paint = painted(keys.map(([, key]) => key));
+	if (by === "end") return (slot) => (it.ends[slot] ? paint.get(`e${ENDS.findIndex(([, most]) => it.ends[slot] - (it.past || Date.now() / 1000) < Number(most))}`) : made.colours[it.state[slot] ? 6 : 0]);
+	const of = new Map(keys);
+	const hues = (by === "model" ? it.models.map((each) => each || "no model") : it.tenants).map((each) => paint.get(of.get(each)) || made.colours[0]);
+	if (by === "model") return (slot) => hues[it.model[slot]];
+	return (slot) => hues[it.tenant[slot]] || made.colours[0]; // Tenants may come while it is shown.
 }
 
-/** @param {Painter} made @param {number} by */
 function scroll(made, by) {
 	if (!made.layout) return;
 	made.top = Math.max(0, Math.min(made.top + Math.round(by), Math.max(0, made.layout.height - made.canvas.height)));
 	made.all();
 }
 
-/** @param {any} it @param {{node: number, slot: number}} found */
 function described(it, { node, slot }) {
 	const where = `${it.clusters[it.cluster[node]]}/${it.ids[node]}`;
-	if (slot < 0) return `${where}: ${it.free[node]} of ${it.first[node + 1] - it.first[node]} free`;
+	const slots = it.first[node + 1] - it.first[node];
+	if (slot < 0) return slots ? `${where}: ${it.free[node]} of ${slots} free` : `${where}: a node without GPUs`;
 	const whose = it.tenants[it.tenant[slot]];
 	const end = it.ends[slot] ? `, ends in ${span(it.ends[slot] - (it.past || Date.now() / 1000))}` : "";
 	return `${where} GPU ${slot - it.first[node]}: ${STATES[it.state[slot]].name}${whose ? `, ${whose}` : ""}${end}, ${1000 - it.milli[slot]}/1000 free, ${it.models[it.model[slot]] || "no model"}`;
 }
 
-/** Take the theme's colours, as the legend has them. @param {Painter} made */
+/** Take the theme's colours. */
 function colours(made) {
-	const of = (element, what) => (element ? getComputedStyle(element)[what] : "rgb(128, 128, 128)");
-	made.colours = STATES.map((state) => of(document.querySelector(`.swatch.s-${state.sign}`), "backgroundColor"));
-	made.ground = of(document.body, "backgroundColor");
-	made.text = of(document.body, "color");
+	const paint = painted(STATES.map((state) => `s-${state.sign}`));
+	made.colours = STATES.map((state) => paint.get(`s-${state.sign}`));
+	({ backgroundColor: made.ground, color: made.text } = getComputedStyle(document.body));
 }
 
 /** The most asked demands: what fits now, what would. */
@@ -214,10 +270,10 @@ function Shapes({ it, lit, light }) {
 	return html`<${Section} title="Shapes">
 		<${Refused} error=${error} />
 		${!shapes ? (error ? null : html`<${Loading} what="the shapes" />`) : !shapes.length ? html`<${Empty}>There was no request yet.<//>`
-			: html`<ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
+			: html`<p class="note">What is asked for most, and how often it fits now. Stranded are free GPUs of its kind that it cannot use: too few on one node, or without the cores or memory beside them.</p><ul class="shapes">${shapes.map((each) => html`<li key=${key(each)}>
 				<button type="button" aria-pressed=${lit?.key === key(each) ? "true" : "false"} onClick=${() => press(each)}>
 					<b>${shape(each.resources)}</b>
-					<span>fits ${count(each.fits)} times, ${count(each.defragmented)} if defragmented, ${count(each.stranded)} GPUs stranded</span></button></li>`)}</ul>`}
+					<span>fits <b>${count(each.fits)}</b> ${each.fits === 1 ? "time" : "times"}, ${count(each.defragmented)} if defragmented; ${some(each.stranded, "GPU")} stranded</span></button></li>`)}</ul>`}
 	<//>`;
 }
 
@@ -227,10 +283,19 @@ const key = (each) => JSON.stringify(each.resources);
 function Cordons({ cluster, node = "", out, done }) {
 	const where = node ? `${cluster}/${node}` : cluster;
 	const message = { cluster, ...(node ? { node } : {}) };
-	const one = (op, label) => html`<${Action} key=${op} label=${label} title=${`${label} ${where}`} done=${done}
+	const one = (op, label) => html`<${Action} key=${op} label=${label} title=${`${label} ${where}`} done=${done} right="cordon" destroys=${op === "drain"} say=${(shown) => cordonWords(op, where, shown)}
 		message=${{ op, ...message }} words=${["moorage", "fleet", op, where]} />`;
-	return html`<p class="buttons">${!session.value?.operator ? null : out ? one("uncordon", "Uncordon") : [one("cordon", "Cordon"), one("drain", "Drain")]}
-		${node ? null : html`<${Action} label="Flush warm leases" title=${`Flush ${cluster}`} done=${done} message=${{ op: "flush", cluster }} words=${["moorage", "flush", "--cluster", cluster]} />`}</p>`;
+	return html`<p class="buttons">${out ? one("uncordon", "Uncordon") : [one("cordon", "Cordon"), one("drain", "Drain")]}
+		${node ? null : html`<${Action} label="Flush warm leases" title=${`Flush ${cluster}`} right="lease" destroys say=${flushWords} done=${done} message=${{ op: "flush", cluster }} words=${["moorage", "flush", "--cluster", cluster]} />`}</p>`;
+}
+
+/** What a cordon, a drain or their end would do. */
+function cordonWords(op, where, { leases, others }) {
+	const all = leases.length + (others?.leases || 0);
+	const there = `${all ? some(all, "lease") : "No lease"} ${all === 1 ? "is" : "are"} there${others?.leases ? `, ${others.leases} of ${some(others.tenants, "other tenant")}` : ""}`.replace("No lease are", "No lease is");
+	if (op === "uncordon") return `Requests may be placed on ${where} again.`;
+	if (op === "cordon") return `Nothing new is placed on ${where}. ${there}${all ? ", which stay until they end" : ""}.`;
+	return `Nothing new is placed on ${where}, and it empties. ${there}${all ? "; warm ones end, what may be requeued starts elsewhere, the others end when they run out and are not renewed" : ""}.`;
 }
 
 function Node({ cluster, node }) {
@@ -241,14 +306,14 @@ function Node({ cluster, node }) {
 			["models", row.models.join(", ")],
 			["GPUs", [...new Set(Object.values(row.gpus))].map((free) => `${Object.keys(row.gpus).filter((id) => row.gpus[id] === free).join(", ")}: ${free ? `${free}/1000 free` : "taken"}`).join("; ") || "none"],
 			["cores free", `${row.cpu_milli_free / 1000} of ${row.cpu_milli_total / 1000}`],
-			["memory free", `${count(row.memory_mib_free)} of ${count(row.memory_mib_total)} MiB`],
+			["memory free", `${gib(row.memory_mib_free)} of ${gib(row.memory_mib_total)}`],
 			["out of service", row.unavailable],
 			["same machine as", row.duplicate_of],
 		]} />
 		<${Cordons} cluster=${cluster} node=${node} out=${!!row.unavailable} done=${about.again} />
 		<h3>Leases here</h3>
 		<${Loaded} found=${leases} what="its leases">${({ leases: all }) => (!all.length ? html`<${Empty}>You hold nothing here.<//>`
-			: html`<ul>${all.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${places(each.placement)},
+			: html`<ul>${all.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${placesBrief(each.placement)},
 				ends in ${span(each.expires_at - Date.now() / 1000)}</li>`)}</ul>`)}<//>
 		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />` : null)}<//><//>`;
 }
@@ -257,7 +322,7 @@ function Place({ cluster, unknown }) {
 	const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster]);
 	return html`<${Loaded} found=${about} what=${cluster}>${({ clusters: [row] }) => (!row || unknown ? html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>` : html`<${Section} title=${cluster}>
 		<${Facts} pairs=${[["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],
-			["free", `${count(row.gpu_milli_free / 1000)} GPUs, ${count(row.cpu_milli_free / 1000)} cores, ${count(row.memory_mib_free)} MiB`]]} />
+			["free", `${count(row.gpu_milli_free / 1000)} GPUs, ${count(row.cpu_milli_free / 1000)} cores, ${gib(row.memory_mib_free)}`]]} />
 		<${Cordons} cluster=${cluster} out=${row.nodes > 0 && row.nodes === row.nodes_unavailable} done=${about.again} />
 		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} /><//>`)}<//>`;
 }

@@ -1,22 +1,67 @@
 // Leases: who holds what until when; one of them with its output.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { moment, places, span } from "../format.js";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { brief, count, gpus, heldMilli, moment, places, placesBrief, some, span } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
+import { fleet, follow } from "../map/model.js";
 import { go, to } from "../router.js";
-import { session } from "../session.js";
+import { may, missing, session } from "../session.js";
+import { useSignal } from "../signal.js";
 import { ask, listen } from "../socket.js";
 import { Timeline } from "../timeline.js";
 import { Action, Command, Empty, Facts, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, html, useEvery, useLoaded } from "../ui.js";
 
 const STATES = ["", "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
-const NAMED = ["state", "cluster", "node_id", "policy_rule_uri"];
+const NAMED = ["state", "cluster", "node_id", "tenant", "policy_rule_uri"];
+const ORDER = "expires_at";
+const PAGE_MAX = 1000;
+const DRAWN_MAX = 5000;
+const DRAWN_MS = 60000;
+const PICKED_MAX = 100;
 const TAIL_BYTES = 8192;
+const COLUMNS = [
+	"lease", ["state", "state"], ["where", "place"], ["GPUs", "-gpus", "gpus"], "model", ["ends in", "expires_at", "-expires_at"], ["tenant", "tenant"],
+	["age", "-granted_at", "granted_at"], ["project", "project"], ["policy", "policy_rule_uri"],
+];
+
+/** Why a lease cannot be released from here, or "". */
+function unreleasable(row) {
+	if (["ended", "ending", "warm"].includes(row.state)) return `It is ${row.state}.`;
+	if (row.tenant !== session.value?.tenant) return `It is ${row.tenant}'s: only that tenant, or who has its token, may release it.`;
+	return may("lease") ? "" : missing("lease");
+}
+
+/** The model of each node's GPUs, as the map has them. */
+const models = (it) => new Map(it ? it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
+
+/** The leases of the timeline: all there are, or those that end next. */
+async function drawable(filters) {
+	let [leases, after, total] = [[], "", 0];
+	while (leases.length < DRAWN_MAX && after !== null) {
+		const page = await ask({ op: "leases", filters, sort: ORDER, limit: PAGE_MAX, ...(after ? { after } : {}) });
+		leases = leases.concat(page.leases);
+		({ next: after, total } = page);
+	}
+	return { leases, total };
+}
+
+const model = (row, kinds) => (heldMilli(row.placement) && kinds.get(`${row.placement[0].cluster_id}/${row.placement[0].node_id}`)) || "–";
 
 export function Leases({ rest, query }) {
 	const given = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
-	const listing = useListing({ op: "leases", filters: given }, "leases", (row) => row.id, 5000);
+	const sort = query.get("sort") || ORDER;
+	const listing = useListing({ op: "leases", filters: given, sort }, "leases", (row) => row.id, 10000);
+	const drawn = useLoaded(() => drawable(given), [JSON.stringify(given)]);
 	const [brush, setBrush] = useState(null);
+	const [picked, setPicked] = useState(new Set());
+	useEffect(follow, []);
+	const map = useSignal(fleet);
+	const kinds = useMemo(() => models(map), [map]);
 	const wait = useRef(0);
+	const again = useRef(() => {});
+	again.current = () => {
+		listing.refresh();
+		drawn.again();
+	};
 	const refresh = useRef(listing.refresh);
 	refresh.current = listing.refresh;
 	useEffect(() => listen("leases", () => {
@@ -26,25 +71,64 @@ export function Leases({ rest, query }) {
 			refresh.current();
 		}, 1000);
 	}), []);
+	useEvery(drawn.again, DRAWN_MS, []);
 	const now = Date.now() / 1000;
+	const columns = rest[0] ? COLUMNS.length - 3 : COLUMNS.length; // Beside one lease there is less room.
 	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
+	const pick = (keys, on) => setPicked((old) => new Set(on ? [...old, ...keys].slice(0, PICKED_MAX) : [...old].filter((each) => !keys.includes(each))));
+	const chosen = (listing.rows || []).filter((row) => picked.has(row.id) && !row.gone);
+	const order = (by) => go(`${to("leases", ...rest)}?${new URLSearchParams({ ...given, sort: by })}`, true);
+	const field = (name, label) => html`<label>${label} <input name=${name} defaultValue=${given[name]} size="12" /></label>`;
 	return html`
 		<form class="tools" onSubmit=${filters("leases")} key=${query.toString()}>
 			<label>State <select name="state">${STATES.map((each) => html`<option value=${each} selected=${each === (given.state || "")}>${each || "all that hold"}</option>`)}</select></label>
-			<label>Cluster <input name="cluster" defaultValue=${given.cluster} /></label><label>Node <input name="node_id" defaultValue=${given.node_id} /></label>
-			<label>Policy <input name="policy_rule_uri" defaultValue=${given.policy_rule_uri} /></label>
+			${field("cluster", "Cluster")}${field("node_id", "Node")}${field("tenant", "Tenant")}${field("policy_rule_uri", "Policy")}
+			${query.get("sort") ? html`<input type="hidden" name="sort" value=${sort} />` : null}
 			<button type="submit">Filter</button>
-			<${Action} label="Flush warm leases" title="Flush all that is kept warm" message=${{ op: "flush" }} words=${["moorage", "flush"]} done=${listing.refresh} />
+			<${Action} label="Flush warm leases" title="Flush all that is kept warm" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["moorage", "flush"]} done=${listing.refresh} />
 			<${Command} words=${["moorage", "leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
 		</form>
-		${listing.rows?.length ? html`<${Timeline} rows=${listing.rows} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
+		${drawn.value?.leases.length ? html`<${Timeline} rows=${drawn.value.leases} total=${drawn.value.total} models=${kinds} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
 		<div class="split">
-			<div><${ListingTable} label="Leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]}
-				heads=${["lease", "state", "where", "ends in", "tenant", "policy"]}
-				cells=${(row) => [row.id, html`<${State} state=${row.gone ? "ended" : row.state} />`, places(row.placement), row.gone ? "–" : span(row.expires_at - now), row.tenant, row.policy_rule_uri]}
-				address=${(row) => to("leases", row.id)} empty="There is no such lease." /></div>
-			${rest[0] ? html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${listing.refresh} />` : null}
+			<div>${chosen.length ? html`<p class="tools picked"><b>${count(chosen.length)} selected</b> <${Release} leases=${chosen} done=${() => {
+				setPicked(new Set());
+				again.current();
+			}} /> <button type="button" onClick=${() => setPicked(new Set())}>Select none</button></p>` : null}
+			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable }}
+				heads=${COLUMNS.slice(0, columns)}
+				cells=${(row) => [row.id, html`<${State} state=${row.gone && !row.moved ? "ended" : row.state} />`, placesBrief(row.placement), gpus(heldMilli(row.placement)), model(row, kinds),
+					row.gone && !row.moved ? "–" : span(row.expires_at - now), row.tenant || "kept warm", span(now - row.granted_at), row.project || "–", row.policy_rule_uri].slice(0, columns)}
+				address=${(row) => to("leases", row.id) + (query.toString() ? `?${query}` : "")} empty="There is no such lease." /></div>
+			${rest[0] ? html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${() => again.current()} />` : null}
 		</div>`;
+}
+
+/** What a flush would end. */
+export const flushWords = ({ flushed }) => (flushed.length ? `Ends ${some(flushed.length, "warm lease")} and stops what runs under them. The next request like theirs starts cold.` : "Nothing is kept warm, so nothing ends.");
+
+/** Release one or several leases behind one dialog. */
+function Release({ leases, done }) {
+	const [first] = leases;
+	const many = leases.length > 1;
+	const each = async (more) => {
+		const answers = [];
+		for (const lease of leases) answers.push(await ask({ op: "release", lease: lease.id, ...more }));
+		return answers;
+	};
+	const dry = async () => {
+		const [answers, { waiting, next }] = await Promise.all([each({ dry_run: true }), ask({ op: "queue", limit: 100 })]);
+		return { answers, waiting: waiting.length, more: Boolean(next) };
+	};
+	const say = ({ answers, waiting, more }) => {
+		const warm = answers.filter(({ state }) => state === "warm").length;
+		const works = leases.filter(({ workload }) => workload);
+		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${gpus(leases.reduce((sum, lease) => sum + heldMilli(lease.placement), 0))} GPUs:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${span(first.expires_at - Date.now() / 1000)} before its time.`;
+		const then = !works.length ? "No workload runs under it." : warm === leases.length ? `${many ? "Their workloads stay" : "Its workload stays"} warm for the next request like it.` : `${many ? `${some(works.length, "workload")} stop` : `Its workload on ${first.workload.backend} is stopped`}${warm ? `, ${warm} stay warm` : ""}.`;
+		const queue = waiting ? `What is freed goes to ${more ? "more than " : ""}${some(waiting, "request")} that ${waiting === 1 ? "waits" : "wait"}, in their order, as far as ${waiting === 1 ? "it fits" : "they fit"}.` : "No request waits for it.";
+		return html`<p>${what}</p>${many ? html`<ul>${leases.slice(0, 12).map((lease) => html`<li>${brief(lease.id)} on ${placesBrief(lease.placement)}</li>`)}${leases.length > 12 ? html`<li>and ${leases.length - 12} more</li>` : null}</ul>` : null}<p>${then} ${queue}</p><p>It cannot be taken back.</p>`;
+	};
+	return html`<${Action} label=${many ? `Release ${leases.length}` : "Release"} title=${many ? `Release ${leases.length} leases` : `Release lease ${first.id}`} right="lease" destroys
+		dry=${dry} say=${say} act=${() => each({})} words=${many ? undefined : ["moorage", "release", first.id]} done=${done} />`;
 }
 
 function Lease({ id, changed }) {
@@ -63,14 +147,14 @@ function Held({ lease, reason, changed }) {
 	const own = lease.tenant === session.value?.tenant;
 	return html`<p><${State} state=${lease.state} /> ${reason || lease.reason || ""}</p>
 		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
-			["fencing", lease.fencing], ["tenant", lease.tenant], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
+			["fencing", lease.fencing], ["tenant", lease.tenant], ["project", lease.project], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
 			["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
-		<p class="buttons">${!own || ["ended", "ending"].includes(lease.state) ? null : html`<${Action} label="Release" title=${`Release lease ${id}`} words=${["moorage", "release", id]} done=${changed} message=${{ op: "release", lease: id }} />`}
+		<p class="buttons">${["ended", "ending"].includes(lease.state) || !own ? null : html`<${Release} leases=${[lease]} done=${changed} />`}
 			<a class="button" href=${to("why", id)}>Why here</a> <${Command} words=${["moorage", "status", id]} /></p>
 		${work ? html`<${Section} title="Workload">
 			<${Facts} pairs=${[["backend", work.backend], ["phase", work.phase], ["attempt", `${work.attempt} of ${work.attempts_max}`], ["endpoint", work.endpoint], ["detail", work.detail],
 				["taken over warm", work.warm ? "yes" : ""], ["last end", work.outcome ? `${work.outcome.phase}, code ${work.outcome.exit_code ?? "–"}: ${work.outcome.detail}` : ""]]} />
-			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} /><${Exec} id=${id} />`}<//>` : null}
+			${own && html`<${Output} id=${id} tail=${work.outcome?.log_tail} />${may("exec") ? html`<${Exec} id=${id} />` : html`<p class="note">${missing("exec")}</p>`}`}<//>` : null}
 		<${Raw} value=${lease} />`;
 }
 

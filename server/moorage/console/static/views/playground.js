@@ -1,38 +1,21 @@
 // Playground: a policy on the left, what it is tried on and what it did on the right; it runs in the same jail.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, places, shape } from "../format.js";
+import { count, places } from "../format.js";
+import { Backtest, Backtested, Upload } from "../curve.js";
+import { Editor } from "../editor.js";
+import { EXAMPLES } from "../examples.js";
 import { go, to } from "../router.js";
-import { Failure, http } from "../session.js";
+import { Failure, http, may, missing } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, Text, html, said } from "../ui.js";
+import { Action, Command, Empty, Grid, Loading, Raw, Refused, Section, Text, html, said, useLoaded } from "../ui.js";
 
-const START = `from typing import Any
-
-import numpy as np
-
-from moorage.policy import best_rows, decline, propose, read_demand
-
-
-class AIOSv1PolicyRule:
-    """Proposes the first node with room."""
-
-    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
-        pass
-
-    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
-        fleet, demand = input_data["fleet"], read_demand(input_data)
-        if demand is None:
-            return decline(None)
-        scores = np.where(fleet.feasible(demand), 0, -1)
-        return propose(fleet, demand, best_rows(fleet, demand, scores))
-`;
 const REQUESTS = '[{"inputs": {}, "resources": {"gpus": 1}}]';
 const KEPT = "moorage.playground"; // What was typed last, in this tab alone.
 
 export function Playground({ query }) {
 	const decision = query.get("decision") || "";
 	const policy = query.get("policy") || "";
-	const [code, setCode] = useState(() => sessionStorage.getItem(KEPT) || START);
+	const [code, setCode] = useState(() => sessionStorage.getItem(KEPT) || EXAMPLES[0][1]);
 	const [fleet, setFleet] = useState(decision ? "decision" : "live");
 	const [documents, setDocuments] = useState("");
 	const [requests, setRequests] = useState(REQUESTS);
@@ -85,8 +68,9 @@ export function Playground({ query }) {
 	};
 	return html`<div class="playground" onKeyDown=${keys}>
 		<div>
-			<${Editor} code=${code} change=${setCode} lines=${result?.lines} />
-			<p class="buttons"><button type="button" class="primary" disabled=${!!busy} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs</span>
+			<${Examples} take=${setCode} />
+			<${Editor} code=${code} change=${setCode} lines=${result?.lines} wrong=${wrong(error, result)} />
+			<p class="buttons"><button type="button" class="primary" disabled=${!!busy || !may("policy")} title=${may("policy") ? undefined : missing("policy")} onClick=${trial}>Run</button> <span class="note">Ctrl+Enter runs</span>
 				<${Save} code=${code} /> <${Command} words=${["moorage", "policy", "test", "policy.py"]} code=${code} /></p>
 		</div>
 		<div>
@@ -110,7 +94,29 @@ export function Playground({ query }) {
 	</div>`;
 }
 
-/** @param {string} text @param {string} what */
+/** What is wrong with some lines. */
+function wrong(error, result) {
+	const found = new Map();
+	const [, line] = /\bline (\d+)/.exec(error?.message || "") || [];
+	if (line) found.set(Number(line), error.message);
+	for (const each of (!error && result?.results) || []) if (!each.ok && each.line && !found.has(each.line)) found.set(each.line, each.reason);
+	return found;
+}
+
+/** Code to begin with: examples, and what is registered here. */
+function Examples({ take }) {
+	const versions = useLoaded(() => http("GET", "/policy"), []);
+	const choose = async (event) => {
+		const value = event.target.value;
+		event.target.value = "";
+		if (/^\d+$/.test(value)) take(EXAMPLES[Number(value)][1]);
+		else if (value) take(String((await http("GET", `/policy/${encodeURIComponent(value)}`)).code));
+	};
+	return html`<p class="tools"><label>Begin with <select onChange=${choose}><option value="">choose…</option>
+		<optgroup label="Examples">${EXAMPLES.map(([name], n) => html`<option value=${n}>${name}</option>`)}</optgroup>
+		<optgroup label="Registered here">${(versions.value || []).slice(0, 100).map((each) => html`<option value=${each.policy_rule_uri}>${each.policy_rule_uri}</option>`)}</optgroup></select></label></p>`;
+}
+
 function parsed(text, what) {
 	try {
 		const found = JSON.parse(text);
@@ -118,32 +124,6 @@ function parsed(text, what) {
 	} catch (error) {
 		throw new Failure(`Of ${what}: this is no JSON. ${error.message}`, "bad_json");
 	}
-}
-
-/** A text area with numbers of lines and their times. */
-function Editor({ code, change, lines }) {
-	const numbers = useRef(null);
-	const took = new Map((lines || []).map((each) => [each.line, each.seconds ?? each.milliseconds / 1000]));
-	const text = Array.from({ length: code.split("\n").length }, (_, at) => {
-		const seconds = took.get(at + 1);
-		return (seconds === undefined ? "" : `${(seconds * 1000).toFixed(2)} ms `) + (at + 1);
-	}).join("\n");
-	return html`<label class="editor-label" for="code">Policy (Python)</label><div class="editor"><pre aria-hidden="true" ref=${numbers}>${text}</pre>
-		<textarea id="code" spellcheck="false" autocapitalize="off" wrap="off" value=${code} onInput=${(e) => change(e.target.value)}
-			onScroll=${(e) => numbers.current && (numbers.current.scrollTop = e.target.scrollTop)}></textarea></div>`;
-}
-
-/** A text that may come from a file. */
-function Upload({ label, text, change, accept }) {
-	return html`<label class="wide">${label}<textarea rows="4" spellcheck="false" value=${text} onInput=${(e) => change(e.target.value)}></textarea></label>
-		<label class="file">or a file <input type="file" accept=${accept} onChange=${async (e) => e.target.files[0] && change(await e.target.files[0].text())} /></label>`;
-}
-
-function Backtest({ busy, run }) {
-	const [trace, setTrace] = useState("");
-	return html`<details><summary>Backtest on a trace</summary>
-		<${Upload} label="Trace (CSV: cpu_milli, memory_mib, num_gpu, gpu_milli, …)" text=${trace} change=${setTrace} accept=".csv" />
-		<p class="buttons"><button type="button" disabled=${busy || !trace.trim()} onClick=${() => run(trace)}>Backtest</button></p></details>`;
 }
 
 function Results({ it }) {
@@ -163,24 +143,9 @@ function Results({ it }) {
 					${each.data !== undefined && !each.ok ? html`<${Raw} value=${each.data} label="What it returned" />` : null}`, seconds(each.seconds)])} />` : null}
 		${used.size ? html`<${Section} title="Where"><ul class="small-map">${[...used].slice(0, 60).map(([node, gpus]) => html`<li>${node} ${gpus.map((gpu, n) => html`<span class="swatch s-h wide">${gpu}</span>`)}</li>`)}</ul><//>` : null}
 		${it.prints?.length ? html`<${Section} title="Prints"><${Text} label="What it printed" text=${it.prints.join("\n")} /><//>` : results.length ? html`<${Empty}>It printed nothing.<//>` : null}
-		${it.curve ? html`<${Section} title="Backtest"><${Curve} points=${it.curve} />
-			<${Facts} pairs=${[["allocation", it.allocation === undefined ? "" : `${(it.allocation * (it.allocation <= 1 ? 100 : 1)).toFixed(1)} %`], ["granted", it.granted === undefined ? "" : count(it.granted)],
-				["refused", it.refused ? Object.entries(it.refused).map(([name, n]) => `${n} ${name}`).join(", ") || "0" : ""]]} /><//>` : null}
+		${it.curve ? html`<${Section} title="Backtest"><${Backtested} it=${it} /><//>` : null}
 		<${Raw} value=${it} />
 	<//>`;
-}
-
-/** Allocation against demand, and the same as a table. */
-function Curve({ points }) {
-	const most = Math.max(...points.map(([x]) => x), 1e-9);
-	const high = Math.max(...points.map(([, y]) => y), most, 1e-9);
-	const percent = (n) => `${(n * (high <= 3 ? 100 : 1)).toFixed(1)} %`;
-	const path = points.map(([x, y], at) => `${at ? "L" : "M"}${40 + (x / most) * 350},${170 - (y / high) * 155}`).join("");
-	const some = points.filter((_, at) => at % Math.ceil(points.length / 12) === 0 || at === points.length - 1);
-	return html`<svg class="curve" viewBox="0 0 400 200" role="img" aria-label=${`Allocated against demanded capacity, at the end ${percent(points.at(-1)?.[1] || 0)}; the table below has the figures`}>
-			<path d="M40,10V170H395" class="axis" /><path d=${path} class="line" />
-			<text x="36" y="18" text-anchor="end">${percent(high)}</text><text x="395" y="186" text-anchor="end">${percent(most)} demanded</text><text x="40" y="186">0</text></svg>
-		<details><summary>The figures</summary><${Grid} label="Curve" heads=${["demanded", "allocated"]} rows=${some.map(([x, y]) => [percent(x), percent(y)])} /></details>`;
 }
 
 function Save({ code }) {
@@ -189,7 +154,7 @@ function Save({ code }) {
 	if (!open) return html`<button type="button" onClick=${() => setOpen(true)}>Save as a version…</button>`;
 	const sound = /^[\w.]+:[\w.]+-\w+$/.test(uri);
 	return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${(e) => setUri(e.target.value.trim())} /></label>
-		<${Action} label="Save" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]} code=${code}
+		<${Action} label="Save" right="policy" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]} code=${code}
 			dry=${async () => {
 				const there = await http("GET", `/policy/${encodeURIComponent(uri)}`).catch(() => null);
 				return there ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;

@@ -3,10 +3,11 @@
 import { useEffect, useState } from "preact/hooks";
 import { Difference } from "../difference.js";
 import { count, moment } from "../format.js";
+import { Backtest, Backtested } from "../curve.js";
 import { to } from "../router.js";
 import { http } from "../session.js";
 import { listen } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Grid, History, Loaded, Panel, Policy, Raw, Section, Text, html, typed, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Copies, Empty, Facts, Grid, History, Loaded, Loading, Panel, Policy, Raw, Refused, Section, Text, html, typed, useEvery, useLoaded } from "../ui.js";
 
 const SHOWN_MAX = 200;
 const at = (path, ...rest) => [path, ...rest.map(encodeURIComponent)].join("/");
@@ -65,18 +66,34 @@ function Version({ uri, aliases, changed }) {
 		<${Facts} pairs=${[["digest", it.digest], ["tags", Array.isArray(it.tags) ? it.tags.join(", ") : it.tags], ["active under", aliases.filter((each) => each.policy_rule_uri === uri).map((each) => each.alias).join(", ")],
 			["rests for you", logs.value?.rests && JSON.stringify(logs.value.rests)]]} />
 		<p class="buttons"><label>Alias <input value=${alias} onInput=${typed(setAlias)} /></label>
-			<${Action} label="Activate" title=${`Activate ${uri} as ${alias}`} disabled=${now === uri} done=${changed} dry=${() => turned(now, uri)}
+			<${Action} label="Activate" right="policy" title=${`Activate ${uri} as ${alias}`} disabled=${now === uri} done=${changed} dry=${() => turned(now, uri)}
 				act=${post("activate")} words=${["moorage", "policy", "activate", uri, "--alias", alias]} />
-			<${Action} label="Shadow" title=${`Ask ${uri} what ${alias} is asked`} ...${beside} dry=${() => compared(`${alias} means ${now} still. The jail asks ${uri} the same, and shows its answers to no client.`, now, uri)}
+			<${Action} label="Shadow" right="policy" title=${`Ask ${uri} what ${alias} is asked`} ...${beside} dry=${() => compared(`${alias} means ${now} still. The jail asks ${uri} the same, and shows its answers to no client.`, now, uri)}
 				act=${post("shadow")} words=${["moorage", "policy", "shadow", alias, uri]} />
 			<label>Percent <input type="number" min="0" max="100" step="any" value=${percent} onInput=${typed(setPercent)} /></label>
-			<${Action} label="Canary" title=${`Send ${percent} % of ${alias} to ${uri}`} ...${beside} dry=${() => compared(`${percent} % of the requests for ${alias} go to ${uri}, the others to ${now}.`, now, uri)}
+			<${Action} label="Canary" right="policy" title=${`Send ${percent} % of ${alias} to ${uri}`} ...${beside} dry=${() => compared(`${percent} % of the requests for ${alias} go to ${uri}, the others to ${now}.`, now, uri)}
 				act=${post("canary", { percent: Number(percent) })} words=${["moorage", "policy", "canary", alias, uri, "--percent", percent]} />
 			<a class="button" href=${to("playground") + `?policy=${encodeURIComponent(uri)}`}>Open in the playground</a></p>
+		<${Backtests} uri=${uri} />
 		<${Section} title="Code"><${Text} label=${`Code of ${uri}`} text=${it.code} /><//>
 		${printed.length ? html`<${Section} title="Printed lately">${printed.map(([name, text]) => html`<h3>${name}</h3><${Text} label=${name} text=${text} />`)}<//>` : null}
 		<${Section} title="History"><${Loaded} found=${history} what="the history">${(all) => html`<${History} of=${all.map(({ at, what, who }) => ({ at, what, more: `by ${who}` }))} />`}<//><//>
 		<${Copies} words=${["moorage", "policy", "show", uri]} value=${it} />`}<//>`;
+}
+
+/** What the fleet would hold under a version, from empty, while more and more is asked for. */
+function Backtests({ uri }) {
+	const [answer, setAnswer] = useState(null);
+	const run = async (trace) => {
+		setAnswer({ busy: true });
+		try {
+			setAnswer({ it: await http("POST", "/console/playground/backtest", { policy_rule_uri: uri, fleet: "live", trace }) });
+		} catch (error) {
+			setAnswer({ error });
+		}
+	};
+	return html`<${Section} title="Backtest"><${Backtest} busy=${answer?.busy} run=${run} />
+		${answer?.busy ? html`<${Loading} what="the backtest" />` : null}<${Refused} error=${answer?.error} />${answer?.it ? html`<${Backtested} it=${answer.it} />` : null}<//>`;
 }
 
 function Alias({ name, changed }) {
@@ -89,11 +106,11 @@ function Alias({ name, changed }) {
 		changed();
 	};
 	useEvery(again, 5000, [name]);
-	const stop = (what, text) => html`<${Action} label=${`Stop the ${what}`} title=${`Stop the ${what} of ${name}`} done=${all} dry=${async () => text} act=${() => http("DELETE", at("/policy-alias", name, what))} words=${["moorage", "policy", what, name, "--stop"]} />`;
+	const stop = (what, text) => html`<${Action} label=${`Stop the ${what}`} right="policy" destroys title=${`Stop the ${what} of ${name}`} done=${all} dry=${async () => text} act=${() => http("DELETE", at("/policy-alias", name, what))} words=${["moorage", "policy", what, name, "--stop"]} />`;
 	return html`<${Panel} title=${name} found=${about}>${(it) => html`
 		<${Facts} pairs=${[["means", html`<${Policy} name=${it.policy_rule_uri} />`], ["owner", it.owner], ["before", it.former && html`<${Policy} name=${it.former} />`],
 			["since", it.at ? `${moment(it.at)}, by ${it.who}` : ""]]} />
-		<p class="buttons"><${Action} label="Roll back" title=${`Roll ${name} back`} disabled=${!it.former} done=${all} dry=${() => turned(it.policy_rule_uri, it.former)}
+		<p class="buttons"><${Action} label="Roll back" right="policy" title=${`Roll ${name} back`} disabled=${!it.former} done=${all} dry=${() => turned(it.policy_rule_uri, it.former)}
 			act=${() => http("POST", at("/policy-alias", name, "rollback"), {})} words=${["moorage", "policy", "rollback", name]} />
 			${it.shadow ? stop("shadow", `${it.shadow} is asked no more, and its report is forgotten.`) : null}
 			${it.canary ? stop("canary", `All requests go to ${it.policy_rule_uri} again.`) : null}</p>

@@ -1,28 +1,60 @@
 // Queue: who waits, for what, behind whom, and why; a waiter can be withdrawn.
-import { moment, shape, span } from "../format.js";
+import { useEffect, useState } from "preact/hooks";
+import { brief, shape, some, span, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
 import { session } from "../session.js";
 import { ask } from "../socket.js";
 import { Action, Command, Copies, Empty, Facts, Loaded, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
-import { Reasons } from "./reasons.js";
+import { Awaited, Reasons, turn, waitingWords } from "./reasons.js";
+
+const EXPLAINED_MAX = 12;
+const EXPLAIN_MS = 30000;
+
+/** Why the first of some requests wait, by request. */
+function useWhys(rows) {
+	const [whys, setWhys] = useState({});
+	const [round, setRound] = useState(0);
+	const ids = (rows || []).slice(0, EXPLAINED_MAX).filter((row) => !row.gone).map((row) => row.request);
+	useEvery(() => setRound((n) => n + 1), EXPLAIN_MS, []);
+	useEffect(() => {
+		let current = true;
+		Promise.all(ids.map((request) => ask({ op: "why", request }).catch(() => null))).then((all) => current && setWhys(Object.fromEntries(ids.map((id, n) => [id, all[n]]))));
+		return () => {
+			current = false;
+		};
+	}, [ids.join(), round]);
+	return whys;
+}
+
+/** The lease that ends first of those that a request waits for. */
+function holder(why) {
+	const [first, ...more] = [...(why?.waits_for || [])].sort((a, b) => a.expires_at - b.expires_at);
+	return first ? html`. <span class="note">Held by ${first.lease ? html`<a href=${to("leases", first.lease)}>${brief(first.lease)}</a>` : "another tenant"} on ${first.node_id} until ${when(first.expires_at)}${more.length ? ` and ${some(more.length, "other")}` : ""}</span>` : "";
+}
 
 export function Queue({ rest, query }) {
 	const cluster = query.get("cluster") || "";
 	const listing = useListing({ op: "queue", ...(cluster ? { cluster } : {}) }, "waiting", (row) => row.request, 3000);
 	const now = Date.now() / 1000;
+	const whys = useWhys(listing.rows);
+	const shown = listing.rows ? { ...listing, rows: [...listing.rows].sort((a, b) => a.position - b.position) } : listing;
+	const columns = rest[0] ? 6 : 9;
 	return html`
 		<form class="tools" onSubmit=${filters("queue")}><label>May go to cluster <input name="cluster" defaultValue=${cluster} /></label><button type="submit">Filter</button>
 			<${Command} words=${["moorage", "queue"]} /></form>
 		<div class="split">
-			<div><${ListingTable} label="Queue" listing=${listing} keyed=${(row) => row.request}
-				heads=${["request", "position", "waits", "wants", "blocked by", "expected", "priority", "tenant", "policy"]}
-				cells=${(row) => [row.request, row.position, span(now - row.since), shape(row.resources), row.blocked_by || row.blocked?.by || "capacity",
-					row.expected_at ? `in ${span(row.expected_at - now)}` : "not known", row.priority, row.tenant, row.policy_rule_uri]}
+			<div><${ListingTable} label="Queue" listing=${shown} keyed=${(row) => row.request}
+				heads=${["request", "position", "waits", "wants", "why it waits", "its turn", "tenant", "priority", "policy"].slice(0, columns)}
+				cells=${(row) => [row.request, row.position, span(now - row.since), shape(row.resources), whys[row.request] ? html`${waitingWords(whys[row.request], row.resources)}${holder(whys[row.request])}` : "…",
+					turn(row, whys[row.request]), row.tenant, row.priority, row.policy_rule_uri].slice(0, columns)}
 				address=${(row) => to("queue", row.request)} current=${rest[0]} empty="The queue is empty." /></div>
 			${rest[0] ? html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />` : null}
 		</div>`;
 }
+
+/** What giving up would mean. */
+const cancelWords = ({ request, tenant, since, resources }) => `Gives up request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${span(Date.now() / 1000 - since)}` : ""}. It loses its place; asked again, it begins at the end of its priority. Its client is answered “cancelled”.`;
 
 function Waiter({ id, done }) {
 	const status = useLoaded(() => ask({ op: "status", request: id }), [id]);
@@ -36,15 +68,16 @@ function Waiter({ id, done }) {
 	return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
 		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
 		${it?.state === "waiting" ? html`
-			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", moment(it.since)], ["waits until", `${moment(it.deadline)}, ${span(it.deadline - now)} from now`],
+			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", when(it.since)], ["waits until", `${when(it.deadline)}, ${span(it.deadline - now)} from now`],
 				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<${Policy} name=${it.policy_rule_uri} />`]]} />
-			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} words=${["moorage", "cancel", id]} done=${() => {
+			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} right="lease" destroys say=${cancelWords} words=${["moorage", "cancel", id]} done=${() => {
 				status.again();
 				done();
 			}} message=${{ op: "cancel", request: id }} />`}
 				<a class="button" href=${to("whatif") + `?request=${encodeURIComponent(id)}`}>What if…</a> <a class="button" href=${to("why", id)}>Why</a></p>`
 			: it ? html`<${Empty}>It waits no longer: <a href=${to("leases", id)}>see the lease</a>.<//>`
 			: status.error ? html`<${Empty}>It waits no longer. <a href=${to("why", id)}>See what became of it</a>.<//>` : null}
+		${why.value && it ? html`<${Awaited} why=${why.value} />` : null}
 		<${Section} title="Why it waits"><${Loaded} found=${why} what="the reasons">${(value) => html`<${Reasons} why=${value} />`}<//><//>
 		<${Copies} words=${["moorage", "status", id]} value=${it} />
 	</aside>`;

@@ -1,5 +1,6 @@
 // A decision on one screen: the funnel of nodes, verdicts by kind of node, what binds, what would change it.
-import { count, moment, places, shape } from "../format.js";
+import { brief, count, places, shape, some, span, time, when } from "../format.js";
+import { to } from "../router.js";
 import { Empty, Facts, Grid, History, Policy, Section, State, html } from "../ui.js";
 
 /** Why a node cannot take a demand, in the order in which it is looked at: name, words, never.
@@ -28,10 +29,10 @@ const EASED = {
 	memory_busy: "Ask for less memory, or wait", nodes: "Register nodes, or name other clusters",
 };
 
-/** The part of an answer that counts nodes. @param {any} why */
+/** The part of an answer that counts nodes. */
 const counted = (why) => [why, why.reasons, why.error, why.why].find((each) => each?.misfits) || {};
 
-/** The nodes that are left after each step. @param {any} why @returns {[string, number][]} */
+/** The nodes that are left after each step. */
 function funnel(why) {
 	const { nodes, misfits } = counted(why);
 	if (nodes === undefined) return [];
@@ -42,6 +43,45 @@ function funnel(why) {
 	const steps = [["candidates", nodes], ["could take it when empty", capable], ["in service", serving], ["fit", fitting]];
 	const chosen = (why.lease?.placement || why.placement || []).length;
 	return chosen ? [...steps, ["chosen", chosen]] : steps;
+}
+
+/** In a few words why a request waits: how many of the nodes that it needs are free, of how many that could take it.
+ * @param {any} why @param {any} resources */
+export function waitingWords(why, resources) {
+	const steps = funnel(why);
+	const verdict = why.verdict === "not_you" ? "a quota is in the way" : "";
+	if (verdict || steps.length < 4) return verdict || why.reason || "no reason is known";
+	const [capable, fitting] = [steps[1][1], steps[3][1]];
+	const needs = resources?.nodes || 1;
+	if (!capable) return "no node could ever take it";
+	const kept = (/(\d+) kept/.exec(why.reason || "") || [])[1];
+	const behind = kept && kept !== "0" ? `${some(Number(kept), "node")} kept for a request before it` : "";
+	if (fitting >= needs && behind) return `${behind}; ${count(capable)} could take it when empty`;
+	return `${count(Math.min(fitting, needs))} of ${some(needs, "node")} free${behind && `, ${behind}`}; ${count(capable)} could take it when empty`;
+}
+
+/** When a request has its turn: a time, a range, or why neither is known.
+ * @param {any} row Of the queue. @param {any} why */
+export function turn(row, why) {
+	const now = Date.now() / 1000;
+	if (row.expected_at) return `in ${span(row.expected_at - now)}, about ${time(row.expected_at)}`;
+	const ends = (why?.waits_for || []).map((each) => each.expires_at).filter((at) => at < row.deadline);
+	if (ends.length) {
+		const [first, last] = [Math.min(...ends), Math.max(...ends)];
+		return `${first === last ? `in ${span(last - now)}` : `in ${span(first - now)} to ${span(last - now)}`}, unless what it waits for is renewed`;
+	}
+	if (!row.resources) return "no estimate: only its policy knows what it needs";
+	if (row.lease?.retry_at > now) return `no estimate: it pauses until ${time(row.lease.retry_at)} after a failure`;
+	return `no estimate: it does not come free before ${when(row.deadline)}, when it gives up`;
+}
+
+/** The leases that a request waits for. */
+export function Awaited({ why }) {
+	const all = why.waits_for || [];
+	if (!all.length) return null;
+	return html`<${Section} title="Waits for"><p>These hold what it needs; it has its turn when they have ended:</p>
+		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} rows=${all.map((each) => [html`<a href=${to("fleet", each.cluster_id, each.node_id)}>${each.cluster_id}/${each.node_id}</a>`,
+			each.lease ? html`<a href=${to("leases", each.lease)}>${brief(each.lease)}</a>` : "of another tenant", `in ${span(each.expires_at - Date.now() / 1000)}, ${when(each.expires_at)}`])} /><//>`;
 }
 
 export function Reasons({ why }) {
@@ -61,7 +101,7 @@ export function Reasons({ why }) {
 				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${WORDS.get(binding) || `lack ${binding}`}.</p>`}
 			${binding ? html`<p>Binding: <code>${binding}</code></p>` : null}<//>` : null}
 		<${Facts} pairs=${[
-			["at", why.at ? moment(why.at) : ""], ["wanted", why.resources ? shape(why.resources) : ""], ["code", why.code], ["field", why.field], ["expected", why.expected],
+			["at", why.at ? when(why.at) : ""], ["wanted", why.resources ? shape(why.resources) : ""], ["code", why.code], ["field", why.field], ["expected", why.expected],
 			["policy", policy && html`<${Policy} name=${policy} />`],
 			["placement", why.placement || why.lease ? places(why.placement || why.lease.placement) : ""],
 			["models there are", why.models?.join(", ")], ["drift", why.drift?.join("; ")],

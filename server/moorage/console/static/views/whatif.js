@@ -1,6 +1,8 @@
 // What-if: what a request would be answered, and what would become of others, if something changed.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { places } from "../format.js";
+import { count, percent, places } from "../format.js";
+import { fleet, follow } from "../map/model.js";
+import { useSignal } from "../signal.js";
 import { to } from "../router.js";
 import { Failure, http } from "../session.js";
 import { ask } from "../socket.js";
@@ -44,20 +46,19 @@ const KINDS = [
 		words: ({ before, after }) => ["--swap", `${before}=${after}`],
 	},
 ];
-const FIRST = { policy: "", gpus: "1", nodes: "1", wait: "0", priority: "0", more: "" };
+const FIRST = { policy: "", gpus: "1", nodes: "1", models: "", wait: "0", priority: "0", more: "" };
 
-/** @param {{kind: any, values: any}[]} changes */
 function changed(changes) {
-	/** @type {Record<string, any>} */
+	/**  */
 	const found = {};
 	for (const { kind, values } of changes) (found[kind.list] ||= []).push(kind.part(values));
 	return found.policies ? { ...found, policies: Object.fromEntries(found.policies) } : found;
 }
 
-/** The request of the form, or undefined where no policy is named. @param {typeof FIRST} it */
-function requested({ policy, gpus, nodes, wait, priority, more }) {
+/** The request of the form, or undefined where no policy is named. */
+function requested({ policy, gpus, nodes, models, wait, priority, more }) {
 	if (!policy) return undefined;
-	const resources = { gpus: Number(gpus), ...(nodes === "1" ? {} : { nodes: Number(nodes) }) };
+	const resources = { gpus: Number(gpus), ...(nodes === "1" ? {} : { nodes: Number(nodes) }), ...(models ? { models: models.split(",").map((each) => each.trim()) } : {}) };
 	const lease = { ...(wait === "0" ? {} : { wait_seconds: Number(wait) }), ...(priority === "0" ? {} : { priority: Number(priority) }) };
 	try {
 		return { policy_rule_uri: policy, inputs: {}, resources, lease, ...JSON.parse(more || "{}") };
@@ -66,14 +67,14 @@ function requested({ policy, gpus, nodes, wait, priority, more }) {
 	}
 }
 
-/** The command that asks the same; null where something is missing. @param {typeof FIRST} request @param {any[]} changes */
+/** The command that asks the same; null where something is missing. */
 function commanded(request, changes) {
-	const { policy, gpus, nodes, wait, priority, more } = request;
+	const { policy, gpus, nodes, models, wait, priority, more } = request;
 	const whole = changes.every(({ kind, values }) => kind.fields.every(({ name, required }) => !required || values[name]));
 	if (!whole || (!policy && !changes.length)) return null;
 	const plain = ["--policy", policy, "--gpus", gpus, "--wait", wait, "--priority", priority];
 	try {
-		const asked = !policy ? [] : nodes === "1" && !more ? plain : ["--request", JSON.stringify(requested(request))];
+		const asked = !policy ? [] : nodes === "1" && !more && !models ? plain : ["--request", JSON.stringify(requested(request))];
 		return ["moorage", "whatif", ...asked, ...changes.flatMap(({ kind, values }) => kind.words(values))];
 	} catch {
 		return null; // The rest of the request is no JSON yet.
@@ -89,6 +90,18 @@ export function WhatIf({ query }) {
 	const clusters = useLoaded(async () => (await ask({ op: "fleet", limit: 100 })).clusters.map((each) => each.cluster_id), []);
 	const set = (at, name) => typed((value) => setChanges((old) => old.map((each, n) => (n === at ? { ...each, values: { ...each.values, [name]: value.trim() } } : each))));
 	const add = (kind) => setChanges((old) => [...old, { kind, values: Object.fromEntries(kind.fields.map(({ name, value = "" }) => [name, value])) }]);
+	useEffect(follow, []);
+	const map = useSignal(fleet);
+	const begun = useRef(Boolean(waits));
+	useEffect(() => { // An example of what is here: the largest cluster and one node more, for a request that fills it.
+		if (begun.current || !map?.ids.length || !policies.value) return;
+		begun.current = true;
+		const sizes = map.ids.map((_, n) => map.first[n + 1] - map.first[n]);
+		const n = sizes.indexOf(Math.max(...sizes));
+		setRequest({ ...FIRST, policy: policies.value.at(-1) || "", gpus: String(sizes[n]), models: map.models[map.model[map.first[n]]] || "" });
+		setChanges([{ kind: KINDS[0], values: { cluster: map.clusters[map.cluster[n]], like: map.ids[n], count: "1" } }]);
+		many.current = 1; // The focus stays where it is.
+	}, [map, policies.value]);
 	const form = useRef(null);
 	const many = useRef(0);
 	useEffect(() => { // Who has no mouse goes on at the last change, or where one is added.
@@ -99,7 +112,8 @@ export function WhatIf({ query }) {
 		event.preventDefault();
 		setAnswer({ busy: true });
 		try {
-			setAnswer({ told: await ask({ op: "whatif", request: requested(request), change: changed(changes) }) });
+			const told = await ask({ op: "whatif", request: requested(request), change: changed(changes) });
+			setAnswer({ told, spread: map && (await spread(map, changes, told)) });
 		} catch (error) {
 			setAnswer({ error });
 		}
@@ -109,23 +123,49 @@ export function WhatIf({ query }) {
 	const words = commanded(request, changes);
 	return html`
 		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
-		<form class="form" ref=${form} onSubmit=${run}>
+		<div class="playground"><form class="form" ref=${form} onSubmit=${run}>
 			<datalist id="policies">${(policies.value || []).map((each) => html`<option value=${each} />`)}</datalist>
+			<datalist id="models">${(map?.models || []).map((each) => html`<option value=${each} />`)}</datalist>
 			<datalist id="clusters">${(clusters.value || []).map((each) => html`<option value=${each} />`)}</datalist>
 			${changes.map(({ kind, values }, at) => html`<fieldset class="change"><legend>${at + 1}. ${kind.name}</legend>
 				${kind.fields.map(({ name, label, value, ...more }) => html`<label>${label} <input ...${more} value=${values[name]} onInput=${set(at, name)} /></label>`)}
 				<button type="button" aria-label=${`Leave out change ${at + 1}`} onClick=${() => setChanges((old) => old.filter((_, n) => n !== at))}>Leave out</button></fieldset>`)}
 			<p class="buttons kinds">Change: ${KINDS.map((kind) => html`<button type="button" onClick=${() => add(kind)}>${kind.name}</button>`)}</p>
 			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}
-				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
+				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${field("models", "Models", { list: "models", placeholder: "any" })}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
 				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
-			<p class="buttons"><button type="submit" class="primary" disabled=${answer?.busy}>What if?</button>${words && html`<${Command} words=${words} />`}</p>
+			<p class="buttons"><button type="submit" class="primary" disabled=${answer?.busy || (!request.policy && !changes.length)}>What if?</button><button type="button" onClick=${() => {
+				setChanges([]);
+				setRequest(FIRST);
+				setAnswer(null);
+				begun.current = true;
+			}}>Begin empty</button>${words && html`<${Command} words=${words} />`}</p>
 		</form>
-		${answer?.busy ? html`<${Loading} what="what would happen" />` : null}<${Refused} error=${answer?.error} />
-		${answer?.told ? html`<${Told} it=${answer.told} waits=${waits} />` : null}`;
+		<div>${answer?.busy ? html`<${Loading} what="what would happen" />` : null}<${Refused} error=${answer?.error} />
+		${answer?.told ? html`<${Told} it=${answer.told} spread=${answer.spread} waits=${waits} />` : null}</div></div>`;
 }
 
-function Told({ it, waits }) {
+/** How many GPUs are used, and how many free ones lie on partly taken nodes, before and after. @param {any} it The map.
+ * @param {{kind: any, values: any}[]} changes @param {any} told */
+async function spread(it, changes, told) {
+	const nodes = new Map(it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, [it.free[n], it.first[n + 1] - it.first[n]]]));
+	const measured = () => [...nodes.values()].reduce((sum, [free, all]) => ({ all: sum.all + all, free: sum.free + free, partly: sum.partly + (free < all ? free : 0) }), { all: 0, free: 0, partly: 0 });
+	const before = measured();
+	for (const { kind, values } of changes) {
+		const [, all] = nodes.get(`${values.cluster}/${values.like}`) || [];
+		if (kind.list === "add_nodes" && all) for (let n = 1; n <= Number(values.count); n++) nodes.set(`${values.cluster}/${values.like}+${n}`, [all, all]);
+	}
+	const gone = [...told.preempted, ...told.drained].slice(0, 100).map((each) => ask({ op: "status", lease: each.lease }).catch(() => ({})));
+	const put = (placement, sign) => (placement || []).forEach((share) => {
+		const node = nodes.get(`${share.cluster_id}/${share.node_id}`);
+		if (node) node[0] = Math.max(0, Math.min(node[1], node[0] - sign * Math.ceil(((share.gpus?.length || 0) * (share.gpu_milli ?? 1000)) / 1000)));
+	});
+	for (const lease of await Promise.all(gone)) put(lease.placement, -1);
+	for (const each of [...told.granted, ...told.drained, told.answer || {}]) put(each.placement, 1);
+	return [["now", before], ["then", measured()]];
+}
+
+function Told({ it, spread: measured, waits }) {
 	const { answer, warnings, others, other_tenants: tenants } = it;
 	const rows = [
 		...it.granted.map((each) => ["starts", each.request, places(each.placement)]),
@@ -139,6 +179,7 @@ function Told({ it, waits }) {
 		${answer ? html`<p><${State} state=${answer.state} /> ${answer.reason || ""}</p><${Facts} pairs=${[["placement", answer.placement && places(answer.placement)], ["place in the queue", answer.position], ["code", answer.code], ["data", answer.data && JSON.stringify(answer.data)]]} />` : null}
 		${rows.length ? html`<${Grid} label="What would differ" heads=${["what", "lease or request", "what becomes of it"]} rows=${rows.map(([what, id, then]) => [what, html`<a href=${to("why", id)}>${id}</a>`, then])} />`
 			: html`<${Empty}>Nothing that you may see would differ for others.<//>`}
+		${measured ? html`<${Grid} label="Allocation and fragmentation" heads=${["when", "GPUs", "taken", "free", "free on partly taken nodes"]} rows=${measured.map(([name, { all, free, partly }]) => [name, count(all), percent(all ? 1 - free / all : 0), count(free), `${count(partly)} (fragmentation ${percent(free ? partly / free : 0)})`])} />` : null}
 		${Object.entries(others).map(([kind, many]) => html`<p>Of others: ${many} ${kind}.</p>`)}
 		${tenants ? html`<p>They are of ${tenants} other tenants.</p>` : null}
 		<${Raw} value=${it} />

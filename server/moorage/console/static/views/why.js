@@ -1,13 +1,14 @@
 // Why: the last decisions, and one of them on one screen; it opens in the playground with the fleet as it was.
 import { useState } from "preact/hooks";
-import { moment, places, shape } from "../format.js";
+import { brief, places, shape, span, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
 import { http } from "../session.js";
 import { ask } from "../socket.js";
-import { Command, Empty, Loading, Panel, Raw, Refused, Section, State, filters, html, useLoaded } from "../ui.js";
+import { Command, Empty, Loading, Panel, Raw, Refused, Grid, Scroll, Loaded, Section, State, filters, html, useEvery, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
+const UNSERVED_MAX = 25;
 const STATES = ["", "granted", "queued", "refused", "requeued", "ended"];
 
 export function Why({ rest, query }) {
@@ -27,12 +28,27 @@ export function Why({ rest, query }) {
 				<label>Policy <input name="policy" defaultValue=${policy} /></label><button type="submit">Filter</button></form>
 		</div>
 		<div class="split">
-			<div><${ListingTable} label="Decisions" listing=${listing} keyed=${(row) => `${row.request} ${row.seq ?? ""}`} current=${rest[0]}
+			<div>${state || policy ? null : html`<${Unserved} />`}
+			<${ListingTable} label="Decisions" listing=${listing} keyed=${(row) => `${row.request} ${row.seq ?? ""}`} current=${rest[0]}
 				heads=${["request", "when", "state", "wanted", "why", "policy"]}
-				cells=${(row) => [row.request, moment(row.at), html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || "", row.policy_rule_uri]}
+				cells=${(row) => [row.request, html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || "", row.policy_rule_uri]}
 				address=${(row) => to("why", row.request)} empty="The ledger has no such decision." /></div>
 			${rest[0] ? html`<${Decision} key=${rest[0]} id=${rest[0]} />` : null}
 		</div>`;
+}
+
+/** Those who did not get what they asked for, newest first: most come to Why because of one of them. */
+function Unserved() {
+	const found = useLoaded(async () => {
+		const [{ decisions }, { waiting }] = await Promise.all([ask({ op: "decisions", filters: { state: "refused" }, limit: UNSERVED_MAX }), ask({ op: "queue", limit: 100 })]);
+		const waits = waiting.map((each) => ({ ...each, at: each.since, state: "waiting", reason: `for ${span(Date.now() / 1000 - each.since)}, at position ${each.position}` }));
+		return [...decisions, ...waits].sort((a, b) => b.at - a.at).slice(0, UNSERVED_MAX);
+	}, []);
+	useEvery(found.again, 15000, []);
+	return html`<${Section} title="Refused and waiting"><${Loaded} found=${found} what="refusals">${(rows) => (!rows.length ? html`<${Empty}>No request was refused of late, and none waits.<//>`
+		: html`<${Scroll} label="Refused and waiting" few><${Grid} label="Refused and waiting" heads=${["request", "when", "state", "wanted", "why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
+			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || ""])} /><//>`)}<//><//>
+		<h2>All decisions</h2>`;
 }
 
 function Decision({ id }) {

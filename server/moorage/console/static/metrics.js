@@ -1,0 +1,51 @@
+// The server's own metrics, and what of them calls for an operator: as the alert rules of the deployment say it.
+import { duration } from "./format.js";
+import { to } from "./router.js";
+import { http, may } from "./session.js";
+
+const LOOP_SECONDS = 1;
+const COMMIT_SECONDS = 0.25;
+const BACKLOG = 5000;
+
+/** The samples of a page of metrics. */
+export function samples(text) {
+	return text.split("\n").filter((line) => line && !line.startsWith("#")).map((line) => {
+		const found = /^([\w:]+)(\{.*\})? (\S+)/.exec(line);
+		return found ? { name: found[1], labels: (found[2] || "").slice(1, -1), value: Number(found[3]) } : { name: line, labels: "", value: NaN };
+	});
+}
+
+/** All samples; null: this role may not read them. */
+export async function readMetrics() {
+	if (!may("metrics")) return null;
+	const text = await http("GET", "/metrics");
+	return typeof text === "string" ? samples(text) : null;
+}
+
+/** The sum of a metric; undefined: it is not known. */
+export function total(all, name) {
+	const found = all?.filter((each) => each.name === `moorage_${name}`);
+	return found?.length ? found.reduce((sum, each) => sum + each.value, 0) : undefined;
+}
+
+/** What calls for attention. @param {any[] | null | undefined} all @param {any} history
+ * @returns {{what: string, text: string, href: string, link: string}[]} */
+export function alarms(all, history) {
+	const { now } = history;
+	const of = (name) => total(all, name) || 0;
+	const late = Math.max(0, ...history.loop_seconds.slice(-2));
+	const commit = history.commit.p99.slice(-2).filter((each) => each !== null);
+	const operations = { href: to("operations"), link: "Operations" };
+	const found = [
+		[of("disk_full"), "The disk is full.", "No lease is granted until there is room.", operations],
+		[of("backlog") > BACKLOG, "Answers come late.", `${of("backlog")} events and facts are under way.`, operations],
+		[Math.max(0, ...commit) > COMMIT_SECONDS, "Commits are slow.", `One of a hundred took ${duration(Math.max(0, ...commit))}: look at the disk.`, operations],
+		[late > LOOP_SECONDS, "The server stood still.", `It was ${duration(late)} late within the last minutes.`, operations],
+		[of("policies_circuit_open"), "Policies are not asked for a while.", `${of("policies_circuit_open")} overran their time again and again.`, { href: to("policies"), link: "Policies" }],
+		[now.failing, "Workloads fail.", `${now.failing} of ${now.leases} leases.`, { href: to("leases") + "?state=failing", link: "See them" }],
+		[now.nodes_unavailable, "Nodes take nothing new.", `${now.nodes_unavailable} of ${now.nodes} are cordoned, drained or not heard of.`, { href: to("fleet"), link: "Fleet" }],
+		[all && total(all, "prometheus_up") === 0, "Prometheus does not answer.", "Policies see old metrics.", operations],
+		[of("audit_lost_total") + of("log_lines_dropped_total"), "Logs have gaps.", `${of("audit_lost_total")} entries of the audit log and ${of("log_lines_dropped_total")} lines are lost.`, operations],
+	];
+	return found.filter(([is]) => is).map(([, what, text, where]) => ({ what, text, ...where }));
+}

@@ -1,0 +1,322 @@
+"""The last day in numbers, a sample a minute, for `GET /history` and the console's first view.
+
+A grant costs nothing here: a sample reads the state and what `counters` and `durations` count
+anyway. It is in memory and begins with the process; for longer times there is Prometheus.
+"""
+
+import asyncio
+import heapq
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from msgspec import convert
+from msgspec.structs import replace
+
+from moorage.core.state.state import State
+from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.durations import OTHER, DurationMetrics, quantile
+from moorage.records.history import (
+    GpuHistory,
+    GpuUse,
+    History,
+    HistoryNow,
+    OldestWaiter,
+    Quantiles,
+)
+from moorage.records.requests import Resources, resources_of
+from moorage.records.rights import Caller, Right
+
+__all__ = ["HistoryRing"]
+
+SAMPLE_SECONDS: Final = 60.0
+SAMPLES_MAX: Final = 24 * 60
+"""A day."""
+SERIES_MAX: Final = 20
+"""Models, tenants and codes with a series of their own in a sample; the others are `other`."""
+OLDEST_MAX: Final = 5
+ANSWERS_MAX: Final = 200
+"""Answers that are remembered until the next sample."""
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at how late the event loop is."""
+WARM: Final = "warm"
+OTHERS: Final = "others"
+_STATM: Final = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What only grows, and is told as differences."""
+
+    refusals: Mapping[str, int]
+    grants: tuple[int, ...]
+    evaluations: tuple[int, ...]
+    commits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    now: HistoryNow
+    counts: _Counts
+    loop_seconds: float
+
+
+class HistoryRing:
+    """Takes samples, and puts them together.
+
+    Args:
+        state: What is true; read only.
+        measures: Counts refusals.
+        durations: Measure grants, evaluations and commits.
+        sessions: Returns how many WebSockets are open.
+
+    """
+
+    def __init__(
+        self,
+        state: State,
+        measures: Measures,
+        durations: DurationMetrics,
+        sessions: Callable[[], int],
+    ) -> None:
+        self._state = state
+        self._measures = measures
+        self._durations = durations
+        self._sessions = sessions
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
+        self._taken = 0
+        self._late = 0.0
+        self._before = self._count()
+        self._answers: dict[tuple[str | None, int, int], History] = {}
+        """What was put together since the last sample, by who may see it, minutes and step."""
+
+    async def run(self) -> None:
+        """Take a sample at once, then one a minute. Runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            begun = loop.time()
+            if begun >= due:
+                due = begun + SAMPLE_SECONDS
+                self.take(time.time())
+            before = loop.time()
+            await asyncio.sleep(LOOK_SECONDS)
+            self._late = max(self._late, loop.time() - before - LOOK_SECONDS)
+
+    def take(self, at: float) -> None:
+        """Take a sample.
+
+        Args:
+            at: In seconds since the epoch.
+
+        """
+        now = self._count()
+        self._samples.append(_Sample(self._now(at), _difference(self._before, now), self._late))
+        self._before, self._late = now, 0.0
+        self._taken += 1
+        self._answers.clear()
+
+    def answer(self, caller: Caller, minutes: int, step: int) -> History:
+        """Return what has been, as a caller may see it.
+
+        Args:
+            caller: Sees what others hold only as a sum, unless it has the right to see all.
+            minutes: How far back.
+            step: Minutes a point; points begin at multiples of it.
+
+        """
+        viewer = None if caller.may(Right.READ_ALL) else caller.tenant
+        asked = viewer, minutes, step
+        told = self._answers.get(asked)
+        if told is None:
+            if len(self._answers) >= ANSWERS_MAX:
+                self._answers.clear()
+            told = self._answers[asked] = self._put_together(viewer, minutes, step)
+        now = self._now(time.time())
+        now.tenants = _seen(now.tenants, viewer)
+        now.oldest = self._oldest(viewer)
+        return replace(told, now=now)
+
+    def _oldest(self, viewer: str | None) -> list[OldestWaiter]:
+        shown = (
+            each
+            for each in self._state.waiting.values()
+            if viewer is None or each.ask.tenant == viewer
+        )
+        return [
+            OldestWaiter(
+                each.ask.id,
+                each.ask.tenant,
+                each.at,
+                None
+                if each.ask.demand is None
+                else convert(resources_of(each.ask.demand), Resources),
+            )
+            for each in heapq.nsmallest(OLDEST_MAX, shown, key=lambda each: each.at)
+        ]
+
+    def _put_together(self, viewer: str | None, minutes: int, step: int) -> History:
+        first = self._taken - len(self._samples)
+        points: dict[int, list[_Sample]] = {}
+        for number, sample in enumerate(self._samples, first):
+            if number >= self._taken - minutes:
+                points.setdefault(number // step, []).append(sample)
+        whole = list(points.values())
+        last = [point[-1].now for point in whole]
+        models = _largest(each.models for each in last)
+        tenants = [_seen(each.tenants, viewer) for each in last]
+        refusals = [_sum(each.counts.refusals for each in point) for point in whole]
+        return History(
+            now=whole[-1][-1].now if whole else self._now(0.0),  # `answer` puts the real one here.
+            at=[each.at for each in last],
+            minutes=[len(point) for point in whole],
+            models={name: _gpus(name, last) for name in models},
+            tenants={
+                name: [each.get(name, 0) for each in tenants] for name in _largest_use(tenants)
+            },
+            waiting=[each.waiting for each in last],
+            longest_wait_seconds=[
+                max(each.now.longest_wait_seconds for each in point) for point in whole
+            ],
+            failing=[each.failing for each in last],
+            grants=[sum(sum(each.counts.grants) for each in point) for point in whole],
+            grant=self._quantiles(whole, "grants"),
+            evaluation=self._quantiles(whole, "evaluations"),
+            commit=self._quantiles(whole, "commits"),
+            loop_seconds=[round(max(each.loop_seconds for each in point), 4) for point in whole],
+            memory_mib=[each.memory_mib for each in last],
+            sessions=[each.sessions for each in last],
+            refusals={
+                name: [each.get(name, 0) for each in refusals] for name in _largest_use(refusals)
+            },
+        )
+
+    def _quantiles(self, points: Sequence[Sequence[_Sample]], what: str) -> Quantiles:
+        bounds = self._durations.bounds(what)
+        sums = [_added([getattr(each.counts, what) for each in point]) for point in points]
+        p50, p99 = ([quantile(bounds, each, q) for each in sums] for q in (0.5, 0.99))
+        return Quantiles(p50, p99)
+
+    def _count(self) -> _Counts:
+        durations = self._durations
+        grants, evaluations, commits = map(durations.buckets, ("grants", "evaluations", "commits"))
+        return _Counts(self._measures.refusals(), grants, evaluations, commits)
+
+    def _now(self, at: float) -> HistoryNow:
+        state = self._state
+        held = state.accounts.held().items()
+        tenants = {tenant or WARM: amounts[0] for (tenant, part), amounts in held if part is None}
+        since = min((each.at for each in state.waiting.values()), default=at)
+        return HistoryNow(
+            at,
+            self._by_model(),
+            _bounded({name: many for name, many in tenants.items() if many}),
+            len(state.waiting),
+            round(max(0.0, at - since), 3),
+            sum(each.state == "failing" for each in state.leases.values()),
+            len(state.fleet),
+            int((state.fleet.closed > 0).sum()),
+            len(state.leases),
+            self._sessions(),
+            _memory_mib(),
+        )
+
+    def _by_model(self) -> dict[str, GpuUse]:
+        state, fleet = self._state, self._state.fleet
+        devices = fleet.gpu_model >= 0
+        models, length = fleet.gpu_model[devices], len(fleet.models)
+        total, free = (
+            np.bincount(models, column[devices], length).astype(np.int64).tolist()
+            for column in (fleet.gpu_total, fleet.gpu_free)
+        )
+        closed = np.bincount(
+            models, np.where(fleet.closed[:, None] > 0, fleet.gpu_total, 0)[devices], length
+        ).astype(np.int64)
+        # Nothing is free of a node that is out of service, and leases hold on to what they have.
+        for row in np.flatnonzero(fleet.closed).tolist():
+            ids = fleet.gpu_ids[row]
+            for share in state.places.get(fleet.node_ids[row], {}).values():
+                for gpu in share.gpus:
+                    if gpu in ids:
+                        closed[fleet.gpu_model[row, ids.index(gpu)]] -= share.gpu_milli
+        idle = closed.tolist()
+        return {
+            name or "no model": GpuUse(total[n], total[n] - free[n] - idle[n], idle[n])
+            for n, name in enumerate(fleet.models)
+            if total[n]
+        }
+
+
+def _difference(before: _Counts, now: _Counts) -> _Counts:
+    def less(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(a - b for a, b in zip(one, other, strict=True))
+
+    refused = {name: n - before.refusals.get(name, 0) for name, n in now.refusals.items()}
+    return _Counts(
+        _bounded({name: n for name, n in refused.items() if n}),
+        less(now.grants, before.grants),
+        less(now.evaluations, before.evaluations),
+        less(now.commits, before.commits),
+    )
+
+
+def _bounded(found: dict[str, int]) -> dict[str, int]:
+    """Return the largest entries, and the sum of all others."""
+    if len(found) <= SERIES_MAX:
+        return found
+    order = sorted(found, key=found.__getitem__, reverse=True)
+    rest = sum(found[name] for name in order[SERIES_MAX - 1 :])
+    kept = {name: found[name] for name in order[: SERIES_MAX - 1]}
+    return {**kept, OTHER: kept.get(OTHER, 0) + rest}
+
+
+def _seen(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
+    """Return who holds what, as a tenant may see it."""
+    if viewer is None:
+        return dict(tenants)
+    own = tenants.get(viewer, 0)
+    return {viewer: own, OTHERS: sum(tenants.values()) - own}
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in parts:
+        found.update(each)
+    return found
+
+
+def _largest_use(points: Sequence[Mapping[str, int]]) -> list[str]:
+    """Return the names that have a series: the largest of all points together."""
+    return [name for name, _ in _sum(points).most_common(SERIES_MAX)]
+
+
+def _largest(points: Iterable[Mapping[str, GpuUse]]) -> list[str]:
+    most: dict[str, int] = {}
+    for point in points:
+        for name, each in point.items():
+            most[name] = max(most.get(name, 0), each.total)
+    return sorted(most, key=most.__getitem__, reverse=True)[:SERIES_MAX]
+
+
+def _gpus(name: str, points: Sequence[HistoryNow]) -> GpuHistory:
+    none = GpuUse(0, 0, 0)
+    uses = [each.models.get(name, none) for each in points]
+    return GpuHistory([each.total for each in uses], [each.used for each in uses])
+
+
+def _added(rows: Sequence[tuple[int, ...]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _memory_mib() -> int:
+    """Return what this process has in memory; 0 where that is not known."""
+    try:
+        pages = int(_STATM.read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20

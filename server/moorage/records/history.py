@@ -1,0 +1,98 @@
+"""The last day of a server in numbers, as `GET /history` answers it and the console draws it."""
+
+from msgspec import Struct, field
+
+from moorage.records.fields import Seconds
+from moorage.records.requests import Resources
+
+__all__ = ["GpuHistory", "GpuUse", "History", "HistoryNow", "OldestWaiter", "Quantiles"]
+
+
+class GpuUse(Struct):
+    """GPU milli of one model: all there is, what is held, and what is idle but out of service."""
+
+    total: int
+    used: int
+    unavailable: int
+
+
+class GpuHistory(Struct):
+    """All there is of a model, and what is held of it, at each point."""
+
+    total: list[int]
+    used: list[int]
+
+
+class Quantiles(Struct):
+    """Half of the durations within a point were at most `p50`, 99 of 100 at most `p99`.
+
+    They are read from buckets, between whose bounds is interpolated; null: there was none.
+    """
+
+    p50: list[float | None]
+    p99: list[float | None]
+
+
+class OldestWaiter(Struct):
+    """A request that waits, since when, and for whom."""
+
+    request: str
+    tenant: str
+    since: Seconds
+    resources: Resources | None
+
+
+class HistoryNow(Struct):
+    """How it stands at this moment. `oldest`: who waits longest, of those that you may see."""
+
+    at: Seconds
+    models: dict[str, GpuUse]
+    tenants: dict[str, int]
+    waiting: int
+    longest_wait_seconds: float
+    failing: int
+    nodes: int
+    nodes_unavailable: int
+    leases: int
+    sessions: int
+    memory_mib: int
+    oldest: list[OldestWaiter] = field(default_factory=list[OldestWaiter])
+
+
+class History(Struct, kw_only=True):
+    """Points of `minutes` samples each, oldest first; all lists have one entry a point.
+
+    A gauge is that of the last minute of its point, and `loop_seconds` and `longest_wait_seconds`
+    are the largest. `grants` and `refusals` count what happened within the point.
+
+    Attributes:
+        at: When each point ends.
+        minutes: How many minutes each point has.
+        models: GPUs by model; those beyond the largest as `other`.
+        tenants: GPU milli held by tenant; `warm` is kept for the next request. Who may not see
+            the others has its own, and `others`.
+        failing: Leases whose workload failed.
+        grant: From a request to its grant.
+        evaluation: From a question to a policy to its answer.
+        commit: Making one group of facts durable.
+        loop_seconds: How late the server's event loop was at most.
+        refusals: Failure replies by code.
+
+    """
+
+    now: HistoryNow
+    at: list[Seconds]
+    minutes: list[int]
+    models: dict[str, GpuHistory]
+    tenants: dict[str, list[int]]
+    waiting: list[int]
+    longest_wait_seconds: list[float]
+    failing: list[int]
+    grants: list[int]
+    grant: Quantiles
+    evaluation: Quantiles
+    commit: Quantiles
+    loop_seconds: list[float]
+    memory_mib: list[int]
+    sessions: list[int]
+    refusals: dict[str, list[int]]

@@ -1,0 +1,36 @@
+"""`GET /history`: the last day of the server in numbers. `web.app` mounts it."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.protocol.faults import ServiceError
+from moorage.records.history import History
+from moorage.web.bodies import caller_of, succeeded
+from moorage.web.router import HttpRouter
+from moorage.web.schemas import operation
+from moorage.web.services import WebServices
+
+__all__ = ["history_routes"]
+
+MINUTES_MAX: Final = 24 * 60
+STEP_MAX: Final = 60
+
+
+def history_routes(services: WebServices) -> HttpRouter:
+    """Return the router of this endpoint."""
+    router = HttpRouter("about")
+
+    @router.get("/history", summary="The last day in numbers", **operation(History))
+    async def history(request: Request, minutes: int = MINUTES_MAX, step: int = 5) -> Response:
+        """Answer how it stands, and the last minutes in points of `step` minutes each.
+
+        It begins with the server's start and is at most a day long.
+        """
+        for name, given, most in (("minutes", minutes, MINUTES_MAX), ("step", step, STEP_MAX)):
+            if not 1 <= given <= most:
+                raise ServiceError.wrong_field(f"query.{name}", f"a whole number from 1 to {most}")
+        return succeeded(services.history(caller_of(request), minutes, step))
+
+    return router

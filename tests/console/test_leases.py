@@ -1,0 +1,67 @@
+"""Leases: ordered by the server, on a timeline, and several released behind one dialog."""
+
+from typing import Any
+
+import pytest
+from consoles import Seeded
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+
+def first(page: Any) -> str:
+    text: str = page.get_by_role("table", name="Leases").get_by_role("rowheader").first.inner_text()
+    return text
+
+
+def test_columns_order_the_rows(page: Any, served: Seeded) -> None:
+    short = served.ask(1, lease={"ttl_seconds": 900})["lease"]["id"]
+    page.goto(f"{served.console}/leases")
+    table = page.get_by_role("table", name="Leases")
+    table.wait_for()
+    assert first(page) == short
+    table.get_by_role("button", name="GPUs").click()
+    page.wait_for_url("**sort=-gpus")
+    head = table.get_by_role("columnheader", name="GPUs")
+    head.wait_for()
+    assert head.get_attribute("aria-sort") == "descending"
+    page.wait_for_function(
+        "() => document.querySelector('main table tbody td:nth-child(5)').innerText === '4'"
+    )
+    assert page.get_by_text("A100").count() > 0
+
+
+def test_the_timeline_by_keys_and_its_brush(page: Any, served: Seeded) -> None:
+    page.goto(f"{served.console}/leases")
+    canvas = page.get_by_role("img", name="Timeline of")
+    canvas.wait_for()
+    legend = page.get_by_role("list", name="Colours by tenant")
+    legend.get_by_text("local").wait_for()
+    page.get_by_role("combobox", name="Colour").select_option("model")
+    page.get_by_role("list", name="Colours by model").get_by_text("A100").wait_for()
+    page.get_by_role("combobox", name="Lines by").select_option("tenant")
+    page.get_by_role("img", name="by tenant").wait_for()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 200, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 100, box["y"] + 50)
+    page.mouse.up()
+    page.get_by_role("button", name="Zoom to it").click()
+    page.get_by_role("button", name="All times").click()
+    page.get_by_role("button", name="Zoom to it").wait_for(state="hidden")
+
+
+def test_several_are_released_behind_one_dialog(page: Any, served: Seeded) -> None:
+    chosen = [served.ask(1, lease={"ttl_seconds": 600})["lease"]["id"] for _ in range(2)]
+    page.goto(f"{served.console}/leases")
+    for lease in chosen:
+        page.get_by_role("checkbox", name=f"Select {lease}").check()
+    page.get_by_text("2 selected").wait_for()
+    page.get_by_role("button", name="Release 2", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Release 2 leases")
+    dialog.get_by_text("Ends 2 leases, which hold 2 GPUs").wait_for()
+    dialog.get_by_text("No request waits for it.").wait_for()
+    dialog.get_by_role("button", name="Release 2 now").click()
+    dialog.wait_for(state="hidden")
+    for lease in chosen:
+        row = page.get_by_role("row", name=lease)
+        row.get_by_text("gone").or_(row.get_by_text("ended")).first.wait_for()

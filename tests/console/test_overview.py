@@ -1,0 +1,67 @@
+"""The overview: its numbers are those of the fleet, and each leads to its view."""
+
+from typing import Any
+
+import pytest
+from consoles import PHONE, VIEWS, Seeded, opened
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+
+def test_numbers_charts_and_where_they_lead(page: Any, served: Seeded) -> None:
+    page.goto(f"{served.console}/overview")
+    page.get_by_text("Nothing calls for attention.").wait_for()
+    models = page.get_by_role("table", name="GPUs by model")
+    rows = models.get_by_role("row").all_inner_texts()
+    assert [row.split()[0] for row in rows[1:]] == ["A100", "H100"]
+    assert rows[1].split()[-1] == "192"
+    chart = page.get_by_role("group", name="Fleet in use")
+    chart.get_by_text("The figures").click()
+    assert chart.get_by_role("table", name="Fleet in use").get_by_role("row").count() > 1
+    numbers = page.get_by_role("list", name="Numbers")
+    numbers.get_by_role("link", name="Refused").click()
+    page.wait_for_url("**/why?state=refused")
+    page.go_back()
+    page.get_by_role("link", name="leases end within the hour").click()
+    page.wait_for_url("**/leases?sort=expires_at")
+
+
+def test_who_waits_longest_and_why(page: Any, served: Seeded) -> None:
+    with served.waiter(8, nodes=39) as request:
+        page.goto(f"{served.console}/overview")
+        row = page.get_by_role("table", name="Waits longest").get_by_role("row").last
+        row.get_by_text("8 GPUs on each of 39 nodes").wait_for()
+        row.get_by_text("could take it when empty").wait_for()
+        row.get_by_role("link").click()
+        page.wait_for_url(f"**/queue/{request}")
+        page.get_by_role("table", name="Waits for").wait_for()
+
+
+def test_the_theme_is_chosen_and_stays(page: Any, served: Seeded) -> None:
+    page.goto(served.console)
+    page.get_by_label("Theme").select_option("dark")
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.reload()
+    page.get_by_role("heading", level=1).wait_for()
+    assert page.evaluate(ground) == dark
+    page.get_by_label("Theme").select_option("light")
+    assert page.evaluate(ground) != dark
+
+
+def test_no_view_scrolls_sideways_on_a_phone(chromium: Any, served: Seeded) -> None:
+    wide = {}
+    with opened(chromium) as page:
+        page.set_viewport_size(PHONE)
+        for path in (*VIEWS, f"leases/{served.leases[0]}", f"why/{served.refused}"):
+            page.goto(f"{served.console}/{path}")
+            page.get_by_role("heading", level=1).wait_for()
+            page.wait_for_function("() => !document.querySelector('.loading')")
+            if (width := page.evaluate("document.documentElement.scrollWidth")) > PHONE["width"]:
+                wide[path] = width
+            head = page.locator("header").bounding_box()
+            assert head["height"] < 60, path
+        page.get_by_role("button", name="☰ Why").click()
+        page.get_by_role("navigation").get_by_role("link", name="Queue").click()
+        page.get_by_role("heading", name="Queue", level=1).wait_for()
+    assert not wide

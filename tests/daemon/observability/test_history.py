@@ -1,0 +1,145 @@
+"""The last day in numbers: right, bounded, and no tenant sees what another one holds."""
+
+from typing import Any
+
+from moorage.core.allocator import Allocator
+from moorage.core.state.facts import ClusterSet, Cordoned, Granted, Refusal
+from moorage.core.state.state import apply
+from moorage.core.turns.effects import Address, Respond
+from moorage.core.turns.events import Asked
+from moorage.core.turns.turn import Turn
+from moorage.daemon.observability import history
+from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.durations import DurationMetrics, quantile
+from moorage.daemon.observability.history import HistoryRing
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Code,
+    Gpu,
+    Lease,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Share,
+    Tenant,
+)
+from moorage.records.history import GpuUse
+from moorage.records.rights import Caller, Role
+
+ALL = Caller(Tenant("ops"), Role.OPERATOR)
+
+
+class Watched:
+    """A core that has a node of four GPUs, and what counts it."""
+
+    def __init__(self) -> None:
+        self.allocator = Allocator(1.0, 3)
+        self.measures = Measures()
+        self.durations = DurationMetrics(self.allocator.state.lease)
+        gpus = tuple(Gpu(str(n), "A100", 80_000) for n in range(4))
+        node = Node(NodeId("n"), cpu_milli=8_000, memory_mib=8_000, gpus=gpus)
+        apply(self.allocator.state, ClusterSet(Cluster(ClusterId("c"), (node,))))
+        self.ring = HistoryRing(self.allocator.state, self.measures, self.durations, lambda: 3)
+
+    def grant(self, tenant: str, number: int, waited: float = 0.0) -> None:
+        share = Share(ClusterId("c"), NodeId("n"), (str(number),), 1000, 0, 0)
+        lease = Lease(
+            id=RequestId(f"r{number}"),
+            tenant=Tenant(tenant),
+            token_digest="",
+            policy=PolicyRef("p:1-x", "d"),
+            placement=(share,),
+            terms=LeaseTerms(ttl_seconds=800.0),
+            asked_at=100.0,
+            granted_at=100.0 + waited,
+            expires_at=900.0,
+            fencing=number + 1,
+        )
+        fact = Granted(lease)
+        apply(self.allocator.state, fact)
+        ask = Ask(id=lease.id, tenant=lease.tenant, policy=lease.policy)
+        turn = Turn()
+        turn.facts.append(fact)
+        self.durations.stepped(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
+
+    def refuse(self) -> None:
+        to = Address(SessionId("s"), 1)
+        self.measures.count(Respond(to, Refusal(Code.NO_CAPACITY, "no")))
+
+
+def test_what_is_held_and_what_happened_within_a_minute() -> None:
+    it = Watched()
+    it.ring.take(60.0)
+    it.grant("ann", 0, waited=2.0)
+    it.grant("bob", 1)
+    it.refuse()
+    it.ring.take(120.0)
+    it.ring.take(180.0)
+    told = it.ring.answer(ALL, 60, 1)
+    assert told.at == [60.0, 120.0, 180.0]
+    assert told.minutes == [1, 1, 1]
+    assert told.models["A100"].total == [4000, 4000, 4000]
+    assert told.models["A100"].used == [0, 2000, 2000]
+    assert told.tenants == {"ann": [0, 1000, 1000], "bob": [0, 1000, 1000]}
+    assert told.grants == [0, 2, 0]
+    assert told.refusals == {"no_capacity": [0, 1, 0]}
+    assert told.grant.p50[0] is None
+    assert told.grant.p99[1] is not None
+    assert 1.0 < told.grant.p99[1] <= 2.5
+    assert told.now.models["A100"].used == 2000
+    assert (told.now.nodes, told.now.sessions, told.now.leases) == (1, 3, 2)
+
+
+def test_what_is_held_on_a_cordoned_node_is_held_still() -> None:
+    it = Watched()
+    it.grant("ann", 0)
+    apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops")))
+    now = it.ring.answer(ALL, 60, 1).now
+    assert now.models["A100"] == GpuUse(total=4000, used=1000, unavailable=3000)
+    assert now.nodes_unavailable == 1
+
+
+def test_points_of_several_minutes() -> None:
+    it = Watched()
+    for minute in range(7):
+        it.refuse()
+        it.ring.take(60.0 * minute)
+    told = it.ring.answer(ALL, 5, 5)
+    assert told.minutes == [3, 2]
+    assert told.refusals == {"no_capacity": [3, 2]}
+    assert told.at == [240.0, 360.0]
+
+
+def test_a_tenant_sees_the_others_as_a_sum() -> None:
+    it = Watched()
+    for number, tenant in enumerate(("ann", "bob", "eve")):
+        it.grant(tenant, number)
+    it.ring.take(60.0)
+    told = it.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1)
+    assert told.tenants == {"ann": [1000], "others": [2000]}
+    assert told.now.tenants == {"ann": 1000, "others": 2000}
+
+
+def test_it_is_a_day_long_and_many_tenants_are_one_series() -> None:
+    it = Watched()
+    for minute in range(history.SAMPLES_MAX + 30):
+        it.ring.take(60.0 * minute)
+    told = it.ring.answer(ALL, history.SAMPLES_MAX, 1)
+    assert len(told.at) == history.SAMPLES_MAX
+    assert told.at[0] == 60.0 * 30
+    many: Any = {f"t{n}": n for n in range(50)}
+    few = history._bounded(many)
+    assert len(few) == history.SERIES_MAX
+    assert sum(few.values()) == sum(many.values())
+
+
+def test_quantiles_lie_within_their_bucket() -> None:
+    bounds = (1.0, 2.0, 4.0)
+    assert quantile(bounds, (0, 0, 0, 0), 0.5) is None
+    assert quantile(bounds, (0, 2, 0, 0), 0.5) == 1.5
+    assert quantile(bounds, (1, 0, 0, 9), 0.99) == 4.0
