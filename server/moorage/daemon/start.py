@@ -426,7 +426,7 @@ def _requests(
     calls = HttpCalls()
     progress = core.watchers.progress
     replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks, progress)
-    asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
+    asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, lambda: state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
     decisions = Decisions(stores.ledger)
