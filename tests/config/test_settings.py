@@ -147,6 +147,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "lease_ttl_seconds_max": ("61", "61.0", 61.0),
         "keep_warm_seconds_max": ("62", "62.0", 62.0),
         "stop_seconds_max": ("45", "45", 45.0),
+        "agent_lost_seconds": ("46", "46", 46.0),
         "restart_grace_seconds": ("0", "0", 0.0),
         "requeue_pause_seconds": ("0.25", "0.25", 0.25),
         "checkpoint_every_facts": ("100", "100", 100),

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,12 @@ from aws_world import AwsBench
 from kubernetes_objects import node
 from kubernetes_plane import Plane
 from ray_world import RayBench, RayJobBench
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
 
+from moorage.backends.agents.backend import FleetBackend
+from moorage.backends.agents.host import AgentHost
+from moorage.backends.agents.link import AgentLink
 from moorage.backends.base import (
     Backend,
     BackendError,
@@ -40,7 +45,17 @@ from moorage.backends.specs import (
     Readiness,
     ServiceResourceSpec,
 )
-from moorage.model import ClusterId, NodeId, Share
+from moorage.model import (
+    ClusterId,
+    Lease,
+    LeaseTerms,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Share,
+    Tenant,
+)
+from moorage.protocol.agent_socket import AgentSocket
 
 pytestmark = pytest.mark.heavy
 
@@ -171,6 +186,63 @@ class ProcessBench:
         return len(marked)
 
 
+class AgentBench(ProcessBench):
+    """The same, of a machine whose agent is on the other side of a socket."""
+
+    def backend(self) -> Backend:
+        return AgentBackend(self.root)
+
+
+class AgentBackend(FleetBackend):
+    """A server's side: all that it starts is placed on the node of the agent."""
+
+    def __init__(self, root: Path) -> None:
+        self.placement = shares("n1")
+        lease = Lease(
+            *(RequestId("a"), Tenant("t"), "", PolicyRef("p", ""), self.placement, 1, 0.0, 0.0),
+            LeaseTerms(60),
+            state="active",
+        )
+        super().__init__(LocalBackend(root / "server"), lambda _: lease)
+        self.agent = self.machine((ClusterId("c"), NodeId("n1")))
+        self.running = asyncio.ensure_future(self.run(root))
+        self.attached = asyncio.Event()
+
+    async def run(self, root: Path) -> None:
+        async with serve(self.take, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            url, host = f"ws://127.0.0.1:{port}", AgentHost(LocalBackend(root), root)
+            try:
+                async with connect(url) as connection:
+                    await host.serve(AgentSocket(connection), 1.0)
+            finally:
+                await host.close()
+
+    async def take(self, connection: ServerConnection) -> None:
+        link = AgentLink(AgentSocket(connection), self.tell)
+        attaching = asyncio.ensure_future(self.attach(self.agent, link))
+        attaching.add_done_callback(lambda _: self.attached.set())
+        await link.run()
+        await attaching
+        self.agent.disconnect(link)
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        await self.attached.wait()
+        return await super().discover()
+
+    async def start(self, order: Order) -> WorkloadReport:
+        return await super().start(replace(order, placement=self.placement))
+
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
+        if not self.running.done():  # Another one may be tried after it was closed.
+            await super().stop(workload, stop_seconds_max)
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await super().close()
+
+
 class ContainerBench:
     """Real containers, at the tests' own container engine."""
 
@@ -291,7 +363,7 @@ def param(file: Path) -> Any:
 
 
 @pytest.fixture(
-    params=["memory", "process", *HEAVY, *RAY, *map(param, BENCHES)],
+    params=["memory", "process", "agent", *HEAVY, *RAY, *map(param, BENCHES)],
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     match request.param:
@@ -301,6 +373,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
             return MemoryBench()
         case "process":
             return ProcessBench(tmp_path)
+        case "agent":
+            return AgentBench(tmp_path)
         case "aws":
             return AwsBench(request.getfixturevalue("aws"), tmp_path)
         case "kubernetes":

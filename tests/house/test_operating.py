@@ -64,20 +64,24 @@ def test_unit_and_image_use_settings_that_exist(root: Path) -> None:
         assert used <= known, name
 
 
-def test_the_unit_starts_what_the_package_installs(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("moored.service", ["serve"]), ("moored-agent.service", ["agent"])]
+)
+def test_the_unit_starts_what_the_package_installs(root: Path, name: str, words: list[str]) -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str
-    unit.read(root / "deploy" / "systemd" / "moored.service")
+    unit.read(root / "deploy" / "systemd" / name)
     command = unit["Service"]["ExecStart"].split()
     scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
     assert Path(command[0]).name in scripts
-    assert command[1:] == ["serve"]
+    assert command[1:] == words
 
 
-def test_under_the_unit_workloads_outlive_a_restart(root: Path) -> None:
+@pytest.mark.parametrize("name", ["moored.service", "moored-agent.service"])
+def test_under_the_unit_workloads_outlive_a_restart(root: Path, name: str) -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str
-    unit.read(root / "deploy" / "systemd" / "moored.service")
+    unit.read(root / "deploy" / "systemd" / name)
     service = unit["Service"]
     assert service["KillMode"] == "process"
     assert service["OOMPolicy"] == "continue"

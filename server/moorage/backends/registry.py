@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from moorage.extras import install_command
-from moorage.model import Cluster, ClusterId, Tenant
+from moorage.model import Cluster, ClusterId, Lease, Tenant
 from moorage.records.findings import DoctorFinding
 from moorage.setting_kinds import declared
 
@@ -58,12 +58,14 @@ class Surroundings:
         data_dir: The daemon's; a backend has the folder of its name there.
         clusters: Returns the inventory as it is now.
         alone: Whether there are no tokens, so that every caller is the operator.
+        lease: Returns the lease that has a workload of this name, or had it last.
 
     """
 
     data_dir: Path
     clusters: Callable[[], Mapping[ClusterId, Cluster]]
     alone: bool
+    lease: Callable[[str], Lease | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from moorage.commands.agent import agent
 from moorage.commands.audit import audit
 from moorage.commands.bench import bench
 from moorage.commands.demo import demo
@@ -66,6 +67,7 @@ app.command(short_help="Measure, as ratios to a baseline of the same run.")(benc
 app.command(short_help="Ask AWS for instance types and prices.")(prices)
 app.add_typer(ledger, name="ledger")
 app.add_typer(token, name="token")
+app.add_typer(agent, name="agent")
 app.add_typer(audit, name="audit")
 
 

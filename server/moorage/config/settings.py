@@ -350,6 +350,14 @@ class Config(ShareSettings):
             "manifest says; of a lease that gives way, its notice at most.",
         ),
     ] = 120.0
+    agent_lost_seconds: Annotated[
+        float,
+        Setting(
+            seconds(1, 86_400),
+            "How long a machine with an agent may be unheard of before it is `lost`: then nothing "
+            "more is placed there, and what runs there goes on.",
+        ),
+    ] = 60.0
     restart_grace_seconds: Annotated[
         float,
         Setting(

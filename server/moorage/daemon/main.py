@@ -4,15 +4,14 @@ import asyncio
 import ctypes
 import gc
 import json
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import uvloop
@@ -24,11 +23,11 @@ from moorage.daemon.access.token_refresh import Rereading
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
 from moorage.daemon.start import start
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.origins import is_loopback
 from moorage.sandbox.cell import jail
 from moorage.sandbox.host.sandbox import JailError
 
@@ -192,46 +191,3 @@ def _explain_end(error: BaseException) -> int:
 
 def _authority(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def configure_log(config: Config, log: StandardStream) -> None:
-    """Send structlog and the libraries' logging to stderr, in one format."""
-    level = logging.getLevelNamesMapping()[config.log_level.upper()]
-    shared: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
-        structlog.processors.format_exc_info,
-    ]
-    readable = config.log_format == "console" or (config.log_format == "auto" and log.is_terminal)
-    renderer: structlog.typing.Processor = (
-        # Quoted: what tenants named so cannot move a terminal's cursor.
-        structlog.dev.ConsoleRenderer(colors=log.is_terminal, repr_native_str=True)
-        if readable
-        else structlog.processors.JSONRenderer()
-    )
-    structlog.configure(
-        processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    log.report = partial(_dropped_line, [*shared, renderer])
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(max(level, logging.WARNING))  # Libraries speak when something is wrong.
-    if not is_loopback(config.host):
-        structlog.get_logger("moored").info("open", host=config.host, tokens=len(config.tokens))
-
-
-def _dropped_line(processors: Sequence[structlog.typing.Processor], lines: int) -> bytes:
-    finding = f"{lines} lines before this one could not be written, and were dropped"
-    line: Any = {"event": "log", "dropped": lines, "finding": finding}
-    for processor in processors:
-        line = processor(None, "warning", line)
-    return f"{line}\n".encode()

@@ -14,6 +14,7 @@ from functools import partial
 
 import structlog
 
+from moorage.backends.agents.backend import FleetBackend
 from moorage.backends.base import Backend
 from moorage.backends.registry import BrokenKind, Inventory, Surroundings, kinds, open_backend
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
@@ -21,6 +22,7 @@ from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
 from moorage.core.reports import forecast
+from moorage.core.state.state import State
 from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import descriptors, pruning
 from moorage.daemon.access.audit_log import AuditLog
@@ -33,6 +35,8 @@ from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tls import ServerTls
 from moorage.daemon.access.token_store import TokenStore
 from moorage.daemon.access.tokens import LOCAL, IssuerTokens, Tokens
+from moorage.daemon.agents.agent_store import AgentStore
+from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.commit_loop import CommitLoop
@@ -75,7 +79,7 @@ from moorage.extras import install_command
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
-from moorage.model import Code, Tenant
+from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
@@ -177,6 +181,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     stores = await _open_stores(config, stack)
     core = _core(config, stores, measures, tasks)
     runners = await _open_runners(config, stores, core, stack)
+    agents = _agents(config, stores, runners, stack)
     requests = _requests(config, stores, core, runners, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests)
     # What was loaded stays. Without this, collections that look through ten thousand documents
@@ -193,7 +198,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     stack.push_async_callback(web.close)
     with _naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
         port = await core.gateway.start(
-            requests.router, config.host, config.port, http_port, context
+            requests.router, config.host, config.port, http_port, context, agents
         )
     stack.push_async_callback(core.gateway.close)
     web.name_websocket_port(port)
@@ -205,6 +210,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     if tls is not None:
         core.tasks.spawn(tls.follow())
     core.tasks.spawn(follow_disk(stores.ledger))
+    core.tasks.spawn(agents.watch())
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core, runners)
     return Daemon(
@@ -364,7 +370,13 @@ async def _open_runners(
     stack.push_async_callback(contexts.close)
     core.tasks.spawn(contexts.run())
     backends = _backends(
-        config, Surroundings(config.data_dir, lambda: state.clusters, not config.tokens)
+        config,
+        Surroundings(
+            config.data_dir,
+            lambda: state.clusters,
+            not config.tokens,
+            partial(_lease_of, state),
+        ),
     )
     workloads = WorkloadControl(
         backends,
@@ -378,6 +390,17 @@ async def _open_runners(
     return Runners(sandbox, workloads, backends)
 
 
+def _agents(config: Config, stores: Stores, runners: Runners, stack: AsyncExitStack) -> AgentRoster:
+    store = AgentStore(config.data_dir)
+    stack.callback(store.close)
+    fleet = runners.backends.get("local")
+    if not isinstance(fleet, FleetBackend):
+        fleet = None
+    door = AgentRoster(store, fleet, stores.catalog.clusters, config.agent_lost_seconds)
+    door.open()
+    return door
+
+
 def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
     """Return the backends that the configuration names, open."""
     for kind in kinds().values():
@@ -388,6 +411,15 @@ def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
         name: open_backend(kind, config.settings_of(kind), surroundings)
         for name, kind in named.items()
     }
+
+
+def _lease_of(state: State, workload: str) -> Lease | None:
+    """Return the lease that has a workload of this name, or had it last."""
+    lease = state.lease(RequestId(workload))
+    if lease is not None and lease.id in state.leases and lease.workload == workload:
+        return lease
+    heirs = (each for each in state.leases.values() if each.workload == workload)
+    return next(heirs, lease)
 
 
 def _limits(config: Config) -> Limits:
@@ -433,7 +465,7 @@ def _requests(
     calls = HttpCalls()
     progress = core.watchers.progress
     replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks, progress)
-    asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
+    asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, lambda: state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
     decisions = Decisions(stores.ledger)

@@ -34,6 +34,7 @@ class GatewayConnection(ServerConnection):
         address: Where it comes from.
         session_id, caller, bearer, cookies: Set when the opening handshake lets it in: the caller,
             and the token, or the console's cookies, that said so.
+        is_agent: Whether an agent's token or key let it in.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
@@ -66,6 +67,7 @@ class GatewayConnection(ServerConnection):
         self.caller: Caller | None = None
         self.bearer: str | None = None
         self.cookies: list[str] = []
+        self.is_agent = False
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
 

@@ -9,12 +9,26 @@ from typing import Any, Protocol
 
 from moorage.core.turns.effects import Address
 from moorage.model import SessionId
+from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
 from moorage.records.rights import Caller
 
 Request = AllocationRequest | BlockRequest | Operation
 Taking = asyncio.Future[None] | Coroutine[Any, Any, None] | None
 """What is left to do of taking a request: see `Deliver.request`."""
+
+
+class AgentDoor(Protocol):
+    """Where agents of machines go: another path of the port, and no sessions.
+
+    The gateway carries their frames, and knows nothing of them.
+    """
+
+    def admits(self, secret: str | None) -> bool:
+        """Return whether a token or key is worth a handshake."""
+
+    async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
+        """Have an agent take part until the connection is gone."""
 
 
 class Deliver(Protocol):

@@ -13,9 +13,11 @@ from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from moorage.gateway.connection import GatewayConnection
+from moorage.gateway.deliver import AgentDoor
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId
+from moorage.protocol.agent_socket import AGENT_PATH
 from moorage.protocol.codes import SESSION_HEADER
 from moorage.protocol.credentials import (
     SUBPROTOCOL,
@@ -58,6 +60,7 @@ class Doorman:
     ) -> None:
         self.draining = False
         self.origins = settings.origins
+        self.agents: AgentDoor | None = None
         self._settings = settings
         self._authenticate = authenticate
         self._counts = counts
@@ -91,6 +94,10 @@ class Doorman:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
         bearer, readable = self._bearer(request)
+        if request.path == AGENT_PATH and self.agents is not None:
+            connection.is_agent = readable and self.agents.admits(bearer)
+            connection.bearer = bearer
+            return None if connection.is_agent else self._unauthorized(connection)
         waiting = self._pending(bearer) if readable else None
         if waiting is not None:
             return self._let_in_later(connection, request, bearer, waiting)
@@ -119,14 +126,7 @@ class Doorman:
         if caller is None and bearer is None and readable:
             caller = self._logged_in(connection, request)
         if caller is None:
-            self._counts.refused_unauthorized += 1
-            self._on_stranger(connection.address)
-            answer = connection.respond(
-                http.HTTPStatus.UNAUTHORIZED,
-                "Send a valid token: `Authorization: Bearer <token>`.\n",
-            )
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
+            return self._unauthorized(connection)
         if not caller.may(Right.READ):
             self._counts.refused_unauthorized += 1
             return connection.respond(http.HTTPStatus.FORBIDDEN, caller.refusal(Right.READ) + "\n")
@@ -138,6 +138,15 @@ class Doorman:
             return answer
         connection.caller, connection.bearer = caller, bearer
         return None
+
+    def _unauthorized(self, connection: GatewayConnection) -> Response:
+        self._counts.refused_unauthorized += 1
+        self._on_stranger(connection.address)
+        answer = connection.respond(
+            http.HTTPStatus.UNAUTHORIZED, "Send a valid token: `Authorization: Bearer <token>`.\n"
+        )
+        answer.headers["WWW-Authenticate"] = "Bearer"
+        return answer
 
     def _bearer(self, request: Request) -> tuple[str | None, bool]:
         """Return the token of a request, from a header or a subprotocol; False: no valid one."""

@@ -16,13 +16,14 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 
 from moorage.core.turns.effects import Address
 from moorage.gateway.connection import GatewayConnection
-from moorage.gateway.deliver import Deliver
+from moorage.gateway.deliver import AgentDoor, Deliver
 from moorage.gateway.handshake import Doorman
 from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.received import Received
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId
+from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.codes import Close, Code
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.logins import Logins, Tickets
@@ -132,6 +133,7 @@ class Gateway:
         port: int,
         pages_port: int = 0,
         tls: ssl.SSLContext | None = None,
+        agents: AgentDoor | None = None,
     ) -> int:
         """Listen.
 
@@ -141,6 +143,7 @@ class Gateway:
             port: Port, 0 for a free one.
             pages_port: Port of the server's own pages, which may connect.
             tls: Certificate of the server; None: no TLS.
+            agents: Where agents of machines go; None: they are strangers.
 
         Returns:
             The port that was bound.
@@ -151,6 +154,7 @@ class Gateway:
         """
         self._deliver = deliver
         settings = self._settings
+        self._doorman.agents = agents
         self._doorman.origins = replace(settings.origins, pages_port=pages_port)
         self._server = await serve(
             self._handle,
@@ -319,6 +323,9 @@ class Gateway:
 
     async def _handle(self, connection: ServerConnection) -> None:
         """Live through one session. The library closes the connection afterwards."""
+        if isinstance(connection, GatewayConnection) and connection.is_agent:
+            await self._handle_agent(connection)
+            return
         if not isinstance(connection, GatewayConnection) or connection.caller is None:
             raise TypeError("a session without a caller")
         session = Session(
@@ -345,6 +352,16 @@ class Gateway:
             self._open.remove(connection)
             if session.connection is connection:  # Else another one has it now.
                 self._left(session)
+
+    async def _handle_agent(self, connection: GatewayConnection) -> None:
+        door, secret = self._doorman.agents, connection.bearer
+        assert door is not None
+        assert secret is not None
+        self._opening.remove(connection)
+        try:
+            await door.serve(secret, connection.address, AgentSocket(connection))
+        except Exception as error:  # noqa: BLE001  # A defect; the daemon ends the process.
+            self._deliver.failed(error)
 
     def _resume(self, session: Session, message: Resume) -> Session:
         """Return the session that goes on over the connection of `session`."""

@@ -30,7 +30,7 @@ class LocalSettings:
 
 
 class LocalKind(BackendKind[LocalSettings]):
-    """Runs commands and containers on this machine."""
+    """Runs commands and containers on this machine, and on those that have agents."""
 
     name = "local"
     about = (
@@ -42,12 +42,14 @@ class LocalKind(BackendKind[LocalSettings]):
 
     def open(self, settings: LocalSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
+        from moorage.backends.agents.backend import FleetBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.local.backend import LocalBackend  # noqa: PLC0415  # See registry.
         from moorage.backends.local.machine import names_of  # noqa: PLC0415  # See registry.
 
         folder = surroundings.data_dir / self.name
         nodes = settings.local_nodes or names_of(folder, surroundings.clusters().values())
-        return LocalBackend(folder, nodes, hidden=surroundings.data_dir)
+        own = LocalBackend(folder, nodes, hidden=surroundings.data_dir)
+        return FleetBackend(own, surroundings.lease)
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return its specs; see `BackendKind.specs`."""

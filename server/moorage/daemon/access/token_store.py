@@ -1,14 +1,12 @@
 """Named tokens in the data folder: `moored token` writes them, a running server reads them.
 
-Only digests are stored. A running server sees a change at once, since it looks at the version of
-the database for each token that a client shows (https://sqlite.org/pragma.html#pragma_data_version).
+Only digests are stored. A running server sees a change at once, since it looks for one with each
+token that a client shows.
 """
 
-import contextlib
-import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +14,13 @@ import msgspec
 
 from moorage.config.together import NAMED_TOKENS_FILE
 from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.access.shared_file import SharedFile
 from moorage.records.rights import Role
 
 __all__ = ["NamedToken", "TokenStore", "TokenStoreError"]
 
 TOKEN_PREFIX: Final = "moor_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 _TOKEN_BYTES: Final = 24
-_FORMAT: Final = 1
-_BUSY_SECONDS: Final = 10.0
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS tokens (
     name TEXT PRIMARY KEY,
@@ -33,7 +30,7 @@ CREATE TABLE IF NOT EXISTS tokens (
     created_at REAL NOT NULL,
     expires_at REAL,
     revoked_at REAL
-) STRICT
+) STRICT;
 """
 _COLUMNS: Final = "name, digest, role, tenant, created_at, expires_at, revoked_at"
 
@@ -84,9 +81,7 @@ class TokenStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NAMED_TOKENS_FILE
-        self._connection: sqlite3.Connection | None = None
-        self._version = -1
+        self._file = SharedFile(folder / NAMED_TOKENS_FILE, _TABLE, TokenStoreError)
         self._tokens: dict[str, NamedToken] = {}
 
     def tokens(self) -> Mapping[str, NamedToken]:
@@ -96,15 +91,11 @@ class TokenStore:
             TokenStoreError: The file cannot be read.
 
         """
-        with self._reading() as connection:
-            if connection is None:
-                return self._tokens
-            (version,) = connection.execute("PRAGMA data_version").fetchone()
-            if version != self._version:
+        with self._file.reading() as connection:
+            if connection is not None:
                 rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY name")  # noqa: S608  # Fixed.
                 found = (msgspec.convert(row, NamedToken) for row in map(dict, rows))
                 self._tokens = {each.digest: each for each in found}
-                self._version = version
         return self._tokens
 
     def create(
@@ -118,7 +109,7 @@ class TokenStore:
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
         row = (name, digest(token), role.value, tenant, now, expires_at)
-        with self._writing() as connection:
+        with self._file.writing() as connection:
             try:
                 connection.execute(
                     "INSERT INTO tokens (name, digest, role, tenant, created_at, expires_at)"
@@ -137,7 +128,7 @@ class TokenStore:
             TokenStoreError: No token has this name, or the file cannot be written.
 
         """
-        with self._writing() as connection:
+        with self._file.writing() as connection:
             found = connection.execute("SELECT revoked_at FROM tokens WHERE name = ?", (name,))
             row = found.fetchone()
             if row is None:
@@ -149,53 +140,4 @@ class TokenStore:
 
     def close(self) -> None:
         """Close the file."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        try:
-            if self._connection is None and self._path.exists():
-                self._connection = self._open()
-            yield self._connection
-        except (sqlite3.Error, ValueError) as error:
-            raise TokenStoreError(f"{self._path}: {error}") from error
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        try:
-            if self._connection is None:
-                self._connection = self._open()
-            with self._connection as connection:
-                connection.execute("BEGIN IMMEDIATE")
-                self._version = -1  # The version tells of changes by other connections alone.
-                yield connection
-        except (sqlite3.Error, OSError) as error:
-            raise TokenStoreError(f"{self._path}: {error}") from error
-
-    def _open(self) -> sqlite3.Connection:
-        # Before SQLite makes it readable for others.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        connection = sqlite3.connect(
-            self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _prepare(connection)
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    """Make the table where it is missing; refuse the file of a newer release."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > _FORMAT:
-        reason = f"format {version} is of a newer release; this one reads up to {_FORMAT}"
-        raise sqlite3.DatabaseError(reason)
-    connection.row_factory = sqlite3.Row
-    connection.execute("PRAGMA synchronous = FULL")
-    if not version:
-        connection.execute(_TABLE)
-        connection.execute(f"PRAGMA user_version = {_FORMAT}")
+        self._file.close()

@@ -5,7 +5,7 @@
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import structs
@@ -52,7 +52,7 @@ class Asks:
         finder: Finds the clusters that a request describes.
         workloads: Knows what can be started.
         tokens: Makes the tokens of leases.
-        fleet: As it is at any moment; read only.
+        fleet: Returns it as it is now; read only.
 
     """
 
@@ -63,7 +63,7 @@ class Asks:
         finder: Finder,
         workloads: WorkloadControl,
         tokens: LeaseTokens,
-        fleet: Fleet,
+        fleet: Callable[[], Fleet],
     ) -> None:
         self._config = config
         self._catalog = catalog
@@ -175,9 +175,9 @@ class Asks:
         if provision is None:
             return candidates, ()
         name, supports = provision.backend, self._workloads.supports()
-        reached = within_reach(self._fleet, supports[name], candidates, demand)
+        reached = within_reach(self._fleet(), supports[name], candidates, demand)
         if reached is None:
-            return out_of_reach(self._fleet, name, supports, candidates, demand)
+            return out_of_reach(self._fleet(), name, supports, candidates, demand)
         return reached
 
     def _draw(self) -> bytes:

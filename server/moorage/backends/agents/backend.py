@@ -1,0 +1,398 @@
+"""`FleetBackend`: the server's own machine and those of agents, as the one backend `local`.
+
+A workload whose lease is placed on the node of an agent runs there; all others run here. The daemon
+attaches agents. What was ordered of a machine that is away waits until it is heard again, until it
+counts as lost, or until an operator says that it is gone for good; `AgentMachine` says which.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+import structlog
+
+from moorage.backends.agents import wire
+from moorage.backends.agents.link import AgentLink, LinkLost
+from moorage.backends.base import (
+    Backend,
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    WorkloadReport,
+)
+from moorage.backends.specs import BaseResourceSpec
+from moorage.model import ClusterId, Lease, NodeId
+
+__all__ = ["AgentMachine", "FleetBackend", "Place"]
+
+CALL_WAIT_SECONDS: Final = 5.0
+"""How long a look into a workload waits for a machine that is away."""
+RETRY_SECONDS: Final = 2.0
+"""Before the stop of a workload without a lease is tried again."""
+PLACES_MAX: Final = 10_000
+"""Workloads whose machine is remembered; that of older ones is looked up by their lease."""
+
+log = structlog.get_logger("moored")
+
+Place = tuple[ClusterId, NodeId]
+T = TypeVar("T")
+
+
+class AgentMachine:
+    """A machine with an agent, connected or not.
+
+    Args:
+        place: Its node.
+
+    Attributes:
+        heard_at: When it was last heard of, on the monotonic clock; at first, when it was made.
+        heard_time: The same in seconds since the epoch.
+        lost: Whether it has not been heard of for too long.
+        gone: Whether an operator has said that it will not come back.
+
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.heard_at = time.monotonic()
+        self.heard_time = time.time()
+        self.lost = False
+        self.gone = False
+        self._link: AgentLink | None = None
+        self._is_known = False  # Since this server started, its workloads have been looked at.
+        self._change = asyncio.Event()
+
+    @property
+    def link(self) -> AgentLink | None:
+        """The connection to its agent; None while there is none."""
+        return self._link
+
+    @property
+    def absence(self) -> str:
+        """Why it cannot be reached, for people."""
+        if self.gone:
+            return f"the machine {self.place[1]} was forgotten by an operator"
+        since = datetime.fromtimestamp(self.heard_time, UTC)
+        return f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
+
+    def note(self, **changes: Any) -> None:
+        """Change attributes, and wake all who wait for a change."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+
+    def connect(self, link: AgentLink) -> None:
+        """Send orders over a connection from now on."""
+        self._is_known = True
+        self.note(_link=link, lost=False)
+
+    def disconnect(self, link: AgentLink) -> None:
+        """Note that a connection is gone."""
+        if self._link is link:
+            self.note(_link=None, heard_at=link.heard_at, heard_time=time.time())
+
+    async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
+        """Carry out an order that waits a moment for the machine and no longer.
+
+        Args:
+            order: What to do.
+            kind: What that returns.
+            again: Whether it may be done twice, where the connection goes meanwhile.
+
+        Raises:
+            BackendError: The machine is away, or as `Backend`'s method does.
+
+        """
+        end = time.monotonic() + CALL_WAIT_SECONDS
+        while True:
+            link = await self._linked(end=end)
+            try:
+                return _value(await self._call(link, order), kind)
+            except LinkLost:
+                if not again:
+                    reason = "the connection to its machine went meanwhile; it may have been done"
+                    raise BackendError(reason) from None
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload; see `Backend.start`.
+
+        It fails if the machine is lost, unless the order may have reached it: then it may run, and
+        must not run elsewhere.
+        """
+        frame, may_run = wire.StartOrder.of(order), order.resumed or not self._is_known
+        while True:
+            try:
+                link = await self._linked(unless_lost=not may_run)
+            except BackendError:
+                if not self.gone or not order.resumed:
+                    raise
+                return WorkloadReport(order.id, Phase.FAILED, detail=self.absence)
+            may_run = True
+            with suppress(LinkLost):
+                return _value(await self._call(link, frame), WorkloadReport)
+
+    async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
+        """Stop a workload, however long the machine is away; see `Backend.stop`."""
+        while not self.gone:
+            try:
+                link = await self._linked()
+            except BackendError:
+                continue  # It is gone for good.
+            with suppress(LinkLost):
+                await self._call(link, wire.StopOrder(workload, stop_seconds_max))
+                return
+
+    async def _call(self, link: AgentLink, order: wire.AnyOrder) -> msgspec.Raw:
+        try:
+            return await link.call(order)
+        except LinkLost:
+            self.disconnect(link)
+            raise
+
+    async def _linked(self, *, unless_lost: bool = False, end: float | None = None) -> AgentLink:
+        """Wait for a connection.
+
+        Args:
+            unless_lost: Whether not to wait for a machine that is lost.
+            end: When not to wait any longer, on the monotonic clock; None: as long as it takes.
+
+        Raises:
+            BackendError: There is none.
+
+        """
+        while (link := self._link) is None:
+            left = None if end is None else end - time.monotonic()
+            if self.gone or (unless_lost and self.lost) or (left is not None and left <= 0):
+                raise BackendError(self.absence)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._change.wait(), left)
+        return link
+
+
+class FleetBackend:
+    """See the module.
+
+    Args:
+        own: This machine.
+        lease: Returns the lease that has a workload of this name, or had it last.
+
+    """
+
+    name: Final = "local"
+
+    def __init__(self, own: Backend, lease: Callable[[str], Lease | None]) -> None:
+        self._own = own
+        self._lease = lease
+        self._listener: Listener | None = None
+        self._machines: dict[Place, AgentMachine] = {}
+        self._places: dict[str, AgentMachine | None] = {}
+        self._nodes: frozenset[str] = frozenset()
+
+    # For the daemon ----------------------------------------------------------------------------
+
+    def machine(self, place: Place) -> AgentMachine:
+        """Return the machine with the agent of a node; make it where there is none."""
+        if place not in self._machines:
+            self._machines[place] = AgentMachine(place)
+            self._nodes = frozenset(node for _, node in self._machines)
+        return self._machines[place]
+
+    def machines(self) -> Iterable[AgentMachine]:
+        """Return all machines with agents."""
+        return tuple(self._machines.values())
+
+    def forget(self, machine: AgentMachine) -> None:
+        """Note that a machine will not come back: nothing runs there any more."""
+        machine.note(gone=True)
+        del self._machines[machine.place]
+        self._nodes = frozenset(node for _, node in self._machines)
+        for name in [each for each, there in self._places.items() if there is machine]:
+            self.tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
+
+    async def attach(self, machine: AgentMachine, link: AgentLink) -> None:
+        """Have a machine's orders go over a connection; return when only leases' workloads run.
+
+        Raises:
+            LinkLost: The connection went meanwhile.
+            BackendError: The agent does not say what runs there; so does `TimeoutError`.
+
+        """
+        found = _value(await link.call(wire.DiscoverOrder()), list[WorkloadReport])
+        orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]
+        for report in found:
+            if report.id not in orphans:
+                self._remember(report.id, machine)
+                self.tell(report)
+        machine.connect(link)
+        await asyncio.gather(*(self._end(link, each) for each in orphans))
+
+    def tell(self, report: WorkloadReport) -> None:
+        """Tell the listener what an agent says of a workload."""
+        if self._listener is not None:
+            self._listener(report)
+
+    async def _end(self, link: AgentLink, workload: str) -> None:
+        """Stop a workload that no lease stands for."""
+        while True:
+            try:
+                await link.call(wire.StopOrder(workload, None))
+            except (BackendError, TimeoutError) as error:
+                log.warning("backend", name=self.name, workload=workload, finding=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return
+
+    def _is_held(self, workload: str, place: Place) -> bool:
+        lease = self._lease(workload)
+        return (
+            lease is not None
+            and lease.state != "ended"
+            and any((each.cluster_id, each.node_id) == place for each in lease.placement)
+        )
+
+    # For all -----------------------------------------------------------------------------------
+
+    @property
+    def support(self) -> Support:
+        """See `Backend.support`."""
+        own = self._own.support
+        return replace(own, nodes=own.nodes | self._nodes) if own.nodes else own
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+        self._own.listen(listener)
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        self._own.refuse(spec)
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here, and on the machines that are connected; see `Backend.discover`."""
+        found = [*await self._own.discover()]
+        for machine in self.machines():
+            if machine.link is not None:
+                found += await machine.look(wire.DiscoverOrder(), list[WorkloadReport])
+        return found
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload; see `Backend.start`."""
+        machine = None
+        if len(order.placement) == 1:  # The own machine says why it takes no gang.
+            (share,) = order.placement
+            machine = self._machines.get((share.cluster_id, share.node_id))
+        if machine is None:
+            self._remember(order.id, None)
+            return await self._own.start(order)
+        self._remember(order.id, machine)
+        return await machine.start(order)
+
+    async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
+        """Stop a workload; see `Backend.stop`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            await self._own.stop(workload, stop_seconds_max)
+        else:
+            await machine.stop(workload, stop_seconds_max)
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            return await self._own.status(workload)
+        return await machine.look(wire.StatusOrder(workload), WorkloadReport)
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload and ask whether it answers; see `Backend.probe`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            return await self._own.probe(workload)
+        return await machine.look(wire.ProbeOrder(workload), WorkloadReport)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Look at a process of this machine at once; see `Backend.glance`."""
+        return None if self._places.get(workload) else self._own.glance(workload)
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a workload; see `Backend.control`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            await self._own.control(workload, limits)
+        else:
+            await machine.look(wire.ControlOrder(workload, dict(limits)), type(None))
+
+    async def reset(self, workload: str) -> Any:
+        """Make a used workload as new; see `Backend.reset`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            return await self._own.reset(workload)
+        return await machine.look(wire.ResetOrder(workload), object, again=False)
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command inside of a workload; see `Backend.execute`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            return await self._own.execute(
+                workload,
+                command,
+                timeout_seconds=timeout_seconds,
+                workdir=workdir,
+                user=user,
+                environment=environment,
+            )
+        variables = None if environment is None else dict(environment)
+        order = wire.ExecuteOrder(workload, command, timeout_seconds, workdir, user, variables)
+        return await machine.look(order, CommandExecution, again=False)
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        """Read a workload's output; see `Backend.logs`."""
+        machine = self._machine_of(workload)
+        if machine is None:
+            return await self._own.logs(workload, offset, attempt)
+        return await machine.look(wire.LogsOrder(workload, offset, attempt), Log)
+
+    async def close(self) -> None:
+        """Let go. Workloads go on running."""
+        self._listener = None
+        await self._own.close()
+
+    def _remember(self, workload: str, machine: AgentMachine | None) -> None:
+        self._places.pop(workload, None)
+        self._places[workload] = machine
+        if len(self._places) > PLACES_MAX:
+            del self._places[next(iter(self._places))]
+
+    def _machine_of(self, workload: str) -> AgentMachine | None:
+        """Return the machine of a workload; None: this one."""
+        if not self._machines or workload in self._places:
+            return self._places.get(workload)
+        lease = self._lease(workload)
+        places = lease.placement if lease is not None else ()
+        found = (self._machines.get((each.cluster_id, each.node_id)) for each in places)
+        return next((each for each in found if each is not None), None)
+
+
+def _value(raw: msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise BackendError(f"the agent answers what this server does not read: {error}") from error

@@ -1,0 +1,191 @@
+"""The agent's side of the connection: carries out the server's orders at a backend of its machine.
+
+`commands.agent_program` dials, and runs `AgentHost.serve` over each connection in turn. What was
+begun goes on while there is none: the server gives its order again, and finds it.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from moorage.backends.agents import wire
+from moorage.backends.base import Backend, BackendError, WorkloadReport
+from moorage.backends.local import workload_store
+from moorage.protocol.agent_socket import AgentSocket
+
+__all__ = ["AgentHost"]
+
+FENCES_MAX: Final = 1_000
+"""Workloads whose fencing number is remembered: the last ones."""
+
+
+class AgentHost:
+    """Carries out orders.
+
+    Args:
+        backend: Of this machine.
+        folder: Where the fencing numbers of the last orders are kept.
+
+    """
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self._backend = backend
+        self._file = folder / "fences.json"
+        self._fences: dict[str, int] = workload_store.read(self._file) or {}
+        self._starts: dict[str, asyncio.Task[WorkloadReport]] = {}
+        self._calls: dict[int, tuple[wire.AnyOrder, asyncio.Task[None]]] = {}
+        self._socket: AgentSocket | None = None
+        self._sending = asyncio.Lock()
+        self._running: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()
+        self._news: deque[WorkloadReport] = deque()
+        loop = asyncio.get_running_loop()
+
+        def hear(report: WorkloadReport) -> None:  # In any thread.
+            self._news.append(report)
+            loop.call_soon_threadsafe(self._tell)
+
+        backend.listen(hear)
+
+    async def serve(self, socket: AgentSocket, beat_seconds: float) -> None:
+        """Carry out what comes over a connection until it is gone."""
+        self._socket = socket
+        beating = asyncio.create_task(self._beat(beat_seconds))
+        try:
+            while (frame := await socket.receive()) is not None:
+                match wire.decode_instruction(frame):
+                    case wire.AgentCall(number, order):
+                        task = self._spawn(self._carry_out(socket, number, order))
+                        self._calls[number] = order, task
+                    case wire.AgentCancel(number):
+                        self._cancel(number)
+                    case wire.AgentWelcome() | wire.AgentFarewell():
+                        pass
+                    case _ as never:
+                        assert_never(never)
+        finally:
+            self._socket = None
+            beating.cancel()
+            for order, task in self._calls.values():
+                if not isinstance(order, wire.StartOrder | wire.StopOrder):
+                    task.cancel()
+            self._calls = {}
+
+    def _cancel(self, number: int) -> None:
+        order, task = self._calls.get(number, (None, None))
+        if isinstance(order, wire.StartOrder) and (start := self._starts.get(order.workload)):
+            start.cancel()
+        elif task is not None:
+            task.cancel()
+
+    async def _carry_out(self, socket: AgentSocket, number: int, order: wire.AnyOrder) -> None:
+        report: wire.AgentDone | wire.AgentFailure
+        try:
+            value = wire.encode(await self._done(order))
+            report = wire.AgentDone(number, msgspec.Raw(value))
+        except asyncio.CancelledError:
+            report = wire.AgentFailure(number, "failed", "it was given up")
+        except Exception as error:  # noqa: BLE001  # A defect is an error of this order, too.
+            report = wire.AgentFailure.of(number, error)
+        finally:
+            if socket is self._socket:
+                self._calls.pop(number, None)
+        await self._send(socket, report)
+
+    async def _done(self, order: wire.AnyOrder) -> Any:
+        backend = self._backend
+        match order:
+            case wire.DiscoverOrder():
+                return list(await backend.discover())
+            case wire.StartOrder():
+                return await self._start(order)
+            case wire.StopOrder(workload, stop_seconds_max):
+                return await backend.stop(workload, stop_seconds_max)
+            case wire.StatusOrder(workload):
+                return await backend.status(workload)
+            case wire.ProbeOrder(workload):
+                return await backend.probe(workload)
+            case wire.ControlOrder(workload, limits):
+                return await backend.control(workload, limits)
+            case wire.ResetOrder(workload):
+                return await backend.reset(workload)
+            case wire.ExecuteOrder(workload, command):
+                return await backend.execute(
+                    workload,
+                    command,
+                    timeout_seconds=order.timeout_seconds,
+                    workdir=order.workdir,
+                    user=order.user,
+                    environment=order.environment,
+                )
+            case wire.LogsOrder(workload, offset, attempt):
+                return await backend.logs(workload, offset, attempt)
+            case _:
+                assert_never(order)
+
+    async def _start(self, order: wire.StartOrder) -> WorkloadReport:
+        """Start a workload, or wait for its start that is under way."""
+        name, known = order.workload, self._fences.get(order.workload, 0)
+        if order.fencing < known:
+            reason = f"an order for {name} with fencing number {order.fencing} is older than that"
+            raise BackendError(f"{reason} with {known}, which came before")
+        if order.fencing > known:
+            self._fences.pop(name, None)
+            self._fences[name] = order.fencing
+            if len(self._fences) > FENCES_MAX:
+                del self._fences[next(iter(self._fences))]
+            async with self._writing:
+                await asyncio.to_thread(workload_store.write, self._file, dict(self._fences))
+        start = self._starts.get(name)
+        if start is None:
+            start = asyncio.create_task(self._backend.start(order.order(self._backend)))
+            self._starts[name] = start
+            start.add_done_callback(partial(self._started, name))
+        return await asyncio.shield(start)
+
+    def _started(self, name: str, start: "asyncio.Task[WorkloadReport]") -> None:
+        del self._starts[name]
+        if not start.cancelled():
+            start.exception()  # Without a connection none else looks at it.
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _beat(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            if self._socket is not None:
+                await self._send(self._socket, wire.AgentBeat())
+
+    def _tell(self) -> None:
+        """Send news; without a connection there are none: the server looks when there is one."""
+        if self._socket is None:
+            self._news.clear()
+        else:
+            self._spawn(self._send(self._socket))
+
+    async def _send(self, socket: AgentSocket, report: wire.Report | None = None) -> None:
+        """Send news, and then a report: what came before a call's end is told before it."""
+        async with self._sending:
+            while self._news:
+                await socket.send(wire.encode(wire.AgentNews(self._news.popleft())))
+            if report is not None:
+                await socket.send(wire.encode(report))
+
+    async def close(self) -> None:
+        """Let go of the backend. Workloads go on running, but for starts under way."""
+        starts = list(self._starts.values())
+        for start in starts:
+            start.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*starts, return_exceptions=True)
+        await self._backend.close()

@@ -1,0 +1,129 @@
+"""The server's side of the connection to one agent: calls, their reports, and news.
+
+`backend` makes the calls; the daemon brings the socket and runs `AgentLink.run`.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from typing import Final, assert_never
+
+import msgspec
+
+from moorage.backends.agents.wire import (
+    AgentBeat,
+    AgentCall,
+    AgentCancel,
+    AgentDone,
+    AgentFailure,
+    AgentHello,
+    AgentNews,
+    AnyOrder,
+    DiscoverOrder,
+    decode_report,
+    encode,
+)
+from moorage.backends.base import WorkloadReport
+from moorage.protocol.agent_socket import AgentSocket
+
+__all__ = ["AgentLink", "LinkLost"]
+
+CANCEL_SECONDS_MAX: Final = 30.0
+"""How long an agent may take to say that a call that was given up is over."""
+
+
+class LinkLost(Exception):  # noqa: N818  # It is an event, which `AgentMachine` handles.
+    """The connection went before a call was reported."""
+
+
+class AgentLink:
+    """A connection to an agent that has been let in.
+
+    Args:
+        socket: The connection.
+        on_news: Called with each report that no call is for.
+
+    Attributes:
+        heard_at: When the last frame came, on the monotonic clock.
+
+    """
+
+    def __init__(self, socket: AgentSocket, on_news: Callable[[WorkloadReport], None]) -> None:
+        self.heard_at = time.monotonic()
+        self._socket = socket
+        self._on_news = on_news
+        self._ids = itertools.count(1)
+        self._calls: dict[int, tuple[AnyOrder, asyncio.Future[msgspec.Raw]]] = {}
+        self._gone = False
+
+    async def run(self) -> None:
+        """Read until the connection is gone.
+
+        Raises:
+            msgspec.MsgspecError: The agent sent what is no frame.
+
+        """
+        try:
+            while (frame := await self._socket.receive()) is not None:
+                self.heard_at = time.monotonic()
+                match decode_report(frame):
+                    case AgentDone(id, value):
+                        self._settle(id, value)
+                    case AgentFailure() as failed:
+                        self._settle(failed.id, failed)
+                    case AgentNews(report):
+                        self._on_news(report)
+                    case AgentBeat() | AgentHello():
+                        pass
+                    case _ as never:
+                        assert_never(never)
+        finally:
+            self._gone = True
+            self._socket.abort()
+            for _, waiting in self._calls.values():
+                if not waiting.done():
+                    waiting.set_exception(LinkLost())
+                    waiting.exception()  # A call that was given up does not look at it.
+
+    def abort(self) -> None:
+        """End the connection; `run` returns."""
+        self._socket.abort()
+
+    async def call(self, order: AnyOrder) -> msgspec.Raw:
+        """Have the agent carry out an order; return what it says.
+
+        Cancelled, it returns once the agent has given the order up.
+
+        Raises:
+            LinkLost: The connection went; whether it was carried out is not known.
+            BackendError: As `Backend`'s method does; so do others.
+
+        """
+        if self._gone:
+            raise LinkLost
+        number = next(self._ids)
+        report = asyncio.get_running_loop().create_future()
+        self._calls[number] = order, report
+        try:
+            await self._socket.send(encode(AgentCall(number, order)))
+            return await asyncio.shield(report)
+        except asyncio.CancelledError:
+            await self._socket.send(encode(AgentCancel(number)))
+            with contextlib.suppress(Exception):  # It is over, whatever it says.
+                await asyncio.wait_for(asyncio.shield(report), CANCEL_SECONDS_MAX)
+            raise
+        finally:
+            self._calls.pop(number, None)
+
+    def _settle(self, number: int, outcome: "msgspec.Raw | AgentFailure") -> None:
+        order, report = self._calls.get(number, (None, None))
+        if order is None or report is None or report.done():
+            return
+        if isinstance(outcome, AgentFailure):
+            name = "" if isinstance(order, DiscoverOrder) else order.workload
+            report.set_exception(outcome.error(name))
+            report.exception()  # As above.
+        else:
+            report.set_result(outcome)

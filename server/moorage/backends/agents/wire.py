@@ -1,0 +1,294 @@
+"""Frames between the server and the agents of machines: MessagePack, one a WebSocket message.
+
+An agent says `AgentHello`; the server answers `AgentWelcome` or `AgentFarewell`, and sends orders,
+each in an `AgentCall`. The agent reports. Both sides import this module: `link` and `host`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.backends.base import (
+    Backend,
+    BackendError,
+    Order,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.spec_documents import document_from_spec, spec_from_document
+from moorage.backends.specs import SpecError
+from moorage.model import DeviceId, Placement
+
+__all__ = [
+    "VERSION",
+    "AgentBeat",
+    "AgentCall",
+    "AgentCancel",
+    "AgentDone",
+    "AgentFailure",
+    "AgentFarewell",
+    "AgentHello",
+    "AgentNews",
+    "AgentWelcome",
+    "ControlOrder",
+    "DiscoverOrder",
+    "ExecuteOrder",
+    "Instruction",
+    "LogsOrder",
+    "ProbeOrder",
+    "Report",
+    "ResetOrder",
+    "StartOrder",
+    "StatusOrder",
+    "StopOrder",
+    "decode_instruction",
+    "decode_report",
+    "encode",
+]
+
+VERSION: Final = 1
+"""Of these frames. An agent of another version is refused with a sentence."""
+
+
+class _Frame(msgspec.Struct, tag=True):
+    pass
+
+
+class AgentHello(_Frame):
+    """The first frame of an agent.
+
+    Args:
+        version: Of the frames that it speaks.
+        release: Of its program.
+        agent: Id of its data folder, made once.
+        node: Its machine, as a node of a cluster document.
+
+    """
+
+    version: int
+    release: str
+    agent: str
+    node: dict[str, Any]
+
+
+class AgentBeat(_Frame):
+    """Says that the agent is there."""
+
+
+class AgentNews(_Frame):
+    """Says what became of a workload."""
+
+    report: WorkloadReport
+
+
+class AgentDone(_Frame):
+    """A call was carried out.
+
+    Args:
+        id: Of the call.
+        value: What `Backend`'s method returned.
+
+    """
+
+    id: int
+    value: msgspec.Raw
+
+
+class AgentFailure(_Frame):
+    """A call was not carried out.
+
+    Args:
+        id: Of the call.
+        kind: Which error.
+        reason: Its text.
+        attempts: Of an `UnknownAttemptError`.
+
+    """
+
+    id: int
+    kind: str
+    reason: str
+    attempts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, call: int, error: Exception) -> "AgentFailure":
+        """Return the frame of an error of a backend."""
+        kind = next((name for name, kind in _ERRORS.items() if type(error) is kind), "failed")
+        attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
+        return cls(call, kind, str(error) or type(error).__name__, attempts)
+
+    def error(self, workload: str) -> Exception:
+        """Return the error, for a workload of this name."""
+        if self.kind == "unknown_attempt":
+            return UnknownAttemptError(workload, self.attempts)
+        if self.kind == "unknown_workload":
+            return UnknownWorkloadError(workload)
+        return _ERRORS.get(self.kind, BackendError)(self.reason)
+
+
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    "unknown_attempt": UnknownAttemptError,
+    "unknown_workload": UnknownWorkloadError,
+    "unsupported": UnsupportedSpecError,
+    "timeout": TimeoutError,
+}
+
+
+class AgentWelcome(_Frame):
+    """Lets an agent in.
+
+    Args:
+        cluster_id: The cluster that its machine is in.
+        node_id: The node that it is there.
+        key: Shown instead of the joining token from now on; empty: the one that it has.
+        epoch: Of the server that gives orders; an agent takes none of an earlier one.
+        beat_seconds: The pause between two beats.
+
+    """
+
+    cluster_id: str
+    node_id: str
+    key: str
+    epoch: int
+    beat_seconds: float
+
+
+class AgentFarewell(_Frame):
+    """Refuses an agent.
+
+    Args:
+        reason: One sentence for a person.
+        final: Whether it is in vain to try again.
+
+    """
+
+    reason: str
+    final: bool
+
+
+class _WorkloadOrder(_Frame):
+    workload: str
+
+
+class DiscoverOrder(_Frame):
+    """See `Backend.discover`."""
+
+
+class StartOrder(_WorkloadOrder):
+    """See `Backend.start`; all but `spec` is as in the `Order`."""
+
+    spec: dict[str, Any]
+    placement: Placement
+    environment: dict[str, str]
+    timeout_seconds: float | None
+    attempt: int
+    fencing: int
+    tenant: str
+    devices: tuple[tuple[DeviceId, ...], ...]
+    stop_seconds_max: float | None
+    resumed: bool
+
+    @classmethod
+    def of(cls, order: Order) -> "StartOrder":
+        """Return the frame of an order."""
+        fields = {name: getattr(order, name) for name in _COMMON}
+        return cls(workload=order.id, spec=document_from_spec(order.spec), **fields)
+
+    def order(self, backend: Backend) -> Order:
+        """Return the order.
+
+        Raises:
+            UnsupportedSpecError: This release knows no such spec.
+
+        """
+        support = backend.support
+        try:
+            spec = spec_from_document(self.spec, support.default, support.kinds)
+        except SpecError as error:
+            reason = f"the agent of this machine takes no such spec: {error}; upgrade it"
+            raise UnsupportedSpecError(reason) from error
+        return Order(self.workload, spec, **{name: getattr(self, name) for name in _COMMON})
+
+
+_COMMON: Final = tuple(
+    each.name for each in dataclasses.fields(Order) if each.name not in {"id", "spec"}
+)
+
+
+class StopOrder(_WorkloadOrder):
+    """See `Backend.stop`."""
+
+    stop_seconds_max: float | None
+
+
+class StatusOrder(_WorkloadOrder):
+    """See `Backend.status`."""
+
+
+class ProbeOrder(_WorkloadOrder):
+    """See `Backend.probe`."""
+
+
+class ControlOrder(_WorkloadOrder):
+    """See `Backend.control`."""
+
+    limits: dict[str, Any]
+
+
+class ResetOrder(_WorkloadOrder):
+    """See `Backend.reset`."""
+
+
+class ExecuteOrder(_WorkloadOrder):
+    """See `Backend.execute`."""
+
+    command: Sequence[str]
+    timeout_seconds: float | None
+    workdir: str | None
+    user: str | None
+    environment: dict[str, str] | None
+
+
+class LogsOrder(_WorkloadOrder):
+    """See `Backend.logs`."""
+
+    offset: int
+    attempt: int
+
+
+AnyOrder = (
+    DiscoverOrder
+    | StartOrder
+    | StopOrder
+    | StatusOrder
+    | ProbeOrder
+    | ControlOrder
+    | ResetOrder
+    | ExecuteOrder
+    | LogsOrder
+)
+
+
+class AgentCall(_Frame):
+    """An order, and the id that its report names."""
+
+    id: int
+    order: AnyOrder
+
+
+class AgentCancel(_Frame):
+    """Gives a call up; it is reported all the same."""
+
+    id: int
+
+
+Report = AgentHello | AgentBeat | AgentNews | AgentDone | AgentFailure
+Instruction = AgentWelcome | AgentFarewell | AgentCall | AgentCancel
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_report: Final = msgspec.msgpack.Decoder(Report).decode
+decode_instruction: Final = msgspec.msgpack.Decoder(Instruction).decode

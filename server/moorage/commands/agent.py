@@ -1,0 +1,173 @@
+"""`moored agent`: what runs on each machine of a fleet, and the server's side of its joining."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option
+from moorage.commands.options import DataOption, FileOption, JsonFlag
+
+if TYPE_CHECKING:
+    from moorage.daemon.agents.agent_store import AgentStore
+
+agent = typer.Typer(
+    help="Make this machine part of a fleet; or let machines join, list and remove them.",
+    invoke_without_command=True,
+)
+
+MINUTES_MAX: Final = 1_440
+_ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
+
+
+@agent.callback()
+def agent_run(
+    context: typer.Context,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MOORAGE_URL", help="The server's WebSocket; default `ws://127.0.0.1:8765`."
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MOORAGE_TOKEN", help="From `moored agent token`; needed once, to join."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="MOORAGE_AGENT_DATA",
+            help="Folder of its key and of what runs; default `~/.local/state/moored-agent`.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the node; default the machine's own name.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE, a label of the node; may be repeated.")
+    ] = None,
+    no_machine_id: Annotated[
+        bool,
+        typer.Option(
+            "--no-machine-id",
+            help="Where several machines, or agents of one, have one machine id.",
+        ),
+    ] = False,
+) -> None:
+    """Run the agent of this machine until SIGTERM or Ctrl-C; what it runs goes on.
+
+    It connects to the server, never the other way. Prints one JSON line when it is connected.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    labels = dict(each.partition("=")[::2] for each in label or ())
+    if "" in labels or any("=" not in each for each in label or ()):
+        refuse_option("--label", "KEY=VALUE")
+    from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
+
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    folder = (data or Path(state) / "moored-agent").absolute()
+    options = AgentOptions(server, token, folder, name or "", labels, not no_machine_id)
+    raise typer.Exit(run(options, load_config({"data_dir": options.data}, None)))
+
+
+@agent.command("token", short_help="Make a token with which one machine may join.")
+def agent_token(
+    cluster: Annotated[str, typer.Option(help="Id of the cluster that it joins.")],
+    minutes: Annotated[int, typer.Option(help="How long it may be used.")] = 10,
+    data: DataOption = None,
+    config: FileOption = None,
+) -> None:
+    """Make a token and print it. One machine joins with it, once; a running server takes it."""
+    if not 0 < minutes <= MINUTES_MAX:
+        refuse_option("--minutes", f"1 to {MINUTES_MAX}")
+    if not cluster.strip() or "/" in cluster:
+        refuse_option("--cluster", "the id of a cluster, without `/`")
+    now = time.time()
+    with _store(data, config) as store:
+        typer.echo(store.create_token(cluster, now, now + 60 * minutes))
+    typer.echo(f"One machine may join “{cluster}” with it within {minutes} minutes.", err=True)
+
+
+@agent.command("list", short_help="List the machines with agents.")
+def agent_list(
+    data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
+) -> None:
+    """List the machines with agents, and whether they are connected."""
+    with _store(data, config) as store:
+        known = list(store.agents().values())
+    if as_json:
+        rows = [
+            {
+                "cluster_id": each.cluster_id,
+                "node_id": each.node_id,
+                "connected": each.connected,
+                "since": each.changed_at,
+                "joined_at": each.joined_at,
+                "address": each.address,
+                "release": each.release,
+                "revoked": each.revoked,
+            }
+            for each in known
+        ]
+        typer.echo(json.dumps(rows))
+        return
+    if not known:
+        typer.echo("No machine has an agent; `moored agent token` lets one join")
+    for each in known:
+        state = "connected" if each.connected else "not connected"
+        since = datetime.fromtimestamp(each.changed_at, UTC)
+        line = f"{each.name}: {state} since {since:%Y-%m-%d %H:%M:%S} UTC"
+        line += f", {each.address}, release {each.release}" if each.address else ""
+        typer.echo(line + (", revoked" if each.revoked else ""))
+
+
+@agent.command("revoke", short_help="Refuse the key of an agent from now on.")
+def agent_revoke(name: _ClusterNode, data: DataOption = None, config: FileOption = None) -> None:
+    """Refuse the key of an agent; a running server ends its connection within a second.
+
+    What runs there goes on, and its leases hold. With a new token it may join again.
+    """
+    with _store(data, config) as store:
+        store.revoke(name)
+    typer.echo(f"The key of {name} is revoked.")
+
+
+@agent.command("forget", short_help="Give up a machine that will not come back.")
+def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption = None) -> None:
+    """Give up a machine that is not connected: its leases end, and its node leaves the cluster.
+
+    Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
+    """
+    with _store(data, config) as store:
+        store.forget(name)
+    typer.echo(f"{name} is forgotten.")
+
+
+@contextlib.contextmanager
+def _store(data: Path | None, config: Path | None) -> "Iterator[AgentStore]":
+    """Open the store of the server's data folder; say in one line what is wrong with it."""
+    loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
+    settings = load_config({"data_dir": data, **loopback}, config)
+    from moorage.daemon.agents.agent_store import (  # noqa: PLC0415  # As in serve.
+        AgentStore,
+        AgentStoreError,
+    )
+
+    if not settings.data_dir.is_dir():
+        typer.echo(f"moored: {settings.data_dir} is no data folder of a server", err=True)
+        raise typer.Exit(EXIT_USAGE)
+    try:
+        with contextlib.closing(AgentStore(settings.data_dir)) as store:
+            yield store
+    except (AgentStoreError, OSError) as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,224 @@
+"""What `moored agent` runs: dials the server, and carries out its orders on this machine.
+
+The server's orders go to an ordinary backend `local` over the agent's own data folder. So what
+runs outlives the agent, and the next one over the folder finds it.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+import uvloop
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from moorage.backends.agents import wire
+from moorage.backends.agents.host import AgentHost
+from moorage.backends.local import workload_store
+from moorage.backends.local.backend import LocalBackend
+from moorage.config.settings import Config
+from moorage.daemon.observability.logs import configure_log
+from moorage.daemon.observability.standard_streams import StandardStream
+from moorage.protocol.agent_socket import AGENT_PATH, AgentSocket
+from moorage_client.endpoint import Endpoint
+from moorage_client.errors import MoorageError
+from moorage_client.inventory import InventoryError
+from moorage_client.inventory.documents import nodes_of
+from moorage_client.inventory.this_machine import machine_inventory
+
+__all__ = ["AgentOptions", "run"]
+
+EXIT_CANNOT_START: Final = 3
+"""As that of the daemon: mend something first."""
+PAUSE_SECONDS: Final = (0.2, 30.0)
+"""The shortest and the longest mean pause before it connects again."""
+PING_SECONDS: Final = 10.0
+"""Between two pings, and how long the answer of one may take."""
+WELCOME_SECONDS_MAX: Final = 30.0
+
+log = structlog.get_logger("moored")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What the command line says.
+
+    Args:
+        server: URL of the WebSocket; None: as clients find it.
+        token: Lets it join; None: it has joined.
+        data: Its folder.
+        name: Of the node; empty: the machine's own.
+        labels: Of the node.
+        machine_id: Whether the machine says which one it is.
+
+    """
+
+    server: str | None
+    token: str | None
+    data: Path
+    name: str
+    labels: Mapping[str, str]
+    machine_id: bool
+
+
+class _Refused(Exception):  # noqa: N818  # It is an answer.
+    """The server lets this agent not in; `final`: nor later."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+def run(options: AgentOptions, config: Config) -> int:
+    """Run the agent until SIGTERM or SIGINT; return the exit code."""
+    stream = StandardStream(sys.stderr.fileno())
+    configure_log(config, stream)
+    try:
+        options.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(options.data / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        node = _node(options)
+        endpoint = Endpoint.of_socket(options.server, options.token or "", None)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_Agent(options, endpoint, node).run())
+    except BlockingIOError:
+        reason = f"another agent runs over {options.data}; give this one a --data of its own"
+    except (OSError, InventoryError, MoorageError, _Refused) as error:
+        reason = str(error)
+    else:
+        return 0
+    sys.stderr.write(f"moored: {reason}\n")
+    return EXIT_CANNOT_START
+
+
+def _node(options: AgentOptions) -> dict[str, Any]:
+    """Return this machine as a node of a cluster document."""
+    (document,) = machine_inventory("this machine", "").documents
+    (node,) = nodes_of(document)
+    node["id"] = options.name or node["id"]
+    node["labels"] = {**node.get("labels", {}), **options.labels}
+    if not options.machine_id:
+        node.pop("machineId", None)
+    return node
+
+
+class _Agent:
+    def __init__(self, options: AgentOptions, endpoint: Endpoint, node: dict[str, Any]) -> None:
+        self._options = options
+        self._endpoint = endpoint
+        self._node = node
+        self._file = options.data / "agent.json"
+        self._known: dict[str, Any] = workload_store.read(self._file) or {}
+        if "agent" not in self._known:
+            self._note(agent=secrets.token_hex(16))
+        self._is_ready = False
+
+    def _note(self, **known: Any) -> None:
+        self._known |= known
+        workload_store.write(self._file, self._known)
+
+    async def run(self) -> None:
+        """Connect, again and again, until a signal."""
+        folder = self._options.data / "local"
+        host = AgentHost(LocalBackend(folder, hidden=self._options.data), self._options.data)
+        main = asyncio.current_task()
+        assert main is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, main.cancel)
+        pause = PAUSE_SECONDS[0]
+        try:
+            while True:
+                try:
+                    await self._connect(host)
+                    pause = PAUSE_SECONDS[0]
+                except _Refused as refused:
+                    if refused.final:
+                        raise
+                    log.warning("agent_refused", reason=str(refused))
+                except (OSError, WebSocketException, TimeoutError, msgspec.MsgspecError) as error:
+                    log.warning("agent_disconnected", reason=str(error) or type(error).__name__)
+                await asyncio.sleep(random.uniform(0.5, 1.5) * pause)  # noqa: S311  # No secret.
+                pause = min(2 * pause, PAUSE_SECONDS[1])
+        except asyncio.CancelledError:
+            main.uncancel()
+        finally:
+            await host.close()
+
+    async def _connect(self, host: AgentHost) -> None:
+        """Take part over one connection until it is gone.
+
+        Raises:
+            _Refused: The server lets it not in.
+
+        """
+        shown = [each for each in (self._known.get("key"), self._options.token) if each]
+        if not shown:
+            reason = "this machine has not joined: give it a --token of `moored agent token`"
+            raise _Refused(reason, final=True)
+        for secret in shown:
+            try:
+                await self._take_part(host, secret)
+            except _Refused as refused:
+                if not refused.final or secret == shown[-1]:
+                    raise
+            else:
+                return
+
+    async def _take_part(self, host: AgentHost, secret: str) -> None:
+        try:
+            connection = await connect(
+                self._endpoint.url.rstrip("/") + AGENT_PATH,
+                additional_headers={"Authorization": f"Bearer {secret}"},
+                compression=None,
+                ping_interval=PING_SECONDS,
+                ping_timeout=PING_SECONDS,
+                ssl=self._endpoint.tls,
+                user_agent_header=None,
+            )
+        except InvalidStatus as error:
+            if error.response.status_code != HTTPStatus.UNAUTHORIZED:
+                raise
+            reason = f"{self._endpoint.shown} does not know this machine's token or key; "
+            reason += "`moored agent token`, beside the server, makes a new token"
+            raise _Refused(reason, final=True) from None
+        async with connection:
+            socket = AgentSocket(connection)
+            hello = wire.AgentHello(
+                wire.VERSION, version("moorage"), self._known["agent"], self._node
+            )
+            await socket.send(wire.encode(hello))
+            async with asyncio.timeout(WELCOME_SECONDS_MAX):
+                answer = await socket.receive()
+            match None if answer is None else wire.decode_instruction(answer):
+                case wire.AgentWelcome() as welcome:
+                    self._welcomed(welcome)
+                    await host.serve(socket, welcome.beat_seconds)
+                case wire.AgentFarewell(reason, final):
+                    raise _Refused(reason, final=final)
+                case _:  # None, too: it went.
+                    raise _Refused("the server did not answer as one", final=False)
+
+    def _welcomed(self, welcome: wire.AgentWelcome) -> None:
+        if welcome.epoch < self._known.get("epoch", 0):
+            reason = f"the server's epoch, {welcome.epoch}, is older than {self._known['epoch']}"
+            raise _Refused(f"{reason}, that of another server; it takes no orders", final=False)
+        self._note(epoch=welcome.epoch, **({"key": welcome.key} if welcome.key else {}))
+        place = {"cluster_id": welcome.cluster_id, "node_id": welcome.node_id}
+        log.info("agent_connected", **place)
+        if not self._is_ready:
+            self._is_ready = True
+            line = json.dumps({"event": "connected", **place})
+            os.write(sys.stdout.fileno(), line.encode() + b"\n")

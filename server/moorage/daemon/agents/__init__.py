@@ -1,0 +1,1 @@
+"""Agents of other machines: their tokens and keys, how they are let in, and when they are lost."""

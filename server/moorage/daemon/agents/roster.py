@@ -1,0 +1,321 @@
+"""Lets agents in, puts their machines into the registry, and notices when they are lost.
+
+The gateway brings their connections (`serve`); `backends.agents` uses them. An agent is no caller:
+its key opens this door and no other.
+"""
+
+import asyncio
+import contextlib
+import time
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from moorage.backends.agents import wire
+from moorage.backends.agents.backend import AgentMachine, FleetBackend, Place
+from moorage.backends.agents.link import AgentLink, LinkLost
+from moorage.backends.base import BackendError
+from moorage.daemon.agents.agent_store import (
+    USED,
+    AgentRecord,
+    AgentStore,
+    AgentStoreError,
+    JoiningToken,
+)
+from moorage.model import ClusterId, Code, NodeId
+from moorage.protocol.agent_socket import AgentSocket
+from moorage.protocol.cluster_documents import nodes_of
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import ClusterDocuments
+
+__all__ = ["AgentRoster"]
+
+EPOCH: Final = 0
+"""Of this server: there is one."""
+HELLO_SECONDS_MAX: Final = 10.0
+"""How long an agent may take to say who it is."""
+ANSWER_SECONDS_MAX: Final = 3.0
+"""How long a connected agent may take to answer when another one comes with its key."""
+BEAT_SECONDS_MAX: Final = 5.0
+BEATS_MISSED_MAX: Final = 4
+"""After so many without a word a connection is cut, so that its agent comes again."""
+_WATCH_SECONDS: Final = 0.5
+
+log = structlog.get_logger("moored")
+
+
+class _Refusal(Exception):  # noqa: N818  # It is an answer.
+    def __init__(self, reason: str, *, final: bool = False) -> None:
+        super().__init__(reason)
+        self.farewell = wire.AgentFarewell(reason, final)
+
+
+class AgentRoster:
+    """See the module.
+
+    Args:
+        store: Who may come in.
+        fleet: The backend `local`; None: this server has it not.
+        clusters: Documents of the registry.
+        lost_seconds: How long a machine may be unheard of before it counts as lost.
+
+    """
+
+    def __init__(
+        self,
+        store: AgentStore,
+        fleet: FleetBackend | None,
+        clusters: ClusterDocuments,
+        lost_seconds: float,
+    ) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._clusters = clusters
+        self._lost_seconds = lost_seconds
+        self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
+        self._coming: set[Place] = set()
+
+    def open(self) -> None:
+        """Make known which machines have agents, before leases are looked at.
+
+        Raises:
+            AgentStoreError: The store cannot be read.
+
+        """
+        records = self._store.agents()
+        if self._fleet is not None and records:
+            self._store.note_disconnection(None, time.time())
+            for place in records:
+                self._fleet.machine(place)
+
+    def admits(self, secret: str | None) -> bool:
+        """Return whether a token or key is worth a handshake."""
+        try:
+            return secret is not None and self._store.find(secret, time.time()) is not None
+        except AgentStoreError as error:
+            log.error("agent_store_failed", reason=str(error))  # noqa: TRY400  # It has no more to say.
+            return False
+
+    async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
+        """Have an agent's machine take part until the connection is gone."""
+        try:
+            hello = await self._hello(socket)
+            fleet, machine, key = await self._let_in(secret, hello)
+        except _Refusal as refusal:
+            log.warning("agent_refused", address=address, reason=refusal.farewell.reason)
+            await socket.send(wire.encode(refusal.farewell))
+            return
+        try:
+            await asyncio.to_thread(
+                self._store.note_connection, machine.place, address, hello.release, time.time()
+            )
+            welcome = wire.AgentWelcome(*machine.place, key, EPOCH, self._beat_seconds)
+            await socket.send(wire.encode(welcome))
+            await self._take_part(fleet, machine, AgentLink(socket, fleet.tell), hello.node)
+        except AgentStoreError as error:
+            log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
+        finally:
+            self._coming.discard(machine.place)
+            if machine.link is None and not machine.gone:
+                with contextlib.suppress(AgentStoreError):  # Only `moored agent list` shows it.
+                    note = self._store.note_disconnection
+                    await asyncio.to_thread(note, machine.place, time.time())
+
+    async def _take_part(
+        self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, node: dict[str, Any]
+    ) -> None:
+        name = "/".join(machine.place)
+        running = asyncio.ensure_future(link.run())
+        attaching = asyncio.ensure_future(fleet.attach(machine, link))
+        try:
+            await asyncio.wait([running, attaching], return_when=asyncio.FIRST_COMPLETED)
+            if attaching.done():
+                await attaching
+                self._coming.discard(machine.place)
+                await self._register(machine.place, node)
+                log.info("agent_connected", machine=name)
+            await running
+        except LinkLost:
+            pass
+        except (msgspec.MsgspecError, ServiceError, BackendError, TimeoutError) as error:
+            log.warning("agent_failed", machine=name, reason=str(error))
+        finally:
+            link.abort()
+            attaching.cancel()
+            await asyncio.gather(running, attaching, return_exceptions=True)
+            machine.disconnect(link)
+            log.info("agent_disconnected", machine=name)
+
+    async def _hello(self, socket: AgentSocket) -> wire.AgentHello:
+        try:
+            async with asyncio.timeout(HELLO_SECONDS_MAX):
+                frame = await socket.receive()
+            hello = wire.decode_report(frame or b"")
+        except (TimeoutError, msgspec.MsgspecError):
+            hello = None
+        if not isinstance(hello, wire.AgentHello):
+            raise _Refusal("the first frame of an agent is its hello")
+        if hello.version != wire.VERSION:
+            reason = (
+                f"the agent (release {hello.release}) speaks version {hello.version} of the agents'"
+                f" protocol, and this server (release {version('moorage')}) version {wire.VERSION}"
+            )
+            raise _Refusal(f"{reason}; install the same release on both")
+        return hello
+
+    async def _let_in(
+        self, secret: str, hello: wire.AgentHello
+    ) -> tuple[FleetBackend, AgentMachine, str]:
+        """Return the machine of an agent, and the key that it gets; empty: it has one."""
+        if self._fleet is None:
+            raise _Refusal("agents are of the backend local, which this server's `backends` lacks")
+        try:
+            known = self._store.find(secret, time.time())
+            if known is None:
+                reason = "this token or key is not known, has expired, or is revoked"
+                raise _Refusal(f"{reason}; `moored agent token` makes a new token", final=True)
+            if isinstance(known, AgentRecord):
+                if known.agent != hello.agent:
+                    reason = f"this key is that of {known.name}, whose data folder is another one"
+                    raise _Refusal(reason, final=True)
+                machine = await self._take_over(self._fleet, known.place, hello)
+                return self._fleet, machine, ""
+            if known.agent not in {"", hello.agent}:
+                raise _Refusal(USED, final=True)
+            return self._fleet, *await self._join(self._fleet, known, hello)
+        except (AgentStoreError, ServiceError) as error:
+            raise _Refusal(str(error)) from error
+
+    async def _join(
+        self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello
+    ) -> tuple[AgentMachine, str]:
+        """Return the machine of a new agent, registered, and its key."""
+        place = ClusterId(token.cluster_id), NodeId(str(hello.node.get("id")))
+        machine = await self._take_over(fleet, place, hello)
+        is_new = place not in self._store.agents()
+        try:
+            if is_new:
+                await self._check_name(place)
+            await self._register(place, hello.node)
+            key = await asyncio.to_thread(self._store.join, token, place, hello.agent, time.time())
+        except BaseException as error:
+            if is_new:
+                fleet.forget(machine)
+                if not isinstance(error, _Refusal):
+                    await self._take_out(place)
+            self._coming.discard(place)
+            raise
+        return machine, key
+
+    async def _take_over(
+        self, fleet: FleetBackend, place: Place, hello: wire.AgentHello
+    ) -> AgentMachine:
+        """Return the machine of a node if no other agent is connected as it."""
+        record = self._store.agents().get(place)
+        name = "/".join(place)
+        if record is not None and record.agent != hello.agent:
+            reason = f"{name} is another machine already; give this one a --name of its own, or "
+            raise _Refusal(f"{reason}`moored agent forget {name}` if it takes that one's place")
+        taken = place in self._coming
+        if not taken:
+            self._coming.add(place)
+            machine = fleet.machine(place)
+            if not await self._answers(machine):
+                return machine
+            self._coming.discard(place)
+        reason = f"an agent is connected as {name}"
+        if record is not None and record.address:
+            reason += f" from {record.address}"
+        raise _Refusal(f"{reason}: a copied disk needs a data folder and a token of its own")
+
+    async def _answers(self, machine: AgentMachine) -> bool:
+        """Return whether a machine's agent is there; cut its connection where it is not."""
+        link = machine.link
+        if link is None:
+            return False
+        asking = asyncio.ensure_future(link.call(wire.StatusOrder("")))
+        await asyncio.wait([asking], timeout=ANSWER_SECONDS_MAX)
+        answers = asking.done()
+        if not answers:
+            link.abort()
+        (answer,) = await asyncio.gather(asking, return_exceptions=True)
+        return answers and not isinstance(answer, LinkLost)
+
+    async def _check_name(self, place: Place) -> None:
+        """Refuse the name of a node that is registered already."""
+        if await self._node(place) is not None:
+            reason = f"{'/'.join(place)} is registered, and has no agent"
+            raise _Refusal(f"{reason}; give this machine a --name of its own, or take that one out")
+
+    async def _node(self, place: Place) -> dict[str, Any] | None:
+        try:
+            document = await self._clusters.get(place[0])
+        except ServiceError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            return None
+        return next((each for each in nodes_of(document) if each.get("id") == place[1]), None)
+
+    async def _register(self, place: Place, node: dict[str, Any]) -> None:
+        """Put a machine's node into its cluster, as it is."""
+        node = {**node, "id": place[1]}
+        if await self._node(place) == node:
+            return
+        metadata = {"name": place[0], "description": "Machines with agents"}
+        document = {
+            "id": place[0],
+            "status": "live",
+            "nodes": {"count": 1, "nodeData": [node]},
+            "tags": ["agents"],
+            "clusterMetadata": metadata,
+            "config": {"publicHostname": "localhost"},
+        }
+        await self._clusters.add_nodes(place[0], document)
+
+    async def watch(self) -> None:
+        """Follow the store and the machines, until cancelled."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            try:
+                records = self._store.agents()
+            except AgentStoreError:
+                continue  # `admits` says so.
+            for machine in self._fleet.machines() if self._fleet is not None else ():
+                try:
+                    await self._look(machine, records.get(machine.place))
+                except ServiceError as error:
+                    log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
+
+    async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
+        link, now = machine.link, time.monotonic()
+        if record is None and machine.place not in self._coming and self._fleet is not None:
+            self._fleet.forget(machine)
+            if link is not None:
+                link.abort()
+            await self._take_out(machine.place)
+        elif link is not None:
+            silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
+            if silent or record is None or record.revoked:
+                link.abort()
+        elif not machine.lost and now - machine.heard_at > self._lost_seconds:
+            await self._lose(machine)
+
+    async def _lose(self, machine: AgentMachine) -> None:
+        """Have nothing new placed on a machine; what runs there goes on."""
+        node = await self._node(machine.place)
+        if node is not None:
+            reason = f"lost: {machine.absence}"
+            await self._register(machine.place, {**node, "unavailable": reason})
+        machine.note(lost=True)
+        log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
+
+    async def _take_out(self, place: Place) -> None:
+        """Take a machine's node out of its cluster."""
+        if await self._node(place) is None:
+            return
+        document = await self._clusters.get(place[0])
+        left = [each for each in nodes_of(document) if each.get("id") != place[1]]
+        nodes = {**document["nodes"], "count": len(left), "nodeData": left}
+        await self._clusters.update(place[0], {"nodes": nodes})

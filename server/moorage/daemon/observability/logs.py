@@ -1,0 +1,58 @@
+"""The log of a program of ours: structlog and the libraries' logging, on stderr, in one format."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from moorage.config.settings import Config
+from moorage.daemon.observability.standard_streams import StandardStream
+from moorage.protocol.origins import is_loopback
+
+__all__ = ["configure_log"]
+
+
+def configure_log(config: Config, log: StandardStream) -> None:
+    """Send structlog and the libraries' logging to stderr, in one format."""
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.processors.format_exc_info,
+    ]
+    readable = config.log_format == "console" or (config.log_format == "auto" and log.is_terminal)
+    renderer: structlog.typing.Processor = (
+        # Quoted: what tenants named so cannot move a terminal's cursor.
+        structlog.dev.ConsoleRenderer(colors=log.is_terminal, repr_native_str=True)
+        if readable
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    log.report = partial(_dropped_line, [*shared, renderer])
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.WARNING))  # Libraries speak when something is wrong.
+    if not is_loopback(config.host):
+        structlog.get_logger("moored").info("open", host=config.host, tokens=len(config.tokens))
+
+
+def _dropped_line(processors: Sequence[structlog.typing.Processor], lines: int) -> bytes:
+    finding = f"{lines} lines before this one could not be written, and were dropped"
+    line: Any = {"event": "log", "dropped": lines, "finding": finding}
+    for processor in processors:
+        line = processor(None, "warning", line)
+    return f"{line}\n".encode()

@@ -1,0 +1,43 @@
+"""The connection between an agent and its server, frame by frame. Both ends use it."""
+
+from contextlib import suppress
+from typing import Final
+
+from websockets.asyncio.connection import Connection
+from websockets.exceptions import ConnectionClosed
+
+__all__ = ["AGENT_PATH", "AgentSocket"]
+
+AGENT_PATH: Final = "/agent"
+"""Where agents connect, on the port of the WebSocket."""
+FRAME_BYTES_MAX: Final = 8 << 20
+"""One frame; the largest is what a command wrote, or a machine of very many devices."""
+
+
+class AgentSocket:
+    """A WebSocket whose opening handshake is over.
+
+    Args:
+        connection: The library's.
+
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.protocol.max_message_size = FRAME_BYTES_MAX
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame; where the connection is gone, do nothing."""
+        with suppress(ConnectionClosed):
+            await self._connection.send(frame)
+
+    async def receive(self) -> bytes | None:
+        """Return the next frame; None: the connection is gone."""
+        try:
+            return await self._connection.recv(decode=False)
+        except ConnectionClosed:
+            return None
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._connection.transport.abort()

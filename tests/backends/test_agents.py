@@ -1,0 +1,145 @@
+"""The two ends of an agent's connection, over loopback, and what they do when it goes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection, serve
+
+from moorage.backends.agents import wire
+from moorage.backends.agents.backend import FleetBackend
+from moorage.backends.agents.host import AgentHost
+from moorage.backends.agents.link import AgentLink
+from moorage.backends.base import BackendError, Order, Phase, WorkloadReport
+from moorage.backends.memory.backend import MemoryBackend
+from moorage.backends.specs import MemoryResourceSpec
+from moorage.model import ClusterId, NodeId, Share
+from moorage.protocol.agent_socket import AgentSocket
+
+PLACE = (ClusterId("c"), NodeId("n1"))
+PLACEMENT = (Share(*PLACE, cpu_milli=100),)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)  # What is waited for has no event.
+
+
+class World:
+    """A server's side, and an agent that can be connected to it again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.fleet = FleetBackend(MemoryBackend(), lambda _: None)
+        self.machine = self.fleet.machine(PLACE)
+        self.there: dict[str, Any] = {}
+        self.agents = MemoryBackend(self.there)
+        self.host = AgentHost(self.agents, folder)
+        self.link: AgentLink | None = None
+        self.port = 0
+
+    async def take(self, connection: ServerConnection) -> None:
+        link = self.link = AgentLink(AgentSocket(connection), self.fleet.tell)
+        attaching = asyncio.ensure_future(self.fleet.attach(self.machine, link))
+        await link.run()
+        await asyncio.gather(attaching, return_exceptions=True)
+        self.machine.disconnect(link)
+
+    async def connected(self) -> "asyncio.Task[None]":
+        """Connect the agent, and return what serves it."""
+
+        async def live() -> None:
+            async with connect(f"ws://127.0.0.1:{self.port}") as connection:
+                await self.host.serve(AgentSocket(connection), 0.05)
+
+        living = asyncio.create_task(live())
+        await until(lambda: self.machine.link)
+        return living
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    world = World(tmp_path)
+    async with serve(world.take, "127.0.0.1", 0) as server:
+        world.port = server.sockets[0].getsockname()[1]
+        living = await world.connected()
+        yield world
+        living.cancel()
+        with suppress(asyncio.CancelledError):
+            await living
+        await world.host.close()
+        await world.fleet.close()
+
+
+def order(name: str = "a", fencing: int = 1, start_seconds: float = 0.0, **more) -> Order:
+    spec = MemoryResourceSpec(start_seconds=start_seconds)
+    return Order(name, spec, PLACEMENT, fencing=fencing, **more)
+
+
+async def test_an_order_goes_to_the_machine_of_its_placement(world: World) -> None:
+    assert (await world.fleet.start(order())).phase is Phase.READY
+    assert [each.id for each in await world.agents.discover()] == ["a"]
+    await world.fleet.start(Order("b", MemoryResourceSpec(), (Share(PLACE[0], NodeId("n2")),)))
+    assert [each.id for each in await world.agents.discover()] == ["a"]
+    assert {each.id for each in await world.fleet.discover()} == {"a", "b"}
+
+
+async def test_an_older_order_is_refused_also_by_the_next_agent(world: World) -> None:
+    await world.fleet.start(order(fencing=5))
+    with pytest.raises(BackendError, match="fencing number 4 is older than that with 5"):
+        await world.fleet.start(order(fencing=4))
+    again = AgentHost(MemoryBackend(), world.folder)
+    with pytest.raises(BackendError, match="older"):
+        await again._start(wire.StartOrder.of(order(fencing=4)))
+    assert (await world.fleet.start(order(fencing=5))).phase is Phase.READY
+
+
+async def test_a_start_goes_on_while_there_is_no_connection(world: World) -> None:
+    starting = asyncio.create_task(world.fleet.start(order(start_seconds=0.4)))
+    await until(lambda: world.host._starts)
+    assert world.link is not None
+    world.link.abort()
+    await until(lambda: world.machine.link is None)
+    world.machine.note(lost=True)
+    assert not starting.done(), "it may run there, so it may run nowhere else"
+    living = await world.connected()
+    assert (await starting).phase is Phase.READY
+    assert list(world.there) == ["a"]
+    living.cancel()
+
+
+async def test_what_no_lease_stands_for_is_stopped_when_the_agent_comes(world: World) -> None:
+    await world.fleet.start(order())
+    assert world.link is not None
+    world.link.abort()
+    await until(lambda: world.machine.link is None)
+    living = await world.connected()
+    await until(lambda: not world.there)
+    living.cancel()
+
+
+async def test_a_machine_that_is_away_says_since_when(world: World) -> None:
+    assert world.link is not None
+    world.link.abort()
+    await until(lambda: world.machine.link is None)
+    world.machine.note(lost=True)
+    with pytest.raises(BackendError, match="the machine n1 is not heard of since 20"):
+        await world.fleet.start(order())
+    resumed = asyncio.create_task(world.fleet.start(order(resumed=True)))
+    stopping = asyncio.create_task(world.fleet.stop("a"))
+    await asyncio.sleep(0)  # Both begin to wait.
+    assert not resumed.done()
+    told: list[WorkloadReport] = []
+    world.fleet.listen(told.append)
+    world.fleet.forget(world.machine)
+    assert (await resumed).phase is Phase.FAILED
+    await stopping
+    assert [(each.id, each.phase) for each in told] == [("a", Phase.FAILED)]
+    assert "forgotten by an operator" in told[0].detail

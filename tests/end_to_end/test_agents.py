@@ -1,0 +1,276 @@
+"""Machines with agents: how they join, run what leases are for, and are lost and found.
+
+Agents and server are processes, over sockets of loopback. All agents are on one machine, which is
+why they have names and no machine id.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from served import Server, until
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from moorage.backends.agents import wire
+from moorage.protocol.agent_socket import AGENT_PATH
+from moorage.testing.daemon_process import Running, child, daemon, serve_variables
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy
+
+MOORED = [sys.executable, "-P", "-m", "moorage"]
+LOST = {"MOORAGE_AGENT_LOST_SECONDS": "3"}
+COUNTING = "for i in $(seq 40); do echo $i; sleep 0.1; done; echo whole; exit 3"
+
+
+def moored(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [*MOORED, *map(str, words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+class Fleet:
+    """A server, and agents that join the cluster `lab`."""
+
+    def __init__(self, folder: Path, server: Server, stack: ExitStack) -> None:
+        self.folder = folder
+        self.server = server
+        self.stack = stack
+
+    def token(self) -> str:
+        made = moored("agent", "token", "--cluster", "lab", "--data", self.folder / "data")
+        assert made.returncode == 0, made.stderr
+        return made.stdout.strip()
+
+    def command(self, name: str, *more: str, data: str = "") -> list[str]:
+        place = ["--server", self.server.running.ws, "--data", str(self.folder / (data or name))]
+        return [*MOORED, "agent", *place, "--name", name, "--no-machine-id", *more]
+
+    def agent(self, name: str, token: str | None = None) -> subprocess.Popen[str]:
+        more = ["--token", token] if token else []
+        log = self.folder / f"{name}.log"
+        running = child(self.command(name, *more), log, serve_variables())
+        process, ready = self.stack.enter_context(running)
+        assert ready == {"event": "connected", "cluster_id": "lab", "node_id": name}
+        return process
+
+    def refused(self, command: list[str]) -> str:
+        """Run an agent that must not get in; return what it says."""
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 3, done.stderr
+        return done.stderr
+
+    def listed(self) -> dict[str, dict]:
+        rows = json.loads(moored("agent", "list", "--json", "--data", self.folder / "data").stdout)
+        return {row["node_id"]: row for row in rows}
+
+    def node(self, name: str) -> dict:
+        document = self.server.http.get("/clusters/lab").json()
+        return next(each for each in document["nodes"]["nodeData"] if each["id"] == name)
+
+    def ask(self, command: str, **provision) -> dict:
+        spec = {"category": "process", "command": ["sh", "-c", command]}
+        answer = self.server.ask(
+            clusters=["lab"],
+            resources={"cpu_milli": 100},
+            lease={"ttl_seconds": 600},
+            provision={"backend": "local", "spec": spec, **provision},
+        )
+        assert answer["success"], answer
+        return answer["lease"]
+
+    def output(self, lease: dict) -> tuple[str, int]:
+        """Return all that a workload writes, once it has ended, and its exit code."""
+        text, reply = "", {"over": False, "offset": 0}
+        while not reply["over"]:
+            message = {"op": "logs", "lease": lease["id"], "token": lease["token"]}
+            (answer,) = self.server.say(message | {"offset": reply["offset"], "wait_seconds": 5})
+            if answer["success"]:
+                reply = answer["data"]
+                text += reply["text"]
+            else:  # The machine is away.
+                assert "is not heard of since" in answer["message"]
+        return text, reply["exit_code"]
+
+    def state(self, lease: dict) -> str:
+        message = {"op": "status", "lease": lease["id"]}
+        return self.server.say(message)[0]["lease"]["state"]
+
+
+@contextmanager
+def served(folder: Path, *options: str, **environment: str) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        running = daemon(folder / "data", options=options, environment=environment)
+        server = Server(stack.enter_context(running))
+        stack.callback(server.close)
+        server.publish(catalog.document("first_fit"))
+        yield Fleet(folder, server, stack)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with served(tmp_path) as fleet:
+        yield fleet
+
+
+def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet, tmp_path: Path) -> None:
+    token = fleet.token()
+    fleet.agent("box", token)
+    assert fleet.listed()["box"]["connected"]
+    lease = fleet.ask("echo $MOORAGE_NODE_ID; sleep 1000")
+    assert lease["placement"][0]["node_id"] == "box"
+    until(lambda: fleet.state(lease) == "active")
+    message = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
+    (answer,) = fleet.server.say(message | {"command": ["sh", "-c", "echo $$; exit 4"]})
+    assert answer["data"]["exit_code"] == 4, answer
+    assert fleet.server.release(lease)["success"]
+    assert fleet.output(lease)[0] == "box\n"
+    done = fleet.ask("seq 100000; exit 3")
+    text, code = fleet.output(done)
+    assert (text, code) == ("".join(f"{number}\n" for number in range(1, 100_001)), 3)
+    assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
+
+
+def test_strangers_are_not_let_in(fleet: Fleet) -> None:
+    assert "does not know this machine's" in fleet.refused(fleet.command("a", "--token", "no"))
+    assert "has not joined" in fleet.refused(fleet.command("a"))
+    with pytest.raises(InvalidStatus, match="401"):
+        connect(fleet.server.running.ws + AGENT_PATH)
+    token = fleet.token()
+    headers = {"Authorization": f"Bearer {token}"}
+    with connect(fleet.server.running.ws + AGENT_PATH, additional_headers=headers) as raw:
+        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"})))
+        farewell = wire.decode_instruction(raw.recv(10))
+    assert isinstance(farewell, wire.AgentFarewell)
+    assert "release 9.9) speaks version 99" in farewell.reason
+
+
+def test_a_copied_disk_and_a_taken_name_are_refused(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.agent("box", fleet.token())
+    assert "another agent runs over" in fleet.refused(fleet.command("box"))
+    shutil.copytree(tmp_path / "box", tmp_path / "copy")
+    copy = fleet.stack.enter_context(
+        subprocess.Popen(fleet.command("box", data="copy"), stderr=subprocess.PIPE, text=True)
+    )
+    assert copy.stderr is not None
+    line = copy.stderr.readline()
+    copy.kill()
+    assert "an agent is connected as lab/box from 127.0.0.1" in line
+    with subprocess.Popen(
+        fleet.command("box", "--token", fleet.token(), data="new"),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stderr is not None
+        assert "lab/box is another machine already" in other.stderr.readline()
+        other.kill()
+    assert fleet.listed()["box"]["connected"]
+
+
+def test_a_command_outlives_its_killed_agent_and_its_output_is_whole(fleet: Fleet) -> None:
+    agent = fleet.agent("box", fleet.token())
+    lease = fleet.ask(COUNTING)
+    until(lambda: fleet.state(lease) == "active")
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.wait()
+    until(lambda: not fleet.listed()["box"]["connected"])
+    fleet.agent("box")
+    expected = "".join(f"{number}\n" for number in range(1, 41)) + "whole\n"
+    assert fleet.output(lease) == (expected, 3)
+
+
+def test_a_command_outlives_its_killed_server_and_its_output_is_whole(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    command = [*MOORED, "serve", "--port", port, "--http-port", "0", "--data"]
+    command.append(str(tmp_path / "data"))
+    with ExitStack() as agents:
+        with child(command, tmp_path / "1.log", serve_variables()) as (process, ready):
+            server = Server(Running(ready["ws"], ready["http"], process.pid, tmp_path / "1.log"))
+            server.publish(catalog.document("first_fit"))
+            fleet = Fleet(tmp_path, server, agents)
+            fleet.agent("box", fleet.token())
+            lease, stays = fleet.ask(COUNTING), fleet.ask("sleep 1000")
+            until(lambda: fleet.state(lease) == fleet.state(stays) == "active")
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            server.close()
+        with served(tmp_path, "--port", port) as fleet:
+            expected = "".join(f"{number}\n" for number in range(1, 41)) + "whole\n"
+            assert fleet.output(lease) == (expected, 3)
+            assert fleet.state(stays) == "active"
+            assert fleet.server.release(stays)["success"]
+            until(lambda: fleet.state(stays) == "ended")
+
+
+def test_a_machine_is_lost_and_found_while_its_command_runs_on(tmp_path: Path) -> None:
+    with served(tmp_path, **LOST) as fleet:
+        agent = fleet.agent("box", fleet.token())
+        lease = fleet.ask(COUNTING.replace("40", "150"))
+        until(lambda: fleet.state(lease) == "active")
+        agent.send_signal(signal.SIGSTOP)
+        until(lambda: "unavailable" in fleet.node("box"))
+        assert fleet.node("box")["unavailable"].startswith(
+            "lost: the machine box is not heard of since 20"
+        )
+        refused = fleet.server.ask(resources={"cpu_milli": 1}, lease={"ttl_seconds": 9})
+        assert refused["error"]["code"] == "no_capacity"
+        assert "not heard of since" in fleet.server.moorage("fleet", "lab").stderr
+        assert fleet.state(lease) == "active"
+        agent.send_signal(signal.SIGCONT)
+        until(lambda: "unavailable" not in fleet.node("box"))
+        text, code = fleet.output(lease)
+        assert (text.splitlines()[-1], len(text.splitlines()), code) == ("whole", 151, 3)
+
+
+def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
+    with served(tmp_path, **LOST) as fleet:
+        data = tmp_path / "data"
+        agent = fleet.agent("box", fleet.token())
+        lease, fails = fleet.ask("exec sleep 1000"), fleet.ask("exec sleep 1000")
+        until(lambda: fleet.state(lease) == fleet.state(fails) == "active")
+        connected = moored("agent", "forget", "lab/box", "--data", data)
+        assert "lab/box is connected" in connected.stderr
+        os.kill(agent.pid, signal.SIGKILL)
+        agent.wait()
+        assert fleet.server.release(lease)["success"]
+        until(lambda: not fleet.listed()["box"]["connected"])
+        assert fleet.state(lease) == "ending"  # It may still run.
+        assert fleet.state(fails) == "active"
+        assert moored("agent", "forget", "lab/box", "--data", data).returncode == 0
+        until(lambda: fleet.state(lease) == fleet.state(fails) == "ended")
+        why = {"op": "status", "lease": fails["id"]}
+        assert "forgotten by an operator" in fleet.server.say(why)[0]["lease"]["reason"]
+        nodes = fleet.server.http.get("/clusters/lab").json()["nodes"]["nodeData"]
+        assert nodes == []
+        again = fleet.command("box")
+        assert "does not know this machine's" in fleet.refused(again)
+        fleet.agent("box", fleet.token())
+        folder = tmp_path / "box" / "local" / "running"
+        until(lambda: not any(folder.iterdir()))  # No lease stands for it.
+
+
+def test_a_revoked_agent_is_cut_off(fleet: Fleet, tmp_path: Path) -> None:
+    agent = fleet.agent("box", fleet.token())
+    assert moored("agent", "revoke", "lab/box", "--data", tmp_path / "data").returncode == 0
+    assert agent.wait(60) == 3
+    assert fleet.listed()["box"]["revoked"]
+
+
+def test_an_agent_takes_no_orders_of_an_earlier_epoch(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.agent("box", fleet.token()).terminate()
+    file = tmp_path / "box" / "agent.json"
+    until(lambda: not fleet.listed()["box"]["connected"])
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"epoch": 7}))
+    with subprocess.Popen(fleet.command("box"), stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        assert "the server's epoch, 0, is older than 7" in agent.stderr.readline()
+        agent.kill()
