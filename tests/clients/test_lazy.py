@@ -11,20 +11,19 @@ SLOW = {"asyncio", "dataclasses", "http", "logging", "numpy", "requests", "ssl",
 SLOW |= {"moorage.model", "moorage_client.link", "moorage_client.services"}
 
 
-def test_a_client_that_is_imported_is_not_used_yet():
-    code = "import sys; from moorage_client import BlockingClient, Client; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("imported", "slow"),
+    [
+        ("from moorage_client import BlockingClient, Client", SLOW),
+        ("import moorage_client.services", {"asyncio", "requests", "ssl", "urllib3"}),
+    ],
+)
+def test_what_is_imported_is_not_used_yet(imported, slow):
+    code = f"import sys; {imported}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert SLOW & {*done.stdout.split()} == set()
-
-
-def test_the_services_leave_http_for_the_first_request():
-    code = "import sys, moorage_client.services; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert {"asyncio", "requests", "ssl", "urllib3"} & {*done.stdout.split()} == set()
+    assert slow & {*done.stdout.split()} == set()
 
 
 def test_a_module_is_imported_once_it_is_used():

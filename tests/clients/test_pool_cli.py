@@ -55,30 +55,6 @@ def test_checkout_show_and_checkin(moorage):
     assert json.loads(again.stdout)["error"]["code"] == "not_found"
 
 
-def test_extra_keys_of_instances_are_served(tmp_path, shell):
-    (tmp_path / "pool.yaml").write_text(
-        "resource_pool: {resources: {gpus: [{id: 0, uuid: GPU-1}]}}"
-    )
-    where = f"uds:{tmp_path}/pool.sock"
-    command = [
-        MOORAGE,
-        "pool",
-        "serve",
-        "--address",
-        where,
-        "--resource-pool-file",
-        tmp_path / "pool.yaml",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline()
-        shell.environment["MOORAGE_POOL_ADDRESS"] = where
-        state = json.loads(shell("pool", "show", "--json").stdout)
-        assert state["resources"] == {"gpus": [{"id": "0", "slots": 1, "uuid": "GPU-1"}]}
-        assert shell("pool", "checkout", "gpus", "--pid", "0").returncode == 0
-        assert "0" in shell("pool", "show").stdout
-        process.terminate()
-
-
 def test_with_json_a_checkout_is_a_document(moorage):
     taken = json.loads(moorage("checkout", "gpus", "--pid", str(os.getpid()), "--json").stdout)
     assert taken["resources"] == {"gpus": [{"id": "0", "slots": 1}]}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this package import `served`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))  # And `aws_world`.
@@ -26,8 +25,7 @@ def server() -> Iterator[Server]:
     """A daemon with two clusters of eight A100s each and the shipped first_fit."""
     with daemon() as running:
         server = Server(running)
-        server.register(cluster("east"), cluster("west", model="H100"))
-        server.publish(catalog.document("first_fit"))
+        server.fill(cluster("east"), cluster("west", model="H100"))
         yield server
         assert running.log.read_text() == "", "the daemon had something to complain about"
         server.close()
@@ -39,6 +37,6 @@ def _nothing_held(request) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
-        for lease in getattr(server, "leases", []):
-            server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+        for lease in server.leases:
+            server.release(lease)
         server.leases = []

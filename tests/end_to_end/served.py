@@ -4,21 +4,29 @@ import base64
 import contextlib
 import io
 import json
+import os
+import platform
+import signal
 import subprocess
+import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from interface import CHECKED_BYTES_MAX, Interface
 from websockets.sync.client import connect
 
-from moorage.testing.daemon_process import Running
+from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import Running, daemon
 from moorage_client.cli.program import run
+from moorage_policies import catalog
 
 FIRST_FIT = "first_fit:1.0-stable"
+MOORAGE = Path(sys.executable).with_name("moorage")
 
 
 def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **more) -> dict:
@@ -29,6 +37,13 @@ def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **mor
     }
     rows = [{"id": f"{name}-{number}", **node} for number in range(nodes)]
     return {"id": name, "nodes": {"count": nodes, "nodeData": rows}, **more}
+
+
+def here(gpus: int = 8, name: str = "here", **more) -> dict:
+    """Return the document of a cluster that is this machine."""
+    document = cluster(name, nodes=1, gpus=gpus, **more)
+    document["nodes"]["nodeData"][0]["id"] = platform.node()
+    return document
 
 
 def policy(body: str, name: str, **more) -> dict:
@@ -52,6 +67,39 @@ def archive(**files: str) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
+def bearing(token: str) -> dict[str, str]:
+    """Return what a request brings along that shows a token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+def tell(socket, message: dict) -> dict:
+    """Send a message, and return what comes next."""
+    socket.send(json.dumps(message))
+    return heard(socket)
+
+
+def heard(socket) -> dict:
+    return json.loads(socket.recv(60))
+
+
+def ran(
+    *command: str | Path, seconds: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, whatever that is, with further variables."""
+    return subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+
+
+def moored(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return ran(sys.executable, "-m", "moorage", *words, **variables)
+
+
 class Server:
     """A running daemon, and the few things that tests do with it.
 
@@ -64,10 +112,20 @@ class Server:
     def __init__(self, running: Running, token: str = "") -> None:
         self.running = running
         self.token = token
-        self.headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.data: Path | None = None
+        self.leases: list[dict] = []
+        """What ends with the test, on a daemon that tests share."""
+        self.headers = bearing(token) if token else {}
         self.http = httpx.Client(base_url=running.http, headers=self.headers, timeout=30)
         self.http.event_hooks = {"response": [self._check]}
         self._interface: Interface | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.running.pid
+
+    def log(self) -> str:
+        return self.running.log.read_text()
 
     def _check(self, response: httpx.Response) -> None:
         """Hold every exchange against what the server says of its interface, if it is small."""
@@ -88,22 +146,31 @@ class Server:
         for document in documents:
             self.http.post("/clusters", json=document).raise_for_status()
 
+    def fill(self, *documents: dict) -> None:
+        """Register clusters, and publish first_fit."""
+        self.register(*documents)
+        self.publish(catalog.document("first_fit"))
+
     def publish(self, *documents: dict) -> None:
         for document in documents:
             answer = self.http.post("/policy", json=document)
             assert answer.status_code == 200, answer.text
 
-    def socket(self, headers: dict[str, str] | None = None):
-        options = {
-            "compression": None,
-            "max_size": None,
-            "additional_headers": headers or self.headers,
-        }
-        return connect(self.running.ws, **options)
+    def socket(self, headers: dict[str, str] | None = None, bearer: str = ""):
+        """Return a new socket, which shows a token of its own where one is given."""
+        given = bearing(bearer) if bearer else headers or self.headers
+        return connect(self.running.ws, compression=None, max_size=None, additional_headers=given)
 
-    def say(self, *messages: dict | str) -> list[dict]:
+    @contextlib.contextmanager
+    def watching(self, *topics: str, bearer: str = "") -> Iterator[Any]:
+        """Yield a socket on which the next messages are news of topics."""
+        with self.socket(bearer=bearer) as socket:
+            assert tell(socket, {"op": "watch", "topics": topics, "id": 1})["success"]
+            yield socket
+
+    def say(self, *messages: dict | str, bearer: str = "") -> list[dict]:
         """Send messages over one new socket, all at once, and return the replies."""
-        with self.socket() as socket:
+        with self.socket(bearer=bearer) as socket:
             for message in messages:
                 socket.send(message if isinstance(message, str) else json.dumps(message))
             return [json.loads(socket.recv(30)) for _ in messages]
@@ -114,6 +181,25 @@ class Server:
     def release(self, lease: dict) -> dict:
         """Release a lease, and return the reply."""
         return self.say({"op": "release", "lease": lease["id"], "token": lease["token"]})[0]
+
+    def status(self, lease: dict) -> dict:
+        return self.say({"op": "status", "lease": lease["id"]})[0]["lease"]
+
+    def in_state(self, lease: dict, state: str) -> dict:
+        """Wait until a lease is in a state; return it."""
+        until(lambda: self.status(lease)["state"] == state)
+        return self.status(lease)
+
+    def held(self, **filters: str) -> list[dict]:
+        """Return the leases that have not ended, or those of a state or a cluster."""
+        return self.say({"op": "leases", **filters})[0]["data"]["leases"]
+
+    def waiting(self) -> list[dict]:
+        return self.say({"op": "queue"})[0]["data"]["waiting"]
+
+    def metric(self, name: str) -> float:
+        lines = self.http.get("/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
     def moorage(
         self, *words: str | Path, folder: Path | None = None, **variables: str
@@ -136,6 +222,59 @@ class Server:
 
     def close(self) -> None:
         self.http.close()
+
+
+@contextlib.contextmanager
+def serving(
+    data: Path | None = None,
+    *,
+    bearer: str = "",
+    options: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run a daemon, as `daemon` does, and yield a server that shows a token."""
+    with daemon(data, options=options, environment=environment) as running:
+        server = Server(running, bearer)
+        server.data = data
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+@contextlib.contextmanager
+def killed(data: Path, **more: Any) -> Iterator[Server]:
+    """Run a daemon that the test kills, which is no error."""
+    with contextlib.suppress(CommandError), serving(data, **more) as server:
+        yield server
+
+
+def kill(server: Server) -> None:
+    """Kill a daemon, and wait until it is gone."""
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: is_over(server.pid))
+
+
+def is_over(pid: int) -> bool:
+    """Tell whether a process is gone: one that is dead may wait to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def marked(data: Path) -> dict[str, set[int]]:
+    """Return the processes of workloads of a daemon's folder, by the name of the workload."""
+    found: dict[str, set[int]] = {}
+    prefix = f"MOORAGE_WORKLOAD={data}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                for variable in (folder / "environ").read_bytes().split(b"\0"):
+                    if variable.startswith(prefix):
+                        name = variable.decode().rpartition("/")[2]
+                        found.setdefault(name, set()).add(int(folder.name))
+    return found
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:

@@ -2,13 +2,13 @@
 
 import json
 
-from served import ask_message, cluster, policy
+from served import ask_message, cluster, heard, policy, tell
 
 
 def hold(server, **more) -> dict:
     reply = server.ask(**{"lease": {"ttl_seconds": 60}, "resources": {"gpus": 1}, **more})
     if "lease" in reply:
-        server.leases = [*getattr(server, "leases", []), reply["lease"]]
+        server.leases.append(reply["lease"])
     return reply
 
 
@@ -20,7 +20,9 @@ def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
     }
     named = server.ask(resources={"gpus": 2}, clusters=["east"])
     assert named == reply
-    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+    rehearsed = server.ask(resources={"gpus": 2}, lease={"ttl_seconds": 60}, dry_run=True)
+    assert (rehearsed["success"], "lease" in rehearsed) == (True, False)
+    assert server.held() == []
 
 
 def test_fields_that_mean_nothing_are_warned_of_with_the_nearest_that_does(server):
@@ -72,55 +74,6 @@ def test_lists_refuse_states_and_filters_that_there_are_not(server):
     assert fleet["error"]["code"] == "bad_message"
 
 
-def test_a_lease_holds_until_it_is_released(server):
-    first, second = hold(server), hold(server)
-    assert first["lease"]["placement"][0]["gpus"] == ["0"]
-    assert second["lease"]["placement"][0]["gpus"] == ["1"]
-    assert second["lease"]["fencing"] == first["lease"]["fencing"] + 1
-    release = {"op": "release", "lease": first["lease"]["id"], "token": first["lease"]["token"]}
-    once, twice = server.say(release, release)
-    assert once == twice
-    assert once["lease"]["state"] == "ended"
-    assert hold(server)["lease"]["placement"][0]["gpus"] == ["0"]
-
-
-def test_eight_requests_at_once_get_eight_different_gpus_and_the_ninth_a_reason(server):
-    lease = {"ttl_seconds": 60}
-    ask = ask_message(resources={"gpus": 1}, lease=lease, clusters=["east"])
-    replies = server.say(*[ask] * 9)
-    server.leases = [reply["lease"] for reply in replies if reply["success"]]
-    held = {
-        (share["node_id"], gpu)
-        for reply in replies[:8]
-        for share in reply["lease"]["placement"]
-        for gpu in share["gpus"]
-    }
-    assert len(held) == 8
-    error = replies[8]["error"]
-    assert error["code"] == "no_capacity"
-    assert error["misfits"] == {"gpus_busy": 2}
-    never = server.ask(resources={"gpus": 5}, lease=lease)["error"]
-    assert (never["code"], never["misfits"]) == ("never_fits", {"gpu_count": 4})
-
-
-def test_replies_without_ids_come_in_order_and_with_ids_carry_them(server):
-    messages = [
-        ask_message(resources={"gpus": 1}),
-        {"op": "fleet"},
-        "not json",
-        ask_message("nobody:1-x"),
-    ]
-    first, fleet, broken, unknown = server.say(*messages)
-    assert first["data"]["cluster_id"] == "east"
-    assert [each["cluster_id"] for each in fleet["data"]["clusters"]] == ["east", "west"]
-    assert broken["error"]["code"] == "bad_json"
-    assert unknown["error"]["code"] == "unknown_policy"
-    replies = server.say(
-        *[ask_message(id=f"r{number}", resources={"gpus": 1}) for number in range(5)]
-    )
-    assert {reply["id"] for reply in replies} == {f"r{number}" for number in range(5)}
-
-
 def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
     reply = server.ask(resources={"gpus": 1}, clusters=["nowhere", "west"])
     assert reply["data"]["cluster_id"] == "west"
@@ -146,7 +99,7 @@ def test_a_request_that_would_hold_what_its_client_only_tries_holds_nothing(serv
             ("bad_message", "dryrun"),
             ("bad_message", "wait"),
         }
-    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+    assert server.held() == []
 
 
 def test_renew_why_status_and_wrong_tokens(server):
@@ -167,40 +120,15 @@ def test_renew_why_status_and_wrong_tokens(server):
     assert thief["error"]["code"] == "wrong_token"
 
 
-def test_a_waiter_is_served_when_another_lets_go(server):
-    all_east = {"resources": {"gpus": 4}, "clusters": ["east"]}
-    holders = [hold(server, **all_east)["lease"] for _ in range(2)]
-    with server.socket() as socket:
-        socket.send(
-            json.dumps(ask_message(lease={"ttl_seconds": 60, "wait_seconds": 30}, **all_east))
-        )
-        waiting = server.say({"op": "queue"})[0]["data"]["waiting"]
-        while not waiting:
-            waiting = server.say({"op": "queue"})[0]["data"]["waiting"]
-        assert waiting[0]["position"] == 1
-        server.say({"op": "release", "lease": holders[0]["id"], "token": holders[0]["token"]})
-        reply = json.loads(socket.recv(30))
-    assert reply["lease"]["placement"][0]["node_id"] == "east-0"
-    server.leases.append(reply["lease"])
-
-
 def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
     filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(resources={"gpus": 1}, lease=lease, clusters=["east"])))
-        socket.send(json.dumps({"op": "cancel", "request": "None", "id": "cancel"}))
-        reply = json.loads(socket.recv(30))
+        reply = tell(socket, {"op": "cancel", "request": "None", "id": "cancel"})
         assert (reply["id"], reply["error"]["code"]) == ("cancel", "unknown_request")
         server.say({"op": "release", "lease": filled[0]["id"], "token": filled[0]["token"]})
-        server.leases.append(json.loads(socket.recv(30))["lease"])
-
-
-def test_dry_run_decides_and_holds_nothing(server):
-    reply = hold(server, dry_run=True)
-    assert reply["success"]
-    assert "lease" not in reply
-    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+        server.leases.append(heard(socket)["lease"])
 
 
 def test_a_policy_sees_documents_metrics_capacity_inputs_and_its_clients(server):

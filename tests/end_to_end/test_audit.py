@@ -1,29 +1,18 @@
 """The audit log of a real server: who did what, from where, over both doors."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, policy
+from served import FIRST_FIT, Server, ask_message, cluster, kill, killed, moored, policy
 
-from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
 TOKENS = {"MOORAGE_TOKENS": "ann:a1-secret,ops:o1-secret", "MOORAGE_OPERATORS": "ops"}
-
-
-def moored(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "moorage", *words, "--data", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +39,13 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         page = {"Origin": running.http}
         httpx.post(f"{running.http}/console/session", json={"token": "wrong"}, headers=page)
         with pytest.raises(Exception, match="401"):
-            ann.socket({"Authorization": "Bearer wrong"})
+            ann.socket(bearer="wrong")
         ann.close()
         ops.close()
-    assert moored(folder, "audit", "verify").returncode == 0
-    return [json.loads(line) for line in moored(folder, "audit", "--json").stdout.splitlines()]
+    assert moored("audit", "verify", "--data", folder).returncode == 0
+    return [
+        json.loads(line) for line in moored("audit", "--json", "--data", folder).stdout.splitlines()
+    ]
 
 
 def found(entries: list[dict], what: str) -> list[dict]:
@@ -103,31 +94,30 @@ def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:
 
 
 def test_the_command_filters_and_refuses_what_it_cannot_read(tmp_path: Path) -> None:
-    made = moored(tmp_path, "token", "create", "ci", "--role", "client", "--tenant", "ann")
+    made = moored(
+        "token", "create", "ci", "--role", "client", "--tenant", "ann", "--data", tmp_path
+    )
     assert made.returncode == 0
-    moored(tmp_path, "token", "revoke", "ci")
-    assert moored(tmp_path, "audit", "--what", "token.r*").stdout.count("\n") == 1
-    assert moored(tmp_path, "audit", "--since", "1h").stdout.count("\n") == 2
-    assert moored(tmp_path, "audit", "--who", "nobody-here").stdout == ""
-    assert moored(tmp_path, "audit", "--since", "2000-01-01").stdout.count("\n") == 2
-    wrong = moored(tmp_path, "audit", "--since", "yesterday")
+    moored("token", "revoke", "ci", "--data", tmp_path)
+    assert moored("audit", "--what", "token.r*", "--data", tmp_path).stdout.count("\n") == 1
+    assert moored("audit", "--since", "1h", "--data", tmp_path).stdout.count("\n") == 2
+    assert moored("audit", "--who", "nobody-here", "--data", tmp_path).stdout == ""
+    assert moored("audit", "--since", "2000-01-01", "--data", tmp_path).stdout.count("\n") == 2
+    wrong = moored("audit", "--since", "yesterday", "--data", tmp_path)
     assert (wrong.returncode, "--since: expected" in wrong.stderr) == (2, True)
     (path,) = (tmp_path / "audit").glob("*.jsonl")
     path.write_text(path.read_text().replace("ann", "bob"))
-    broken = moored(tmp_path, "audit", "verify")
+    broken = moored("audit", "verify", "--data", tmp_path)
     assert (broken.returncode, "not as it was written" in broken.stderr) == (1, True)
 
 
 def test_a_kill_leaves_a_chain_that_goes_on(tmp_path: Path) -> None:
     for number in range(2):
-        with contextlib.suppress(CommandError), daemon(tmp_path) as running:
-            server = Server(running)
+        with killed(tmp_path) as server:
             if not number:
-                server.register(cluster("east"))
-                server.publish(catalog.document("first_fit"))
+                server.fill(cluster("east"))
             terms = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
             for _ in range(20):
                 server.release(server.ask(**terms)["lease"])
-            server.close()
-            os.kill(running.pid, signal.SIGKILL)
-        assert moored(tmp_path, "audit", "verify").returncode == 0
+            kill(server)
+        assert moored("audit", "verify", "--data", tmp_path).returncode == 0

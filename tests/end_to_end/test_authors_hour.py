@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import policy
+from served import policy, ran
 
 from moorage_client.cli import skeleton
 
@@ -52,16 +52,8 @@ def test_a_new_policy_passes_its_tests_and_goes_live(server, tmp_path):
 def test_its_code_is_typed(tmp_path):
     code = skeleton._FUNCTION.replace("{name}", "mine")  # As `new` writes it.
     (tmp_path / "function.py").write_text(code)
-    checked = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--cache-dir",
-        str(tmp_path),
-        "function.py",
-    ]
-    done = subprocess.run(checked, cwd=tmp_path, check=False, capture_output=True, text=True)
+    checked = ("mypy", "--strict", "--cache-dir", tmp_path, tmp_path / "function.py")
+    done = ran(sys.executable, "-m", *checked)
     assert done.returncode == 0, done.stdout
 
 

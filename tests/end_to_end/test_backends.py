@@ -1,27 +1,16 @@
 """What a lease starts on this machine: on its own devices, found after a crash, never leaked."""
 
-import contextlib
 import os
 import platform
-import signal
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
+from served import Server, cluster, here, kill, killed, marked, serving, until
 
-from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
 
 LEASE = {"ttl_seconds": 3_600}
 SLEEP = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
-
-
-def fill(server: Server, gpus: int = 8) -> None:
-    document = cluster("here", nodes=1, gpus=gpus)
-    document["nodes"]["nodeData"][0]["id"] = platform.node()
-    server.register(document)
-    server.publish(catalog.document("first_fit"))
 
 
 def run(server: Server, command: list[str], gpus: int = 1, **more) -> dict:
@@ -35,45 +24,6 @@ def run(server: Server, command: list[str], gpus: int = 1, **more) -> dict:
     return reply["lease"]
 
 
-def status(server: Server, lease: dict) -> dict:
-    return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
-
-
-def in_state(server: Server, lease: dict, state: str) -> dict:
-    until(lambda: status(server, lease)["state"] == state)
-    return status(server, lease)
-
-
-def release(server: Server, lease: dict) -> dict:
-    return server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})[0]
-
-
-def dead(pid: int) -> None:
-    """Wait until a process that was killed is gone, or waits for its parent only."""
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-
-
-def marked(data: Path) -> dict[str, set[int]]:
-    """Return the processes of workloads of a daemon's folder, by the name of the workload."""
-    found: dict[str, set[int]] = {}
-    prefix = f"MOORAGE_WORKLOAD={data}".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                for variable in (folder / "environ").read_bytes().split(b"\0"):
-                    if variable.startswith(prefix):
-                        name = variable.decode().rpartition("/")[2]
-                        found.setdefault(name, set()).add(int(folder.name))
-    return found
-
-
-@contextlib.contextmanager
-def killed(data: Path):
-    """A daemon that the test kills, which is no error."""
-    with contextlib.suppress(CommandError), daemon(data) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("data")
@@ -81,12 +31,10 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(data):
-    with daemon(data) as running:
-        server = Server(running)
-        fill(server)
+    with serving(data) as server:
+        server.fill(here())
         yield server
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
@@ -101,19 +49,19 @@ def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
     assert seen["MOORAGE_FENCING"] == str(lease["fencing"])
     assert seen["MOORAGE_NODE_ID"] == platform.node()
     assert not any("TOKEN" in name for name in seen)
-    in_state(server, lease, "active")
+    server.in_state(lease, "active")
     pids = marked(data)[lease["id"]]
     assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor was asked for"
-    release(server, lease)
-    in_state(server, lease, "ended")
+    server.release(lease)
+    server.in_state(lease, "ended")
     assert lease["id"] not in marked(data)
 
 
 def test_everything_a_workload_started_ends_with_its_lease(server, data):
     lease = run(server, SLEEP)
     until(lambda: len(marked(data).get(lease["id"], ())) == 2)
-    release(server, lease)
-    in_state(server, lease, "ended")
+    server.release(lease)
+    server.in_state(lease, "ended")
     assert lease["id"] not in marked(data)
 
 
@@ -127,11 +75,11 @@ def test_everything_a_workload_started_ends_with_its_lease(server, data):
     ],
 )
 def test_a_workload_that_ends_by_itself_ends_its_lease_and_says_how(server, command, reason):
-    lease = in_state(server, run(server, command, gpus=8), "ended")
+    lease = server.in_state(run(server, command, gpus=8), "ended")
     assert reason in lease["reason"]
     again = run(server, ["sleep", "1000"], gpus=8)
-    release(server, again)
-    in_state(server, again, "ended")
+    server.release(again)
+    server.in_state(again, "ended")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +101,7 @@ def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(server
     reply = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)
     assert not reply["success"]
     assert reply["error"]["field"] == field
-    assert server.say({"op": "leases", "state": "granted"})[0]["data"]["leases"] == []
+    assert server.held(state="granted") == []
 
 
 def test_what_fits_elsewhere_alone_is_refused_before_it_is_leased(server):
@@ -171,37 +119,29 @@ def test_what_fits_elsewhere_alone_is_refused_before_it_is_leased(server):
 
 @pytest.mark.heavy
 def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(tmp_path):
-    with killed(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with killed(tmp_path) as server:
+        server.fill(here())
         lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
-        in_state(server, lives, "active")
+        server.in_state(lives, "active")
         until(lambda: len(marked(tmp_path).get(lives["id"], ())) == 2)
         before = marked(tmp_path)[lives["id"]]
-        os.kill(running.pid, signal.SIGKILL)
-        dead(running.pid)
-        server.close()
+        kill(server)
         until(lambda: ends["id"] not in marked(tmp_path))
-        with daemon(tmp_path) as after:
-            server = Server(after)
-            assert "exit status 0" in in_state(server, ends, "ended")["reason"]
-            assert status(server, lives)["state"] == "active"
+        with serving(tmp_path) as server:
+            assert "exit status 0" in server.in_state(ends, "ended")["reason"]
+            assert server.status(lives)["state"] == "active"
             assert marked(tmp_path)[lives["id"]] == before, "not started twice"
-            release(server, lives)
-            in_state(server, lives, "ended")
+            server.release(lives)
+            server.in_state(lives, "ended")
             assert marked(tmp_path) == {}
-            server.close()
 
 
 @pytest.mark.heavy
 def test_what_runs_for_no_lease_is_stopped(tmp_path):
-    with killed(tmp_path) as running:
-        server = Server(running)
-        fill(server)
-        in_state(server, run(server, SLEEP), "active")
-        os.kill(running.pid, signal.SIGKILL)
-        dead(running.pid)
-        server.close()
+    with killed(tmp_path) as server:
+        server.fill(here())
+        server.in_state(run(server, SLEEP), "active")
+        kill(server)
         assert marked(tmp_path)
         for each in tmp_path.glob("ledger.*"):
             each.unlink()

@@ -1,23 +1,16 @@
 """What docs/how-to/back-up-and-restore.md promises of a copy of the data folder."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, cluster
+from served import FIRST_FIT, cluster, moored
 
 from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient, Services
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Several daemons.
-
-
-def verify(folder: Path) -> int:
-    command = [sys.executable, "-m", "moorage", "ledger", "verify", "--data", str(folder)]
-    return subprocess.run(command, check=False).returncode
 
 
 def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path) -> None:
@@ -31,7 +24,7 @@ def test_a_restored_copy_has_its_leases_with_their_tokens(tmp_path: Path) -> Non
     shutil.copytree(data, backup)
     with daemon(data) as running, BlockingClient(running.ws) as client:
         later = client.ask(FIRST_FIT, resources=resources, lease=lease).lease
-    assert verify(backup) == 0
+    assert moored("ledger", "verify", "--data", backup).returncode == 0
     shutil.rmtree(data)
     shutil.copytree(backup, data)
     with daemon(data) as running, BlockingClient(running.ws) as client:
@@ -47,8 +40,5 @@ def test_a_copy_of_the_ledger_alone_is_refused(tmp_path: Path) -> None:
         pass
     copy.mkdir()
     shutil.copy(data / "ledger.db", copy)
-    command = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
-    done = subprocess.run(
-        [*command, "--data", str(copy)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = moored("serve", "--port", "0", "--http-port", "0", "--data", copy)
     assert done.returncode == 3, done.stderr

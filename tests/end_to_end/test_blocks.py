@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, cluster, policy, until
+from served import Server, ask_message, cluster, policy, serving, until
 
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
@@ -65,15 +65,13 @@ return said
 @pytest.fixture(scope="module")
 def site() -> Iterator[Server]:
     """A daemon with three clusters of L4s, of which one is not live, and the block policies."""
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         three = {"nodes": 3, "gpus": 4, "model": "L4"}
         server.register(cluster("one", tags=["a"], **three), cluster("two", tags=["b"], **three))
         server.register(cluster("down", status="maintenance", **three))
         server.publish(POOLS, TOLD, catalog.document("first_fit"))
         yield server
-        assert running.log.read_text() == "", "the daemon had something to complain about"
-        server.close()
+        assert server.log() == "", "the daemon had something to complain about"
 
 
 def only(name: str) -> dict:
@@ -352,14 +350,6 @@ def test_selections_and_choices_are_checked(site, said, code):
     document = block("told:1.0-block", "told:1.0-block", says={"*": told(1)}, **said)
     error = say(site, document)["error"]
     assert (error["code"], error["field"]) == (code, ALLOCATOR)
-
-
-def test_replies_keep_their_order_among_other_messages(site):
-    slow = {"input": block("told:1.0-block", says={"*": told(0.5)})}
-    replies = site.say(slow, ask_message(resources={"gpus": 1}), {"input": {}, "mode": "x"}, slow)
-    assert [reply.get("id") for reply in replies] == ["one", None, None, "one"]
-    assert replies[1]["data"]["cluster_id"] == "one"
-    assert replies[2]["error"]["field"] == "mode"
 
 
 def test_a_site_with_services_of_its_own_places_blocks_with_them(site):

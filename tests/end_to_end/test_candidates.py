@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, policy
+from served import FIRST_FIT, Server, ask_message, cluster, policy, serving
 
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
@@ -26,8 +26,7 @@ FREE = {"east": 10, "north": 90, "south": 50, "unheard-of": 1000}
 @pytest.fixture(scope="module")
 def server():
     """A daemon with four live clusters, one that is draining, metrics, and policies."""
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         server.register(*DOCUMENTS.values())
         for name, free in FREE.items():
             node = {"id": f"{name}-0", "gpu": {"totalFreeMem": free}, "vcpu": {"load5m": free / 10}}
@@ -49,8 +48,7 @@ def server():
             ),
         )
         yield server
-        assert running.log.read_text() == "", "the daemon had something to complain about"
-        server.close()
+        assert server.log() == "", "the daemon had something to complain about"
 
 
 def simple(variable, operator, value) -> dict:
@@ -285,20 +283,6 @@ def test_bodies_that_are_no_objects_are_refused(server):
 # Among others -------------------------------------------------------------------------------------
 
 
-def test_replies_of_one_socket_come_in_the_order_of_the_requests(server):
-    eu = filtering(simple("tags", "==", "eu"))
-    search = ranking(CHEAPEST, **{"return": 1})
-    asks = [{"clusters": ["west"]}, {"filter": eu}, {"search": search}, {"filter": {"x": 1}}, {}]
-    replies = server.say(*(ask_message(SEEN, **more) for more in asks * 20))
-    for start in range(0, len(replies), len(asks)):
-        named, filtered, ranked, bad, every = replies[start : start + len(asks)]
-        assert named["data"]["clusters"] == ["west"]
-        assert filtered["data"]["clusters"] == ["east", "north"]
-        assert ranked["data"]["clusters"] == ["north"]
-        assert bad["error"]["field"] == "filter.x"
-        assert len(every["data"]["clusters"]) == 4
-
-
 def test_a_ranking_that_never_ends_holds_up_no_other(server):
     server.publish(policy("while True: pass", "endless:1.0-x"))
     replies = []
@@ -325,10 +309,8 @@ def test_a_change_is_found_by_the_next_request(server):
 
 
 def test_more_clusters_than_are_considered_are_said(server):
-    with daemon(environment={"MOORAGE_CANDIDATES_MAX": "2"}) as running:
-        small = Server(running)
-        small.register(*(cluster(f"c{number}", gpus=number + 1) for number in range(4)))
-        small.publish(catalog.document("first_fit"))
+    with serving(environment={"MOORAGE_CANDIDATES_MAX": "2"}) as small:
+        small.fill(*(cluster(f"c{number}", gpus=number + 1) for number in range(4)))
         every = small.ask(FIRST_FIT, filter=filtering(), resources={"gpus": 1})
         assert every["success"]
         assert every["warnings"] == ["Only the first 2 of 4 clusters found were considered."]
@@ -341,7 +323,6 @@ def test_more_clusters_than_are_considered_are_said(server):
         ]
         alike = small.ask(search=ranking(like={"gpus": {"count": 8}}), resources={"gpus": 4})
         assert alike["data"]["cluster_id"] == "c3"
-        small.close()
 
 
 def test_documents_metrics_and_policies_of_other_services_are_searched_here(server):

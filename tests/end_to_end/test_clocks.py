@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import shutil
 import signal
 import struct
@@ -11,11 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, until
-from test_backends import in_state, marked
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import Server, ask_message, cluster, heard, here, marked, serving, until
 
 pytestmark = pytest.mark.heavy
 
@@ -52,31 +47,19 @@ int clock_gettime(clockid_t clock, struct timespec *at) {
 """A calendar that is set by writing to a file: how far off it is, in seconds."""
 
 
-def fill(server: Server, document: dict) -> None:
-    server.register(document)
-    server.publish(catalog.document("first_fit"))
-
-
 def leases(server: Server) -> dict[str, dict]:
     found = server.say({"op": "leases", "limit": 100})[0]["data"]["leases"]
     return {each["id"]: each for each in found}
 
 
-def waiters(server: Server) -> list[dict]:
-    return server.say({"op": "queue"})[0]["data"]["waiting"]
-
-
 def test_a_daemon_that_was_stopped_hears_the_renewals_that_came_meanwhile(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        document = cluster("here", nodes=1, gpus=2)
-        document["nodes"]["nodeData"][0]["id"] = platform.node()
-        fill(server, document)
+    with serving(tmp_path) as server:
+        server.fill(here(2))
         provision = {"backend": "local", "spec": {"command": ["sleep", "60"]}}
         term = {"ttl_seconds": 60}
         lease = server.ask(resources={"gpus": 1}, lease=term, provision=provision)["lease"]
         other = server.ask(resources={"gpus": 1}, lease=term)["lease"]
-        in_state(server, lease, "active")
+        server.in_state(lease, "active")
         shorter, unheard = (
             {"op": "renew", "lease": each["id"], "token": each["token"], "ttl_seconds": 4}
             for each in (lease, other)
@@ -84,23 +67,22 @@ def test_a_daemon_that_was_stopped_hears_the_renewals_that_came_meanwhile(tmp_pa
         with server.socket() as waiting, server.socket() as renewing:
             waits = ask_message(resources={"gpus": 2}, lease={**term, "wait_seconds": 5})
             waiting.send(json.dumps(waits))
-            until(lambda: waiters(server))
+            until(server.waiting)
             server.say(shorter, unheard)
-            os.kill(running.pid, signal.SIGSTOP)
+            os.kill(server.pid, signal.SIGSTOP)
             renewing.send(json.dumps({**shorter, "ttl_seconds": 60}))
             time.sleep(6)  # It does not run, so it reports nothing.
-            os.kill(running.pid, signal.SIGCONT)
-            renewed = json.loads(renewing.recv(30))
+            os.kill(server.pid, signal.SIGCONT)
+            renewed = heard(renewing)
             assert renewed["success"], renewed
             assert leases(server)[lease["id"]]["state"] == "active"
             assert marked(tmp_path).keys() == {lease["id"]}
             # The grace of a restart is 30 s.
             assert 20 < leases(server)[other["id"]]["expires_at"] - time.time() <= 30
-            assert waiters(server)
+            assert server.waiting()
             server.release(lease)
             server.release(other)
-            assert json.loads(waiting.recv(30))["success"]
-        server.close()
+            assert heard(waiting)["success"]
 
 
 @pytest.fixture
@@ -120,9 +102,8 @@ def test_times_follow_a_calendar_that_is_set(tmp_path, calendar, off):
     offset = tmp_path / "offset"
     offset.write_bytes(struct.pack("d", off))
     preloaded = {"LD_PRELOAD": str(calendar), "CALENDAR": str(offset)}
-    with daemon(tmp_path / "data", environment=preloaded) as running:
-        server = Server(running)
-        fill(server, cluster("east", nodes=2, gpus=1))
+    with serving(tmp_path / "data", environment=preloaded) as server:
+        server.fill(cluster("east", nodes=2, gpus=1))
         lease = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["lease"]
         assert abs(lease["expires_at"] - (time.time() + off + 600)) < 60
         hour = time.time() + HOURS + 300
@@ -130,6 +111,8 @@ def test_times_follow_a_calendar_that_is_set(tmp_path, calendar, off):
         made = server.say({**reserve, "starts_at": hour, "ends_at": hour + 600})[0]
         assert made["success"], made
         offset.write_bytes(struct.pack("d", 0.0))
+        both = server.ask(resources={"gpus": 1, "nodes": 2}, lease={"wait_seconds": 0.5})
+        assert both["error"]["code"] == "wait_timeout", "in its own time, and not hours later"
         until(lambda: abs(leases(server)[lease["id"]]["granted_at"] - time.time()) < 60)
         assert abs(leases(server)[lease["id"]]["expires_at"] - (time.time() + 600)) < 60
         (kept,) = server.say({"op": "reservations"})[0]["data"]["reservations"]
@@ -138,4 +121,3 @@ def test_times_follow_a_calendar_that_is_set(tmp_path, calendar, off):
         assert abs(fresh["expires_at"] - (time.time() + 60)) < 30
         server.release(lease)
         server.release(fresh)
-        server.close()

@@ -12,10 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from served import FIRST_FIT, Server, cluster, until
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import FIRST_FIT, cluster, ran, serving, until
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -38,15 +35,13 @@ def run(server, *arguments, code=0):
 def hold(server, **resources):
     reply = server.ask(FIRST_FIT, resources=resources, lease={"ttl_seconds": 60})
     assert reply["success"], reply
-    server.leases = [*getattr(server, "leases", []), reply["lease"]]
+    server.leases.append(reply["lease"])
     return reply["lease"]["id"]
 
 
 @pytest.mark.parametrize("program", ["moorage", "moored"])
 def test_a_program_says_its_version(program):
-    output = subprocess.run(
-        [BIN / program, "--version"], capture_output=True, text=True, check=True
-    )
+    output = ran(BIN / program, "--version")
     assert re.fullmatch(program + r" \d+\.\d+\.\d+\n", output.stdout)
 
 
@@ -120,23 +115,15 @@ def test_a_watched_listing_follows_what_happens(server):
 
 @pytest.mark.heavy
 def test_a_watched_listing_outlives_a_restart_of_the_daemon(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        server.register(cluster("east"))
-        server.publish(catalog.document("first_fit"))
+    with serving(tmp_path) as server:
+        server.fill(cluster("east"))
         seen = watching(server, "leases", "--watch")
         assert re.match(r"\d{4}-", seen.stdout.readline())
         hold(server, **HELD)
         until(lambda: "east/east-0 gpus 0,1" in seen.stdout.readline())
-        server.close()
-    with (
-        seen,
-        daemon(tmp_path, options=["--port", running.ws.rsplit(":", 1)[1].strip("/")]) as again,
-    ):
-        assert again.ws == running.ws
-        server = Server(again)
+    port = server.running.ws.rsplit(":", 1)[1].strip("/")
+    with seen, serving(tmp_path, options=["--port", port]) as server:
         server.ask(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
-        server.close()
         until(lambda: "gpus 2" in seen.stdout.readline())
         seen.send_signal(signal.SIGINT)
         assert "reconnecting" in seen.communicate(timeout=10)[1]
@@ -184,15 +171,8 @@ def completed(server, program, line, **more):
         "COMP_WORDS": f"{program} {line}",
         "COMP_CWORD": str(len(line.split(" "))),
     }
-    done = subprocess.run(
-        [BIN / program],
-        env=environment(server, **asked, **more),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert done.stderr == ""
+    done = ran(BIN / program, **environment(server, **asked, **more))
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.split()
 
 

@@ -5,8 +5,8 @@ import platform
 import sys
 
 import pytest
-from served import Server, until
-from test_backends import fill, in_state, release, run
+from served import Server, here, until
+from test_backends import run
 
 from moorage.backends.local import confinement
 from moorage.backends.local.container_mounts import shows
@@ -30,7 +30,7 @@ def confined(request, tmp_path_factory):
     command = [*before, *serve_command(data)]
     with child(command, folder / "log", variables) as (process, ready):
         server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
-        fill(server)
+        server.fill(here())
         yield server, data, process.pid, way
         server.close()
     assert (folder / "log").read_text() == ""
@@ -49,8 +49,8 @@ def tried(server: Server, script: str) -> list[str]:
     (reply,) = server.say({**beside, "command": ["sh", "-c", script]})
     assert reply["success"], reply
     printed = [said(server, lease).removesuffix("over\n"), reply["data"]["output"]]
-    release(server, lease)
-    in_state(server, lease, "ended")
+    server.release(lease)
+    server.in_state(lease, "ended")
     return printed
 
 
@@ -102,8 +102,8 @@ def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined):
     script = f"kill -9 {pid} || kill -9 $PPID || kill -0 $$ && echo its own only"
     lease = run(server, ["sh", "-c", f"{script}; exec sleep 1000"])
     until(lambda: "its own only\n" in said(server, lease))
-    release(server, lease)
-    in_state(server, lease, "ended")
+    server.release(lease)
+    server.in_state(lease, "ended")
 
 
 def test_everything_else_is_as_it_was(confined, tmp_path):
@@ -138,8 +138,8 @@ def test_a_command_beside_a_workload_signals_it(confined):
     (reply,) = server.say({**beside, "command": ["kill", "-HUP", pid]})
     assert reply["data"]["exit_code"] == 0
     until(lambda: "heard" in said(server, lease))
-    release(server, lease)
-    in_state(server, lease, "ended")
+    server.release(lease)
+    server.in_state(lease, "ended")
 
 
 def test_containers_may_not_mount_the_data_by_any_name(tmp_path):

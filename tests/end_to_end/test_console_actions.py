@@ -1,16 +1,10 @@
 """What pages may do without the tokens of leases, and what every operation would do."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, cluster
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import FIRST_FIT, Server, cluster, heard, serving
 
 TERMS = {"ttl_seconds": 600}
 
@@ -20,13 +14,10 @@ def server(tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("actions")
     file = folder / "moored.toml"
     file.write_text('operators = ["olga"]\n[tokens]\nann = "aa"\nbob = "bb"\nolga = "oo"\n')
-    with daemon(folder / "data", options=("--config", str(file))) as running:
-        server = Server(running)
+    with serving(folder / "data", options=("--config", str(file))) as server:
         server.http.headers["Authorization"] = "Bearer aa"
-        server.register(cluster("east", nodes=2, gpus=4))
-        server.publish(catalog.document("first_fit"))
+        server.fill(cluster("east", nodes=2, gpus=4))
         yield server
-        server.close()
 
 
 def say(server: Server, *messages: dict, who: str = "aa", page: bool = False) -> list[dict]:
@@ -35,7 +26,7 @@ def say(server: Server, *messages: dict, who: str = "aa", page: bool = False) ->
         replies = []
         for message in messages:
             socket.send(json.dumps(message))
-            replies.append(json.loads(socket.recv(30)))
+            replies.append(heard(socket))
         return replies
 
 
@@ -67,12 +58,11 @@ def test_a_tenant_releases_its_own_leases_and_no_others(server, page):
 
 def test_the_command_line_releases_from_a_machine_that_never_saw_the_lease(server, tmp_path):
     held = lease(server)
-    environment = {"MOORAGE_URL": server.running.ws, "MOORAGE_STATE": str(tmp_path / "none.json")}
-    command = [Path(sys.executable).with_name("moorage"), "release", held["id"], "--json"]
 
     def release(token: str) -> dict:
-        environment["MOORAGE_TOKEN"] = token
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        words = ("release", held["id"], "--json")
+        state = str(tmp_path / "none.json")
+        done = server.moorage(*words, MOORAGE_TOKEN=token, MOORAGE_STATE=state)
         return json.loads(done.stdout)
 
     assert release("bb")["error"]["code"] == "wrong_token"
@@ -120,7 +110,7 @@ def test_a_request_that_waits_goes_on_waiting_after_a_dry_run(server):
         assert other["error"]["code"] == "unknown_request"
         assert say(server, {"op": "queue"})[0]["data"]["waiting"]
         say(server, cancel)
-        assert json.loads(socket.recv(30))["error"]["code"] == "cancelled"
+        assert heard(socket)["error"]["code"] == "cancelled"
     say(server, {"op": "release", "lease": held["id"], "token": held["token"]})
 
 

@@ -7,10 +7,7 @@ import zlib
 from contextlib import ExitStack
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, until
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import FIRST_FIT, ask_message, cluster, heard, serving, until
 
 pytestmark = pytest.mark.heavy
 
@@ -20,12 +17,9 @@ TOKENS = 'operators = ["ann"]\n[tokens]\nann = "of-ann"\nbob = "of-bob"\n'
 
 @pytest.fixture(scope="module")
 def server():
-    with daemon() as running:
-        server = Server(running)
-        server.register(cluster("east", nodes=2, gpus=4))
-        server.publish(catalog.document("first_fit"))
+    with serving() as server:
+        server.fill(cluster("east", nodes=2, gpus=4))
         yield server
-        server.close()
 
 
 def decided(server, **fields):
@@ -37,7 +31,7 @@ def decided(server, **fields):
 def hold(server, **more):
     """Return a new lease, which ends with the test."""
     lease = server.ask(**{"resources": {"gpus": 4}, "lease": TERMS, **more})["lease"]
-    server.leases = [*getattr(server, "leases", []), lease]
+    server.leases.append(lease)
     return lease
 
 
@@ -56,9 +50,9 @@ def test_grants_refusals_queue_and_ends_are_listed_newest_first(server):
     with server.socket() as socket:
         waits = TERMS | {"wait_seconds": 60}
         socket.send(json.dumps(ask_message(id="w", resources={"gpus": 1}, lease=waits)))
-        until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+        until(server.waiting)
         server.release(held)
-        granted = json.loads(socket.recv(30))["lease"]
+        granted = heard(socket)["lease"]
     server.leases.append(granted)
     page = decided(server, limit=6)
     assert page["kept_since"] is None
@@ -107,7 +101,7 @@ def test_more_facts_than_one_answer_looks_through(server):
     with server.socket() as socket:
         for _ in range(2600):
             socket.send(message)
-            lease = json.loads(socket.recv(30))["lease"]
+            lease = heard(socket)["lease"]
             ended = {"op": "release", "lease": lease["id"], "token": lease["token"]}
             socket.send(json.dumps(ended))
             socket.recv(30)
@@ -151,19 +145,14 @@ def test_what_cannot_be_listed_is_refused_with_its_field(server, fields, field):
 
 
 def test_a_restart_keeps_what_the_ledger_has(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        server.register(cluster("east", nodes=2, gpus=4))
-        server.publish(catalog.document("first_fit"))
+    with serving(tmp_path) as server:
+        server.fill(cluster("east", nodes=2, gpus=4))
         held = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
-        server.close()
-    with daemon(tmp_path) as running:
-        server = Server(running)
+    with serving(tmp_path) as server:
         (row,) = decided(server)["decisions"]
         assert (row["request"], row["state"]) == (held["id"], "granted")
         refused = server.ask(id="r", resources={"gpus": 5}, lease=TERMS)["request"]
         assert [row["request"] for row in decided(server)["decisions"]] == [refused, held["id"]]
-        server.close()
 
 
 def test_the_fleet_of_a_decision(server):
@@ -237,7 +226,7 @@ AS_ANN, AS_BOB = ({"Authorization": f"Bearer of-{name}"} for name in ("ann", "bo
 
 def say(socket, message):
     socket.send(json.dumps(message))
-    return json.loads(socket.recv(30))
+    return heard(socket)
 
 
 def listed(socket, op, name, key, **more):
@@ -250,12 +239,9 @@ def shared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tenants")
     file = folder / "moored.toml"
     file.write_text(TOKENS)
-    with daemon(folder / "data", options=("--config", str(file))) as running:
-        server = Server(running, "of-ann")
-        server.register(cluster("east", nodes=2, gpus=4))
-        server.publish(catalog.document("first_fit"))
+    with serving(folder / "data", options=("--config", str(file)), bearer="of-ann") as server:
+        server.fill(cluster("east", nodes=2, gpus=4))
         yield server
-        server.close()
 
 
 def test_tenants_see_their_own_and_operators_all(shared):

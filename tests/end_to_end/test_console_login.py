@@ -6,11 +6,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from served import Server, cluster
+from served import cluster, heard, serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
-
-from moorage.testing.daemon_process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -22,10 +20,8 @@ FOREIGN = "https://evil.example"
 def served(folder, text=TOKENS):
     file = folder / "moored.toml"
     file.write_text(text)
-    with daemon(folder / "data", options=("--config", str(file))) as running:
-        server = Server(running)
+    with serving(folder / "data", options=("--config", str(file))) as server:
         yield server
-        server.close()
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +70,7 @@ def page(server):
 
 def leases(socket):
     socket.send(json.dumps({"op": "leases"}))
-    return json.loads(socket.recv(30))
+    return heard(socket)
 
 
 @pytest.mark.parametrize("path", ["/console", "/console/", "/console/why/a.b-1", "/console/fleet"])

@@ -13,12 +13,10 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from served import Server, ask_message, cluster
+from served import Server, ask_message, cluster, serving, tell
 from websockets.sync.client import connect
 
 from moorage.bench import load
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -79,14 +77,9 @@ def holds(count: int):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with daemon() as running:
-        server = Server(running)
-        server.register(
-            cluster("east", nodes=3, gpus=4), cluster("west", nodes=2, gpus=8, model="H")
-        )
-        server.publish(catalog.document("first_fit"))
+    with serving() as server:
+        server.fill(cluster("east", nodes=3, gpus=4), cluster("west", nodes=2, gpus=8, model="H"))
         yield server
-        server.close()
 
 
 @pytest.fixture
@@ -99,11 +92,6 @@ def shown(server: Server) -> Iterator[Map]:
 
 def lease(server: Server, **resources) -> dict:
     return server.ask(resources={"gpus": 1, **resources}, lease=TERMS)["lease"]
-
-
-def release(server: Server, held: dict) -> None:
-    (answer,) = server.say({"op": "release", "lease": held["id"], "token": held["token"]})
-    assert answer["success"]
 
 
 def test_the_snapshot_names_all_slots(shown):
@@ -124,7 +112,7 @@ def test_what_is_granted_and_released_is_told_in_numbered_deltas(server, shown):
     assert [shown.told["milli"][slot] for slot in slots] == [500, 500]
     assert {shown.told["ends"][slot] for slot in slots} == {int(first["expires_at"])}
     assert [shown.told["tenants"][shown.told["tenant"][slot]] for slot in slots] == ["local"] * 2
-    release(server, first)
+    server.release(first)
     shown.until(holds(0))
     assert shown.messages.count("snapshot") == 1
     assert shown.messages.count("delta") >= 2
@@ -138,7 +126,7 @@ def test_who_asks_again_is_sent_all_of_it_again(server, shown):
     while shown.take().get("event") != "snapshot":
         pass
     assert shown.told["state"].count(HELD) == 1
-    release(server, held)
+    server.release(held)
     shown.until(holds(0))
 
 
@@ -177,24 +165,21 @@ def test_shapes_fit_less_often_once_something_is_held(server):
     assert (now[8]["fits"], now[8]["defragmented"]) == (1, 1)
     assert now[8]["where"] == [["west", "west-1", 1]]
     for each in held:
-        release(server, each)
+        server.release(each)
     page.open.close()
 
 
 def test_tenants_see_their_own_and_operators_all(tmp_path):
     file = tmp_path / "moored.toml"
     file.write_text('operators = ["op"]\n[tokens]\nann = "aa"\nbob = "bb"\nop = "oo"\n')
-    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
-        server = Server(running)
+    with serving(tmp_path / "data", options=("--config", str(file))) as server:
         server.http.headers["Authorization"] = "Bearer oo"
-        server.register(cluster("east", nodes=1, gpus=4))
-        server.publish(catalog.document("first_fit"))
-        maps = {name: Map(running.ws, name) for name in ("aa", "bb", "oo")}
+        server.fill(cluster("east", nodes=1, gpus=4))
+        maps = {name: Map(server.running.ws, name) for name in ("aa", "bb", "oo")}
         for name in ("aa", "bb"):
             with server.socket({"Authorization": f"Bearer {name}"}) as socket:
                 asked = ask_message(resources={"gpus": 1}, lease=TERMS)
-                socket.send(json.dumps(asked))
-                assert json.loads(socket.recv(30))["success"]
+                assert tell(socket, asked)["success"]
         for each in maps.values():
             each.until(holds(2))
         seen = {
@@ -207,7 +192,6 @@ def test_tenants_see_their_own_and_operators_all(tmp_path):
         assert [bool(at) for at in maps["aa"].told["ends"]] == [True, False, False, False]
         for each in maps.values():
             each.open.close()
-        server.close()
 
 
 def memory_mib(pid: int) -> float:
@@ -223,30 +207,27 @@ def test_who_does_not_read_is_sent_nothing_more_and_all_of_it_later(tmp_path):
         node["id"] = base64.b16encode(zlib.crc32(b"%d" % number).to_bytes(4) * 7).decode() + str(
             number
         )
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        server.register(wide)
-        server.publish(catalog.document("first_fit"))
-        slow, quick = Map(running.ws), Map(running.ws)
+    with serving(tmp_path) as server:
+        server.fill(wide)
+        slow, quick = Map(server.running.ws), Map(server.running.ws)
         quick.until(lambda told: told)
-        before = memory_mib(running.pid)
+        before = memory_mib(server.pid)
         asking = threading.Thread(target=lambda: [slow.watch() for _ in range(3_000)], daemon=True)
         asking.start()
         for _ in range(40):
             held = lease(server)
             quick.until(holds(1))
-            release(server, held)
+            server.release(held)
             quick.until(holds(0))
-        assert memory_mib(running.pid) - before < 64
+        assert memory_mib(server.pid) - before < 64
         last = lease(server)
         quick.until(holds(1))
         slow.until(lambda _: slow.number >= quick.number)
         assert slow.held() == quick.held()
-        release(server, last)
+        server.release(last)
         slow.until(holds(0))
         for each in (slow, quick):
             each.open.close()
-        server.close()
 
 
 def processor_seconds(pid: int) -> float:
@@ -273,27 +254,25 @@ asyncio.run(main())
 @pytest.mark.heavy
 async def test_fifty_open_maps_cost_little(tmp_path):
     """Rounds with and without alternate in one run; what is compared are their medians."""
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        server.register(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
-        server.publish(catalog.document("first_fit"))
+    with serving(tmp_path) as server:
+        server.fill(*(cluster(f"c{n}", nodes=125, gpus=8) for n in range(10)))
         one = ask_message(resources={"gpus": 1}, lease=TERMS)
         asked = [json.dumps(one)] * ROUND_REQUESTS
-        await load.drive(running.ws, asked, connections=4, window=8)
+        await load.drive(server.running.ws, asked, connections=4, window=8)
         taken: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(ROUNDS):
             for watched in (False, True):
                 pages = None
                 if watched:
-                    command = [sys.executable, "-c", WATCHING, running.ws, str(WATCHERS)]
+                    command = [sys.executable, "-c", WATCHING, server.running.ws, str(WATCHERS)]
                     pages = await asyncio.create_subprocess_exec(
                         *command, stdout=asyncio.subprocess.PIPE
                     )
                     for _ in range(WATCHERS):
                         assert await pages.stdout.readline() == b"watching\n"
-                before = processor_seconds(running.pid)
-                done = await load.drive(running.ws, asked, connections=4, window=8)
-                taken[watched].append(processor_seconds(running.pid) - before)
+                before = processor_seconds(server.pid)
+                done = await load.drive(server.running.ws, asked, connections=4, window=8)
+                taken[watched].append(processor_seconds(server.pid) - before)
                 assert all(b'"success":true' in reply for reply in done.replies)
                 if pages is not None:
                     pages.terminate()
@@ -302,4 +281,3 @@ async def test_fifty_open_maps_cost_little(tmp_path):
         cost = 1 - median(taken[False]) / median(taken[True])
         print(f"{WATCHERS} maps cost {cost:.1%}; CPU seconds {taken}")
         assert cost <= COST_MAX
-        server.close()

@@ -4,9 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, cluster, policy
+from served import Server, cluster, policy, serving
 
-from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 FIRST = catalog.document("first_fit")
@@ -19,12 +18,10 @@ return {"cluster_id": "east", "node_id": "east-1", "gpus": ["0"]}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         server.register(cluster("east", nodes=2, gpus=4))
         server.publish(FIRST)
         yield server
-        server.close()
 
 
 def code(body: str) -> str:
@@ -62,12 +59,12 @@ def test_a_policy_is_tried_on_the_fleet_as_it_is_and_nothing_changes(server):
         "no_capacity",
     ]
     assert all(each["seconds"] >= 0 for each in told["results"])
-    (row,) = server.say({"op": "leases"})[0]["data"]["leases"]
+    (row,) = server.held()
     assert row["id"] == held["id"]
     assert (
         server.http.get("/policy").json()["data"][0]["policy_rule_uri"] == FIRST["policy_rule_uri"]
     )
-    server.say({"op": "release", "lease": held["id"], "token": held["token"]})
+    server.release(held)
 
 
 @pytest.mark.heavy
@@ -97,7 +94,7 @@ def test_a_decision_opens_with_the_fleet_as_it_was(server):
     before = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
     asked = server.ask(resources={"gpus": 4}, lease=TERMS)["lease"]
     for each in (before, asked):
-        server.say({"op": "release", "lease": each["id"], "token": each["token"]})
+        server.release(each)
     uri, wanted = FIRST["policy_rule_uri"], {"resources": {"gpus": 4}}
     then = play(server, policy_rule_uri=uri, fleet={"decision": asked["id"]}, requests=[wanted] * 2)
     assert [each["ok"] for each in then["results"]] == [True, False]
@@ -155,8 +152,6 @@ def test_unknown_decisions_and_policies_are_named(server):
 def test_a_tenant_is_known_first(tmp_path):
     file = tmp_path / "moored.toml"
     file.write_text('[tokens]\nann = "aa"\n')
-    with daemon(tmp_path / "data", options=("--config", str(file))) as running:
-        server = Server(running)
+    with serving(tmp_path / "data", options=("--config", str(file))) as server:
         answer = server.http.post("/console/playground", content=json.dumps({"code": "x"}))
         assert answer.status_code == 401
-        server.close()

@@ -1,34 +1,10 @@
 """Containers that a lease starts: found after a crash of the daemon, started once, never leaked."""
 
-import contextlib
-import os
-import platform
-import signal
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Server, cluster, until
-
-from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
-
-
-@contextlib.contextmanager
-def killed(data: Path):
-    """A daemon that the test kills, which is no error."""
-    with contextlib.suppress(CommandError), daemon(data) as running:
-        yield running
-        os.kill(running.pid, signal.SIGKILL)
-
-
-def fill(server: Server) -> None:
-    document = cluster("here", nodes=1, gpus=8)
-    document["nodes"]["nodeData"][0]["id"] = platform.node()
-    server.register(document)
-    server.publish(catalog.document("first_fit"))
+from served import Server, here, kill, killed, serving, until
 
 
 def run(server: Server, image: str, script: str, **more: Any) -> dict[str, Any]:
@@ -42,25 +18,7 @@ def run(server: Server, image: str, script: str, **more: Any) -> dict[str, Any]:
     return reply["lease"]
 
 
-def status(server: Server, lease: dict[str, Any]) -> dict[str, Any]:
-    return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
-
-
-def in_state(server: Server, lease: dict[str, Any], state: str) -> dict[str, Any]:
-    until(lambda: status(server, lease)["state"] == state)
-    return status(server, lease)
-
-
-def release(server: Server, lease: dict[str, Any]) -> None:
-    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
-
-
-def leases(server: Server) -> dict[str, str]:
-    page = server.say({"op": "leases", "limit": 1000})[0]["data"]["leases"]
-    return {each["id"]: each["state"] for each in page}
-
-
-def here(api: Any) -> Counter[str]:
+def workloads(api: Any) -> Counter[str]:
     """Count the containers there are of every workload, running or not."""
     return Counter(each["Labels"]["moorage.workload"] for each in api.containers(all=True))
 
@@ -69,23 +27,20 @@ def here(api: Any) -> Counter[str]:
 def test_a_container_is_found_again_after_kill_9_and_one_that_ended_meanwhile_is_told(
     tmp_path, container_engine, container_image
 ):
-    with killed(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with killed(tmp_path) as server:
+        server.fill(here())
         lives = run(server, container_image, "exec sleep 1000")
         ends = run(server, container_image, "sleep 1; exit 3")
-        in_state(server, lives, "active")
-        in_state(server, ends, "active")
-        server.close()
-    before = here(container_engine)
+        server.in_state(lives, "active")
+        server.in_state(ends, "active")
+        kill(server)
+    before = workloads(container_engine)
     assert before == {lives["id"]: 1, ends["id"]: 1}
     until(lambda: len(container_engine.containers()) == 1)
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        assert "exit status 3" in in_state(server, ends, "ended")["reason"]
-        assert status(server, lives)["state"] == "active"
-        until(lambda: here(container_engine) == {lives["id"]: 1})
-        release(server, lives)
-        in_state(server, lives, "ended")
-        assert here(container_engine) == {}
-        server.close()
+    with serving(tmp_path) as server:
+        assert "exit status 3" in server.in_state(ends, "ended")["reason"]
+        assert server.status(lives)["state"] == "active"
+        until(lambda: workloads(container_engine) == {lives["id"]: 1})
+        server.release(lives)
+        server.in_state(lives, "ended")
+        assert workloads(container_engine) == {}

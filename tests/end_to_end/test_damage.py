@@ -6,17 +6,14 @@ import random
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
+from served import Server, cluster, moored, ran, serving, until
 
 from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import child, daemon, serve_command, serve_variables
-from moorage_policies import catalog
+from moorage.testing.daemon_process import child, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -25,21 +22,9 @@ LEASES = 40
 FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 
-def fill(server: Server, nodes: int = 8) -> None:
-    server.register(cluster("east", nodes=nodes, gpus=8))
-    server.publish(catalog.document("first_fit"))
-
-
 def refusal(data: Path) -> str:
     """Start a daemon that cannot start; return what it says."""
-    done = subprocess.run(
-        serve_command(data),
-        env=serve_variables(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(*serve_command(data))
     assert (done.returncode, done.stdout) == (3, "")
     return done.stderr
 
@@ -51,7 +36,7 @@ def left(tmp_path_factory) -> tuple[Path, list[dict]]:
     log = data.parent / "killed.log"
     with child(serve_command(data), log, {**serve_variables(), **FEW}) as (process, ready):
         server = Server(type("Running", (), ready))
-        fill(server)
+        server.fill(cluster("east", nodes=8, gpus=8))
         granted = [
             server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)["lease"]
             for _ in range(LEASES)
@@ -75,29 +60,25 @@ def held(server: Server) -> dict[str, dict]:
 
 
 def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server, nodes=1)
+    with serving(tmp_path) as server:
+        server.fill(cluster("east", nodes=1, gpus=8))
         server.ask(resources={"gpus": 8}, lease=LEASE)
         # Of what waited in vain only the history tells, once the daemon has started again.
         waited = [
             server.ask(resources={"gpus": 1}, lease={**LEASE, "wait_seconds": 0.05})["request"]
             for _ in range(2)
         ]
-        server.close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         statement = "UPDATE fact SET body = replace(body, 'local', 'lacol') WHERE subject = ?"
         assert connection.execute(statement, (waited[0],)).rowcount > 0
         connection.commit()
-    with daemon(tmp_path) as running:
-        server = Server(running)
+    with serving(tmp_path) as server:
         said, fine = server.say(*({"op": "why", "request": each} for each in waited))
         assert (said["success"], said["error"]["code"]) == (False, "unavailable")
         assert "does not match its checksum" in said["error"]["reason"]
         assert fine["success"], fine
         assert server.ask(resources={"gpus": 1})["error"]["code"] != "unavailable"
-        until(lambda: "does not match its checksum" in running.log.read_text())
-        server.close()
+        until(lambda: "does not match its checksum" in server.log())
 
 
 def test_a_lost_log_is_refused_and_says_what_is_missing(killed):
@@ -111,28 +92,24 @@ def test_a_lost_log_is_refused_and_says_what_is_missing(killed):
 def test_after_a_kill_fencing_numbers_go_on_beyond_the_reserved_ones(killed):
     data, granted = killed
     assert [lease["fencing"] for lease in granted] == list(range(1, LEASES + 1))
-    with daemon(data) as running:
-        server = Server(running)
+    with serving(data) as server:
         assert {name: lease["fencing"] for name, lease in held(server).items()} == {
             lease["id"]: lease["fencing"] for lease in granted
         }
         later = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
         assert later["fencing"] > 10_000
-        server.close()
 
 
 def test_only_its_owner_may_read_what_a_daemon_keeps(tmp_path):
     old = os.umask(0o002)
     try:
-        with daemon(tmp_path) as running:
-            server = Server(running)
-            fill(server)
+        with serving(tmp_path) as server:
+            server.fill(cluster("east", nodes=8, gpus=8))
             modes = {
                 file.name: stat.S_IMODE(file.stat().st_mode)
                 for file in tmp_path.iterdir()
                 if file.name.startswith(("ledger", "catalog"))
             }
-            server.close()
     finally:
         os.umask(old)
     assert {"catalog.db", "catalog.db-wal", "ledger.db", "ledger.db-wal"} <= set(modes)
@@ -141,21 +118,18 @@ def test_only_its_owner_may_read_what_a_daemon_keeps(tmp_path):
 
 def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     """Run `moored ledger verify` or `repair`; return its exit code and what it says."""
-    command = [sys.executable, "-m", "moorage", "ledger", word, "--data", str(data), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = moored("ledger", word, "--data", data, *flags)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
 
 def test_what_is_whole_is_said_to_be_also_while_the_daemon_runs(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with serving(tmp_path) as server:
+        server.fill(cluster("east", nodes=8, gpus=8))
         server.ask(resources={"gpus": 1}, lease=LEASE)
         code, said = care("verify", tmp_path)
         assert code == 0, said
         assert "all as they were written" in said
-        server.close()
     assert care("repair", tmp_path) == (0, f"{tmp_path}: nothing is damaged\n")
     code, said = care("verify", tmp_path, "--json")
     assert json.loads(said)["findings"] == []
@@ -181,16 +155,14 @@ def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(kill
     (copy,) = data.glob("damaged-*")
     assert (copy / "ledger.db-wal").read_bytes() == content
     assert care("verify", data)[0] == 0
-    with daemon(data) as running:
-        server = Server(running)
+    with serving(data) as server:
         kept = held(server)
         by_id = {lease["id"]: lease for lease in granted}
         assert 0 < len(kept) < len(granted)
         assert all(by_id[name]["fencing"] == lease["fencing"] for name, lease in kept.items())
         later = server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)["lease"]
         assert later["fencing"] > 10_000
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 def test_a_catalog_that_is_damaged_is_repaired_likewise(killed):
@@ -201,30 +173,23 @@ def test_a_catalog_that_is_damaged_is_repaired_likewise(killed):
     assert code == 0
     assert "  catalog.db has seen" in said
     assert "in the catalog: the last" in said
-    with daemon(data) as running:
-        server = Server(running)
-        fill(server)
+    with serving(data) as server:
+        server.fill(cluster("east", nodes=8, gpus=8))
         assert server.ask(resources={"gpus": 1}, lease=LEASE)["success"]
-        server.close()
 
 
 def test_why_says_since_when_there_is_history(tmp_path):
     days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
-    with daemon(tmp_path, environment=days) as running:
-        server = Server(running)
-        fill(server, nodes=1)
+    with serving(tmp_path, environment=days) as server:
+        server.fill(cluster("east", nodes=1, gpus=8))
         waited = {"ttl_seconds": 60, "wait_seconds": 0.05}
         server.ask(resources={"gpus": 8}, lease=LEASE)
         gone = server.ask(resources={"gpus": 1}, lease=waited)["request"]
-        server.close()
     for _ in range(2):  # Each stop writes a checkpoint, and each start prunes what that allows.
-        with daemon(tmp_path, environment=days) as running:
-            server = Server(running)
+        with serving(tmp_path, environment=days) as server:
             server.register(cluster("west", nodes=1))
             server.http.delete("/clusters/west").raise_for_status()
-            server.close()
-    with daemon(tmp_path, environment=days) as running:
-        server = Server(running)
+    with serving(tmp_path, environment=days) as server:
 
         def told() -> str:
             return server.say({"op": "why", "request": gone})[0].get("error", {}).get("reason", "")
@@ -233,7 +198,6 @@ def test_why_says_since_when_there_is_history(tmp_path):
         assert "History before 2" in told()
         assert len(held(server)) == 1
         assert care("verify", tmp_path)[0] == 0
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -277,8 +241,6 @@ def test_a_catalog_that_is_gone_is_missed(killed):
     data, granted = killed
     for each in data.glob("catalog*"):
         each.unlink()
-    with daemon(data) as running:
-        server = Server(running)
-        assert "catalog.db is not there, beside a ledger" in running.log.read_text()
+    with serving(data) as server:
+        assert "catalog.db is not there, beside a ledger" in server.log()
         assert held(server).keys() == {lease["id"] for lease in granted}
-        server.close()

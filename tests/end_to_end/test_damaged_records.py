@@ -9,10 +9,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from served import Server, until
-from test_backends import dead, fill, in_state, killed, marked, release, run
+from served import Server, heard, here, is_over, kill, killed, marked, serving, until
+from test_backends import run
 
-from moorage.testing.daemon_process import child, daemon, serve_command, serve_variables
+from moorage.testing.daemon_process import child, serve_command, serve_variables
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -31,11 +31,9 @@ def data(tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def server(shared):
-    with daemon(shared) as running:
-        server = Server(running)
-        fill(server)
+    with serving(shared) as server:
+        server.fill(here())
         yield server
-        server.close()
 
 
 def logs(server: Server, lease: dict) -> dict:
@@ -45,14 +43,6 @@ def logs(server: Server, lease: dict) -> dict:
 def asking(op: str, lease: dict) -> str:
     more = {"command": ["true"]} if op == "exec" else {}
     return json.dumps({"op": op, "lease": lease["id"], "token": lease["token"], **more})
-
-
-def is_running(pid: int) -> bool:
-    """Tell whether a process runs: one that is dead may wait to be reaped on a busy machine."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def as_folder(place: Path) -> None:
@@ -83,29 +73,29 @@ DAMAGES = [as_folder, as_loop, as_fifo, as_socket]
 @pytest.mark.parametrize("name", ["output.log", "order.json", "process.json", "lock"])
 def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, shared, name, damage):
     lease = run(server, WRITES)
-    in_state(server, lease, "active")
+    server.in_state(lease, "active")
     until(lambda: logs(server, lease)["data"]["text"])
     (pid, *_) = marked(shared)[lease["id"]]
     damage(shared / "local" / "running" / lease["id"] / name)
     reply = logs(server, lease)
     assert reply["success"] or reply["error"]["code"] in {"engine_failed", "not_found"}, reply
-    release(server, lease)
-    in_state(server, lease, "ended")
+    server.release(lease)
+    server.in_state(lease, "ended")
     assert lease["id"] not in marked(shared)
-    assert not is_running(pid)
+    assert is_over(pid)
     assert server.http.get("/healthz").status_code == 200
 
 
 def test_commands_beside_one_workload_are_bounded(server, shared):
     first, second = (run(server, WRITES) for _ in range(2))
     for lease in (first, second):
-        in_state(server, lease, "active")
+        server.in_state(lease, "active")
     with server.socket() as socket:
         for number in range(12):
             ask = json.loads(asking("exec", first)) | {"id": str(number)}
             command = ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]
             socket.send(json.dumps({**ask, "command": command}))
-        refused = [json.loads(socket.recv(30)) for _ in range(4)]
+        refused = [heard(socket) for _ in range(4)]
         assert {each["error"]["code"] for each in refused} == {"busy"}
         assert server.say(asking("exec", second))[0]["success"], "another's are its own"
         ask = json.loads(asking("exec", first))
@@ -113,38 +103,37 @@ def test_commands_beside_one_workload_are_bounded(server, shared):
         assert server.say(asking("logs", first))[0]["success"]
         (shared / "local" / "running" / first["id"] / "work" / "go").touch()
         for _ in range(8):
-            assert json.loads(socket.recv(30))["data"]["exit_code"] == 0
+            assert heard(socket)["data"]["exit_code"] == 0
     assert server.say(ask)[0]["success"]
     for lease in (first, second):
-        release(server, lease)
-        in_state(server, lease, "ended")
+        server.release(lease)
+        server.in_state(lease, "ended")
 
 
 @pytest.mark.heavy
 def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
-    with killed(data) as running, contextlib.closing(Server(running)) as before:
-        fill(before)
+    with killed(data) as before:
+        before.fill(here())
         leases = [(damage, run(before, WRITES)) for damage in (*DAMAGES, shutil.rmtree)]
         for _, lease in leases:
-            in_state(before, lease, "active")
-        os.kill(running.pid, 9)
-        dead(running.pid)
+            before.in_state(lease, "active")
+        kill(before)
     folders = data / "local"
     for damage, lease in leases:
         folder = folders / "running" / lease["id"]
         damage(folder if damage is shutil.rmtree else folder / "order.json")
-    with daemon(data) as running, contextlib.closing(Server(running)) as after:
+    with serving(data) as after:
         for damage, lease in leases:
-            in_state(after, lease, "ended")
+            after.in_state(lease, "ended")
             assert lease["id"] not in marked(data), damage
             if damage is not shutil.rmtree:
                 said = f"{lease['id']} is no record of a workload"
-                assert said in running.log.read_text(), damage
+                assert said in after.log(), damage
                 assert (folders / "damaged" / lease["id"] / "process.json").exists(), damage
         again = run(after, WRITES, gpus=8)
-        in_state(after, again, "active")
-        release(after, again)
-        in_state(after, again, "ended")
+        after.in_state(again, "active")
+        after.release(again)
+        after.in_state(again, "ended")
 
 
 @pytest.mark.heavy
@@ -154,10 +143,10 @@ def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path, doo
     with child(command, tmp_path / "log", serve_variables()) as (process, ready):
         place = ready[door].rpartition(":")[2]
         server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
-        fill(server)
+        server.fill(here())
         with server.socket() as kept, contextlib.ExitStack() as opened:
             lease = run(server, WRITES)
-            in_state(server, lease, "active")
+            server.in_state(lease, "active")
             for _ in range(300):
                 more = opened.enter_context(socket.socket())
                 more.settimeout(5)
@@ -165,31 +154,29 @@ def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path, doo
             descriptors = Path(f"/proc/{process.pid}/fd")
             for op in ("exec", "logs") * 10:
                 kept.send(asking(op, lease))
-                assert json.loads(kept.recv(30))["success"]
+                assert heard(kept)["success"]
             until(lambda: len(list(descriptors.iterdir())) <= 128)
-        release(server, lease)
-        in_state(server, lease, "ended")
+        server.release(lease)
+        server.in_state(lease, "ended")
         server.close()
         assert "sessions_max" in (tmp_path / "log").read_text()
 
 
-def test_requests_are_answered_busy_where_no_descriptor_is_left(data, tmp_path):
-    with child(serve_command(data), tmp_path / "log", serve_variables()) as (process, ready):
-        server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
-        fill(server)
+def test_requests_are_answered_busy_where_no_descriptor_is_left(data):
+    with serving(data) as server:
+        server.fill(here())
         with server.socket() as kept:
             lease = run(server, WRITES)
-            in_state(server, lease, "active")
-            limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-            used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+            server.in_state(lease, "active")
+            limits = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+            used = len(list(Path(f"/proc/{server.pid}/fd").iterdir()))
             for left in (0, 1, 2, 3, 5, 8, 20):
-                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + left, limits[1]))
+                resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (used + left, limits[1]))
                 for op in ("logs", "exec"):
                     kept.send(asking(op, lease))
-                    assert json.loads(kept.recv(30))["error"]["code"] == "busy"
-            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+                    assert heard(kept)["error"]["code"] == "busy"
+            resource.prlimit(server.pid, resource.RLIMIT_NOFILE, limits)
             kept.send(asking("exec", lease))
-            assert json.loads(kept.recv(30))["success"]
-        release(server, lease)
-        in_state(server, lease, "ended")
-        server.close()
+            assert heard(kept)["success"]
+        server.release(lease)
+        server.in_state(lease, "ended")

@@ -1,11 +1,10 @@
 """What a real daemon says over the socket is as its own AsyncAPI document and schemas say."""
 
 import json
-import platform
 
 import pytest
 from jsonschema import Draft202012Validator
-from served import ask_message, cluster
+from served import ask_message, heard, here
 
 NAMES = {"ask": "AllocationRequest", "queue": "QueueListing", "leases": "LeaseListing"} | {
     "fleet": "FleetListing",
@@ -53,9 +52,7 @@ class Session:
 
 
 def test_a_whole_session_is_as_described(server, session):
-    here = cluster("here", nodes=1)
-    here["nodes"]["nodeData"][0]["id"] = platform.node()
-    server.register(here)
+    server.register(here())
     server.publish({"policy_rule_uri": "managed:1-x", "code": MANAGED})
     session.say({"op": "watch", "topics": ["leases", "fleet", "policies"], "id": "w"})
     session.say(ask_message(resources=RESOURCES, explain=True, id=1))
@@ -124,7 +121,7 @@ def test_waiting_is_as_described(server, session):
 def test_a_resumed_session_is_as_described(server, session):
     with server.socket() as lost:
         lost.send(json.dumps(ask_message(resources=RESOURCES, lease={"ttl_seconds": 60}, id="m")))
-        server.leases = [json.loads(lost.recv(30))["lease"]]
+        server.leases = [heard(lost)["lease"]]
         name = lost.response.headers["Moorage-Session"]
         resumed = session.say({"op": "resume", "session": name})["data"]
         (held,) = resumed["leases"]

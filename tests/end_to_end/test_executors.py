@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, policy
+from served import FIRST_FIT, Server, ask_message, cluster, policy, serving
 
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
@@ -202,10 +202,8 @@ def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
         "MOORAGE_POLICY_EXECUTOR_HOST_URL": f"http://127.0.0.1:{faulty.server_port}",
         "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "1",
     }
-    with daemon(tmp_path, environment=elsewhere) as running:
-        server = Server(running)
-        server.register(cluster("east"))
-        server.publish(catalog.document("first_fit"))
+    with serving(tmp_path, environment=elsewhere) as server:
+        server.fill(cluster("east"))
         nowhere = {"success": True, "data": {"cluster_id": "east", "node_id": "n", "gpus": ["0"]}}
         cases = [
             (200, json.dumps(nowhere), "policy_unsound"),
@@ -229,4 +227,3 @@ def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
             reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
             assert reply["error"]["code"] == "unavailable"
             assert reply["error"]["service"] == "policy executor"
-        server.close()

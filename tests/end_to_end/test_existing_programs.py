@@ -2,12 +2,11 @@
 
 import base64
 import io
-import json
 import zipfile
 
 import pytest
 import requests
-from served import ask_message, policy
+from served import ask_message, policy, tell
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -263,8 +262,7 @@ def test_credentials_in_a_url_are_enough(tmp_path, monkeypatch):
         assert requests.get(f"{wrong}/policy", timeout=10).status_code == 401
         for user in ("user", "team-a"):
             with connect(ws.replace("ws://", f"ws://{user}:s3cret@")) as socket:
-                socket.send(json.dumps({"op": "leases"}))
-                assert json.loads(socket.recv(10))["success"]
+                assert tell(socket, {"op": "leases"})["success"]
         with pytest.raises(InvalidStatus):
             connect(ws.replace("ws://", "ws://user:wrong@"))
         for name in ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL"):

@@ -1,7 +1,5 @@
 """Sites with services of their own: one real daemon uses another's, and some that misbehave."""
 
-import contextlib
-import json
 import os
 import signal
 import socket
@@ -10,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, policy
+import served
+from served import Server, cluster, heard, policy, tell
 
 from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test import `faulty`.
@@ -62,14 +60,8 @@ def fill(server: Server, *names: str) -> None:
         server.http.post("/cluster", json=metrics(name)).raise_for_status()
 
 
-@contextlib.contextmanager
 def serving(data=None, *, options=(), **environment):
-    with daemon(data, options=options, environment=environment) as running:
-        server = Server(running)
-        try:
-            yield server
-        finally:
-            server.close()
+    return served.serving(data, options=options, environment=environment)
 
 
 def until(ask, good):
@@ -102,7 +94,7 @@ def site():
 def outpost(site):
     with serving(**dict.fromkeys(PARTS, site.running.http), **QUICK) as outpost:
         yield outpost
-        assert outpost.running.log.read_text() == ""
+        assert outpost.log() == ""
 
 
 def test_leases_on_clusters_of_another_registry_by_policies_of_another_store(site, outpost):
@@ -147,7 +139,7 @@ def test_a_site_is_killed_and_comes_back(tmp_path):
             asked = {"resources": {"gpus": 1}, "lease": LEASE}
             kept = until(lambda: here.ask(**asked), lambda reply: reply["success"])["lease"]
             until(lambda: here.ask("reads:1.0-metrics"), lambda reply: not doubts(reply))
-            os.kill(site.running.pid, signal.SIGKILL)
+            os.kill(site.pid, signal.SIGKILL)
 
         # Known clusters and policies are served, with warnings; metrics are null.
         reply = until(lambda: here.ask("reads:1.0-metrics"), lambda reply: len(doubts(reply)) == 3)
@@ -170,7 +162,7 @@ def test_a_site_is_killed_and_comes_back(tmp_path):
             )
         renewed = here.say({"op": "renew", "lease": kept["id"], "token": kept["token"]})[0]
         assert renewed["success"]
-        assert here.running.log.read_text() == ""
+        assert here.log() == ""
 
 
 def test_a_restart_without_the_registry_forgets_no_lease_and_no_cluster(tmp_path):
@@ -189,7 +181,7 @@ def test_a_restart_without_the_registry_forgets_no_lease_and_no_cluster(tmp_path
         assert found["id"] == kept["id"]
         (row,) = here.say({"op": "fleet"})[0]["data"]["clusters"]
         assert row["gpu_milli_total"] - row["gpu_milli_free"] == 1000
-        assert here.running.log.read_text() == ""
+        assert here.log() == ""
 
 
 # Services that misbehave -------------------------------------------------------------------------
@@ -235,11 +227,10 @@ def test_the_examples_of_a_mirrored_policy_run_and_what_fails_is_said_with_each_
         faulty.behave = store
         with serving(POLICY_DB_URL=faulty.url) as here, here.socket() as socket:
             here.register(cluster("east"))
-            socket.send(json.dumps({"op": "watch", "topics": ["policies"]}))
-            assert json.loads(socket.recv(30))["success"]
+            assert tell(socket, {"op": "watch", "topics": ["policies"]})["success"]
             for uri in documents:
                 assert here.ask(uri, clusters=["east"])["data"]["cluster_id"] == "east"
-            news = json.loads(socket.recv(30))
+            news = heard(socket)
             assert (news["event"], news["data"]["policy_rule_uri"]) == (
                 "examples_failed",
                 "fails:1-x",
@@ -339,7 +330,7 @@ def lied_to():
         with serving(**urls, **QUICK) as here:
             here.publish(READS_METRICS)
             yield here, faulty
-            assert here.running.log.read_text() == ""
+            assert here.log() == ""
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -377,4 +368,4 @@ def test_a_registry_or_a_store_that_lies_gets_every_ask_a_reply(part):
                 reply = here.ask(resources={"gpus": 1}, **named)
                 assert reply["success"] or reply["error"]["code"] != "internal", (lie, reply)
                 assert reply["success"] or reply["message"], lie
-        assert here.running.log.read_text() == ""
+        assert here.log() == ""

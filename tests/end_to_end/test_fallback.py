@@ -1,19 +1,12 @@
 """A version that fails again and again gives way to the last good one, durably, and says so."""
 
-import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import aclosing, suppress
-from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, policy, until
-
-from moorage.testing.daemon_process import daemon
-from moorage_client import Client, ConnectionFailed, RequestRefused
+from served import MOORAGE, Server, ask_message, cluster, heard, policy, serving, tell, until
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -35,13 +28,11 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def harbour(tmp_path_factory) -> Iterator[Server]:
-    with daemon(tmp_path_factory.mktemp("fallback"), environment=SETTINGS) as running:
-        server = Server(running)
+    with serving(tmp_path_factory.mktemp("fallback"), environment=SETTINGS) as server:
         server.register(cluster("east"))
         server.publish(policy(PLACES, GOOD), policy(PLACES, ALSO_GOOD))
         server.publish(*(policy(body, uri) for uri, body in BAD.items()))
         yield server
-        server.close()
 
 
 @pytest.fixture
@@ -108,55 +99,36 @@ def test_tenants_see_their_own_leases_and_move_no_others_policy():
     tokens = {"MOORAGE_TOKENS": "one:alpha,two:beta"}
     picky = "picky:2-b"
     fails = "if input_data['inputs'].get('fail'): raise ValueError('asked to')"
-    with daemon(environment=SETTINGS | tokens) as running:
-        server = Server(running, "alpha")
+    with serving(environment=SETTINGS | tokens, bearer="alpha") as server:
         server.register(cluster("east"))
         server.publish(
             policy(PLACES, GOOD), policy(PLACES, "picky:1-a"), policy(f"{fails}\n{PLACES}", picky)
         )
         activate(server, "picky:1-a", "picky")
 
-        async def played() -> list:
-            seen: list = []
+        def ask(who: str, *, fail: bool, times: int = 1) -> None:
+            for _ in range(times):
+                server.say(ask_message("picky", inputs={"fail": fail}), bearer=who)
 
-            async def ask(client: Client, *, fail: bool, times: int = 1) -> None:
-                for _ in range(times):
-                    with suppress(RequestRefused):
-                        await client.ask("picky", inputs={"fail": fail})
-
-            alpha, beta = (Client(running.ws, token) for token in ("alpha", "beta"))
-            async with alpha, beta, aclosing(beta.watch("policies")) as news:
-                await ask(alpha, fail=False)
-                first = asyncio.ensure_future(anext(news))
-                await asyncio.sleep(0.2)  # As below: until the watch has begun.
-                activate(server, picky, "picky")
-                seen.append(await first)
-                await ask(beta, fail=False)
-                await ask(alpha, fail=True, times=2 * FAILURES)
-                seen.append(await asyncio.wait_for(anext(news), 10))
-                assert active(server, "picky") == picky
-                await ask(beta, fail=True)
-                seen.append(await asyncio.wait_for(anext(news), 10))
-            return seen
-
-        async def watched() -> list:
-            alpha, beta = (Client(running.ws, token) for token in ("alpha", "beta"))
-            async with alpha, beta, aclosing(beta.watch("leases")) as news:
-                first = asyncio.ensure_future(anext(news))
-                await asyncio.sleep(0.2)  # As below: until the watch has begun.
-                for client in (alpha, beta):
-                    await client.ask(GOOD, lease={"ttl_seconds": 60})
-                return [await asyncio.wait_for(first, 10)]
-
-        (granted,) = asyncio.run(watched())
-        assert granted.data["tenant"] == "two"
-        _, stays, falls = asyncio.run(played())
-        assert (stays.event, falls.event) == ("no_fallback", "fell_back")
-        assert stays.data["finding"] == "it fails, but not for all who use it"
-        assert "of 1 of the 2 tenants that used it" in stays.data["reason"]
-        assert "of all 2 tenants that used it" in falls.data["reason"]
+        with server.watching("leases", bearer="beta") as news:
+            for who in ("alpha", "beta"):
+                server.say(ask_message(GOOD, lease={"ttl_seconds": 60}), bearer=who)
+            assert heard(news)["data"]["tenant"] == "two"
+        with server.watching("policies", bearer="beta") as news:
+            ask("alpha", fail=False)
+            activate(server, picky, "picky")
+            assert heard(news)["event"] == "activated"
+            ask("beta", fail=False)
+            ask("alpha", fail=True, times=2 * FAILURES)
+            stays = heard(news)
+            assert active(server, "picky") == picky
+            ask("beta", fail=True)
+            falls = heard(news)
+        assert (stays["event"], falls["event"]) == ("no_fallback", "fell_back")
+        assert stays["data"]["finding"] == "it fails, but not for all who use it"
+        assert "of 1 of the 2 tenants that used it" in stays["data"]["reason"]
+        assert "of all 2 tenants that used it" in falls["data"]["reason"]
         assert active(server, "picky") == "picky:1-a"
-        server.close()
 
 
 def test_it_never_falls_back_to_what_is_broken_itself(steady):
@@ -172,23 +144,15 @@ def test_it_never_falls_back_to_what_is_broken_itself(steady):
 
 
 def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
-    seen: list = []
-
-    async def watched() -> None:
-        async with Client(harbour.running.ws) as client, aclosing(client.watch("policies")) as news:
-            harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
-            first = asyncio.ensure_future(anext(news))
-            await asyncio.sleep(0.2)  # The watch has begun when its reply came, which anext hides.
-            activate(harbour, "lone:1-x", "lone")
-            seen.append(await first)
-            for _ in range(FAILURES):
-                harbour.ask("lone")
-            seen.append(await asyncio.wait_for(anext(news), 10))
-
-    asyncio.run(watched())
-    activated, nothing = seen
-    assert (activated.topic, activated.event) == ("policies", "activated")
-    assert (nothing.event, nothing.data["policy_rule_uri"]) == ("no_fallback", "lone:1-x")
+    with harbour.watching("policies") as news:
+        harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
+        activate(harbour, "lone:1-x", "lone")
+        activated = heard(news)
+        for _ in range(FAILURES):
+            harbour.ask("lone")
+        nothing = heard(news)
+    assert (activated["topic"], activated["event"]) == ("policies", "activated")
+    assert (nothing["event"], nothing["data"]["policy_rule_uri"]) == ("no_fallback", "lone:1-x")
     assert active(harbour, "lone") == "lone:1-x"
     harbour.http.delete("/policy-alias/lone")
 
@@ -207,24 +171,17 @@ def test_other_code_under_the_uri_of_a_good_version_does_not_take_over(harbour):
         harbour.ask("urn", resources={})
     until(lambda: active(harbour, "urn") == first)
 
-    seen: list = []
-
-    async def watched() -> None:
-        async with Client(harbour.running.ws) as client, aclosing(client.watch("policies")) as news:
-            nothing = asyncio.ensure_future(anext(news))
-            await asyncio.sleep(0.2)  # As above.
-            for _ in range(FAILURES):
-                harbour.ask("urn", resources={})
-            seen.append(await asyncio.wait_for(nothing, 10))
-
     harbour.http.delete("/policy-alias/urn")
     activate(harbour, first, "urn")
     assert harbour.ask("urn", resources={})["success"]
     activate(harbour, bad, "urn")
     harbour.http.delete(f"/policy/{first}", params={"force": "true"}).raise_for_status()
-    asyncio.run(watched())
-    assert seen[0].event == "no_fallback"
-    assert f"{first} cannot take over: policy_rule_uri: no policy" in seen[0].data["finding"]
+    with harbour.watching("policies") as news:
+        for _ in range(FAILURES):
+            harbour.ask("urn", resources={})
+        nothing = heard(news)
+    assert nothing["event"] == "no_fallback"
+    assert f"{first} cannot take over: policy_rule_uri: no policy" in nothing["data"]["finding"]
     assert active(harbour, "urn") == bad
     harbour.http.delete("/policy-alias/urn")
 
@@ -253,15 +210,14 @@ def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
     uri = "rests:1-loop"
     harbour.publish(policy("while True: pass", uri))
     with harbour.socket() as socket:
-        socket.send(json.dumps({"op": "watch", "topics": ["policies"], "id": 1}))
-        assert json.loads(socket.recv(30))["success"]
+        assert tell(socket, {"op": "watch", "topics": ["policies"], "id": 1})["success"]
         errors = [harbour.ask(uri)["error"]]
         while errors[-1]["code"] != "busy" and len(errors) < ASKED_MAX:
             errors.append(harbour.ask(uri)["error"])
         error = errors[-1]
         assert f"{uri} is not asked for another" in error["reason"]
         assert error["retry_after_seconds"] > 0
-        news = json.loads(socket.recv(30))
+        news = heard(socket)
         assert (news["topic"], news["event"]) == ("policies", "rests")
         assert news["data"]["policy_rule_uri"] == uri
         assert set(news["data"]) == {"policy_rule_uri", "overruns", "seconds"}
@@ -275,8 +231,7 @@ def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
 
 
 def test_a_fallback_outlives_a_restart(tmp_path):
-    with daemon(tmp_path, environment=SETTINGS) as running:
-        server = Server(running)
+    with serving(tmp_path, environment=SETTINGS) as server:
         server.register(cluster("east"))
         server.publish(policy(PLACES, GOOD), policy(BAD[RAISES], RAISES))
         activate(server, GOOD)
@@ -285,26 +240,22 @@ def test_a_fallback_outlives_a_restart(tmp_path):
         for _ in range(FAILURES):
             server.ask("steady")
         until(lambda: active(server) == GOOD)
-        server.close()
-    with daemon(tmp_path, environment=SETTINGS) as running:
-        server = Server(running)
+    with serving(tmp_path, environment=SETTINGS) as server:
         assert active(server) == GOOD
         assert server.ask("steady")["success"]
-        server.close()
 
 
 def test_watching_tells_policies_leases_and_fleet_in_order(steady):
     with steady.socket() as socket:
-        socket.send(json.dumps({"op": "watch", "topics": ["leases", "policies", "fleet"], "id": 1}))
-        reply = json.loads(socket.recv(10))
+        reply = tell(socket, {"op": "watch", "topics": ["leases", "policies", "fleet"], "id": 1})
         assert reply["data"] == {"topics": ["policies", "leases", "fleet"]}
         activate(steady, GOOD)
         held = steady.ask("steady", lease={"ttl_seconds": 60})["lease"]
         steady.say({"op": "renew", "lease": held["id"], "token": held["token"]})
-        steady.say({"op": "release", "lease": held["id"], "token": held["token"]})
+        steady.release(held)
         steady.register(cluster("north"))
         steady.http.delete("/clusters/north").raise_for_status()
-        news = [json.loads(socket.recv(10)) for _ in range(6)]
+        news = [heard(socket) for _ in range(6)]
     assert [(each["topic"], each["event"]) for each in news] == [
         ("policies", "activated"),
         ("leases", "granted"),
@@ -318,9 +269,9 @@ def test_watching_tells_policies_leases_and_fleet_in_order(steady):
     assert news[4]["data"] == {"cluster_id": "north", "nodes": 2}
 
 
-def test_the_command_line_watches_and_the_client_says_what_is_wrong(steady):
+def test_the_command_line_watches(steady):
     urls = {"MOORAGE_URL": steady.running.ws}
-    command = [Path(sys.executable).with_name("moorage"), "watch", "policies", "--count", "1"]
+    command = [MOORAGE, "watch", "policies", "--count", "1"]
     with subprocess.Popen(
         command, env={**os.environ, **urls}, stdout=subprocess.PIPE, text=True
     ) as watching:
@@ -332,24 +283,3 @@ def test_the_command_line_watches_and_the_client_says_what_is_wrong(steady):
     assert watching.returncode == 0
     line = json.loads(out)
     assert (line["event"], line["data"]["alias"]) == ("activated", "steady:stable")
-
-    async def wrong() -> None:
-        async with Client(steady.running.ws) as client:
-            with pytest.raises(RequestRefused, match="there is no topic"):
-                await anext(client.watch("moon"))
-
-    asyncio.run(wrong())
-
-
-def test_a_watch_ends_with_the_server(tmp_path):
-    with daemon(tmp_path) as running:
-
-        async def played() -> None:
-            async with Client(running.ws) as client:
-                news = await client.begin_watch("policies")
-                os.kill(running.pid, 15)
-                with pytest.raises(ConnectionFailed):
-                    await news.next(20)
-                await news.close()
-
-        asyncio.run(played())

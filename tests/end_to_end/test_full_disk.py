@@ -8,10 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import cluster, serving, until
 
 SHORT = {"ttl_seconds": 3_600}
 DISK = "size=56m"
@@ -44,10 +41,8 @@ def fill(filler: Path) -> None:
 @pytest.mark.heavy
 def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
     data = disk / "data"
-    with daemon(data) as running:
-        server = Server(running)
-        server.register(cluster("east", nodes=200, gpus=8))
-        server.publish(catalog.document("first_fit"))
+    with serving(data) as server:
+        server.fill(cluster("east", nodes=200, gpus=8))
         held = [server.ask(resources={"gpus": 1}, lease=SHORT)["lease"] for _ in range(5)]
         filler = disk / "filler"
         fill(filler)
@@ -65,7 +60,7 @@ def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
         assert refused[0]["code"] == "unavailable"
         assert "disk of the server is full" in refused[0]["reason"]
         first = held.pop(0)
-        ended = server.say({"op": "release", "lease": first["id"], "token": first["token"]})[0]
+        ended = server.release(first)
         assert ended["lease"]["state"] == "ended"
         assert server.ask(resources={"gpus": 1})["success"], "advice needs no disk"
         assert server.http.get("/readyz").json()["details"]["disk"] == "full"
@@ -76,13 +71,10 @@ def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
         # Nothing is written meanwhile: the room is noticed by time.
         until(lambda: server.http.get("/readyz").json()["details"]["disk"] == "ok")
         held.append(server.ask(resources={"gpus": 1}, lease=SHORT)["lease"])
-        until(lambda: "disk_has_room" in running.log.read_text())
-        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+        until(lambda: "disk_has_room" in server.log())
+        lines = [json.loads(line) for line in server.log().splitlines()]
         assert [line["event"] for line in lines if line["level"] == "error"] == ["disk_full"]
-        server.close()
-    with daemon(data) as running:
-        server = Server(running)
-        found = {each["id"] for each in server.say({"op": "leases"})[0]["data"]["leases"]}
+    with serving(data) as server:
+        found = {each["id"] for each in server.held()}
         assert {lease["id"] for lease in held} <= found
         assert first["id"] not in found
-        server.close()

@@ -9,11 +9,10 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
+from served import MOORAGE, Server, cluster, ran, serving, until
 
 from moorage.testing.daemon_process import (
     Running,
@@ -24,7 +23,6 @@ from moorage.testing.daemon_process import (
 )
 from moorage_policies import catalog
 
-MOORAGE = Path(sys.executable).with_name("moorage")
 TTL = {"ttl_seconds": 300}
 TOKENS = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_BACKENDS": "local"}
 
@@ -36,14 +34,7 @@ def moorage(server: Server, folder: Path, *words: str) -> subprocess.CompletedPr
         "MOORAGE_TOKEN": "sesame",
         "XDG_STATE_HOME": str(folder),
     }
-    return subprocess.run(
-        [MOORAGE, *words],
-        check=False,  # Exit codes are what is tested.
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    return ran(MOORAGE, *words, **environment)
 
 
 @pytest.mark.heavy
@@ -51,8 +42,9 @@ def moorage(server: Server, folder: Path, *words: str) -> subprocess.CompletedPr
 def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path, environment):
     said = "hello from here"
     for start in (1, 2):
-        with daemon(tmp_path / "data", options=["--here"], environment=environment) as running:
-            server = Server(running, "sesame")
+        with serving(
+            tmp_path / "data", options=["--here"], environment=environment, bearer="sesame"
+        ) as server:
             done = moorage(server, tmp_path, "run", "--cpu-milli", "100", "--", "echo", said)
             assert (done.returncode, done.stdout.strip()) == (0, said), (start, done.stderr)
             listed = server.moorage("policy", "list", "--json")
@@ -61,8 +53,7 @@ def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path, en
             shown = server.moorage("fleet", "--json").stdout
             fleet = json.loads(shown)
             assert [each["cluster_id"] for each in fleet] == [platform.node()]
-            assert running.log.read_text() == ""
-            server.close()
+            assert server.log() == ""
 
 
 def test_the_quick_start_can_be_gone_through_twice(tmp_path):
@@ -80,8 +71,7 @@ def test_the_quick_start_can_be_gone_through_twice(tmp_path):
 
 @pytest.mark.heavy
 def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
-    with daemon(tmp_path / "data", options=["--here"]) as running:
-        server = Server(running)
+    with serving(tmp_path / "data", options=["--here"]) as server:
         server.register(*(cluster(f"a{number}", nodes=3) for number in range(3)))
         mixed = cluster("mixed", nodes=3)
         mixed["nodes"]["nodeData"][1]["id"] = "localhost"  # This machine under another name.
@@ -97,7 +87,6 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
         assert done.returncode != 0
         assert "local starts on the nodes" in done.stderr
         assert "lease " not in done.stderr
-        server.close()
 
 
 @contextlib.contextmanager
@@ -121,31 +110,23 @@ def test_a_renamed_machine_keeps_its_node_its_leases_and_what_they_run(tmp_path)
     for name in ("new-name", "newer-name"):
         with called(name, data) as running:
             server = Server(running)
-            until(partial(is_active, server, lease))
+            server.in_state(lease, "active")
             done = moorage(server, tmp_path, "run", "--cpu-milli", "100", "--", "echo", name)
             assert (done.returncode, done.stdout.strip()) == (0, name), done.stderr
             fleet = json.loads(moorage(server, tmp_path, "fleet", "--json").stdout)
             assert [each["cluster_id"] for each in fleet] == ["old-name"]
             assert running.log.read_text() == ""
             if name == "newer-name":
-                server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+                server.release(lease)
                 until(lambda: not running_commands(mark))
             else:
                 assert running_commands(mark)
             server.close()
 
 
-def is_active(server: Server, lease: dict) -> bool:
-    status = server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
-    return status["state"] == "active"
-
-
 def running_commands(mark: str) -> list[str]:
     """Return the processes that sleep for so long."""
-    found = subprocess.run(
-        ["pgrep", "-xf", f"sleep {mark}"], check=False, capture_output=True, text=True
-    )
-    return found.stdout.split()
+    return ran("pgrep", "-xf", f"sleep {mark}").stdout.split()
 
 
 @pytest.mark.heavy
@@ -161,8 +142,7 @@ def test_a_card_that_falls_off_the_bus_moves_what_is_held_behind_it(tmp_path):
         done = moorage(server, tmp_path, "fleet", "import", str(file), way)
         assert done.returncode == 0, done.stderr
 
-    with daemon(tmp_path / "data") as running:
-        server = Server(running)
+    with serving(tmp_path / "data") as server:
         server.publish(catalog.document("first_fit"))
         import_with(server, "aaa", "bbb", "ccc", "ddd", way="--merge")
         first = server.ask(resources={"gpus": 2}, lease=TTL)["lease"]
@@ -171,14 +151,13 @@ def test_a_card_that_falls_off_the_bus_moves_what_is_held_behind_it(tmp_path):
             lease=TTL,
             provision={"backend": "local", "spec": {"command": ["sleep", "1000"]}},
         )["lease"]
-        server.say({"op": "release", "lease": first["id"], "token": first["token"]})
+        server.release(first)
         assert second["placement"][0]["gpus"] == ["2"]
         import_with(server, "aaa", "ccc", "ddd")
-        status = server.say({"op": "status", "lease": second["id"]})[0]["lease"]
+        status = server.status(second)
         assert status["placement"][0]["gpus"] == ["1"]
         third = server.ask(resources={"gpus": 2}, lease=TTL)["lease"]
         assert third["placement"][0]["gpus"] == ["0", "2"]
         import_with(server, "aaa", "ddd")
-        status = server.say({"op": "status", "lease": second["id"]})[0]["lease"]
+        status = server.status(second)
         assert status["lost_devices"] == ["GPU-ccc"]
-        server.close()

@@ -7,28 +7,21 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster, until
+from served import Server, ask_message, cluster, heard, moored, ran, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from moorage.lab.errors import CommandError
-from moorage.testing.daemon_process import child, daemon
-from moorage_policies import catalog
+from moorage.testing.daemon_process import child, daemon, serve_command
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
 LEASE = {"ttl_seconds": 3_600}
 KILLS = 12
-
-
-def fill(server: Server, nodes: int = 40) -> None:
-    server.register(cluster("east", nodes=nodes, gpus=8))
-    server.publish(catalog.document("first_fit"))
 
 
 def leases(server: Server) -> list[dict]:
@@ -42,33 +35,28 @@ def leases(server: Server) -> list[dict]:
 
 
 def test_a_clean_stop_closes_with_1012_and_says_nothing(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with serving(tmp_path) as server:
+        server.fill(cluster("east", nodes=40, gpus=8))
         kept = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
-        with connect(running.ws) as socket:
+        with connect(server.running.ws) as socket:
             socket.send(json.dumps(ask_message(resources={"gpus": 1})))
             socket.recv(30)
-            os.kill(running.pid, signal.SIGTERM)
+            os.kill(server.pid, signal.SIGTERM)
             with pytest.raises(ConnectionClosed) as closed:
                 socket.recv(30)
         assert closed.value.rcvd.code == 1012
-        server.close()
     # The block above fails where the exit code is not 0.
-    with daemon(tmp_path) as running:
-        server = Server(running)
+    with serving(tmp_path) as server:
         assert [lease["id"] for lease in leases(server)] == [kept["id"]]
         renewed = server.say({"op": "renew", "lease": kept["id"], "token": kept["token"]})[0]
         assert renewed["lease"]["expires_at"] >= kept["expires_at"]
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 def test_a_stop_answers_what_waits_over_http(tmp_path):
     with daemon(tmp_path) as running, Server(running).http as http:
         server = Server(running)
-        server.register(cluster("east", nodes=1, gpus=1))
-        server.publish(catalog.document("first_fit"))
+        server.fill(cluster("east", nodes=1, gpus=1))
         wait = ask_message(
             resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60}, id=7
         )
@@ -78,47 +66,11 @@ def test_a_stop_answers_what_waits_over_http(tmp_path):
             target=lambda: replies.append(http.post("/allocate", json=wait).json())
         )
         caller.start()
-        until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+        until(server.waiting)
         os.kill(running.pid, signal.SIGTERM)
         caller.join(30)
         assert replies[0]["error"]["code"] == "shutting_down"
         assert replies[0]["id"] == 7
-        server.close()
-
-
-SET_CLOCK = """
-#define _GNU_SOURCE
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    long result = syscall(SYS_clock_gettime, clock, now);
-    const char *flag = getenv("CLOCK_SET_BACK");
-    if (clock == CLOCK_REALTIME && flag && access(flag, F_OK) == 0) now->tv_sec -= 7200;
-    return result;
-}
-"""
-
-
-def test_a_clock_that_is_set_back_delays_no_request(tmp_path):
-    (tmp_path / "clock.c").write_text(SET_CLOCK)
-    command = ["cc", "-shared", "-fPIC", "-o", "clock.so", "clock.c"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    flag = tmp_path / "flag"
-    variables = {"LD_PRELOAD": str(tmp_path / "clock.so"), "CLOCK_SET_BACK": str(flag)}
-    with daemon(tmp_path / "data", environment=variables) as running:
-        server = Server(running)
-        server.register(cluster("east", nodes=1, gpus=1))
-        server.publish(catalog.document("first_fit"))
-        holder = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 3})["lease"]
-        flag.touch()
-        # Both end in their own time, and not two hours later.
-        refused = server.ask(resources={"gpus": 1}, lease={"wait_seconds": 0.5})
-        assert refused["error"]["code"] == "wait_timeout"
-        next_one = server.ask(resources={"gpus": 1}, lease={"wait_seconds": 60})["lease"]
-        # By the new calendar, which is read to a second.
-        assert next_one["granted_at"] >= holder["expires_at"] - 7200 - 1
         server.close()
 
 
@@ -138,17 +90,14 @@ def test_a_damaged_catalog_is_named_and_nothing_is_served(tmp_path):
 
 
 def test_a_ledger_that_fails_while_the_daemon_starts_ends_it(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with serving(tmp_path) as server:
+        server.fill(cluster("east", nodes=40, gpus=8))
         ask = ask_message(resources={"gpus": 1, "gpu_milli": 10}, lease={"ttl_seconds": 10})
         for _ in range(8):
             assert all(reply["success"] for reply in server.say(*[ask] * 100))
-        server.close()
     # The restart wants to give 800 leases their grace, and there is room for its first pages only.
-    command = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
-    command = ["/bin/sh", "-c", 'ulimit -f 128; exec "$@"', "sh", *command, "--data", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = ["/bin/sh", "-c", 'ulimit -f 128; exec "$@"', "sh", *serve_command(tmp_path)]
+    done = ran(*command)
     assert done.returncode == 3
     assert done.stdout == ""
     assert "moored: cannot start: the ledger" in done.stderr
@@ -169,8 +118,7 @@ def test_a_daemon_may_open_more_files_than_a_shell_allows(tmp_path):
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
     command = f'"$@" {closed} & echo $! >"{tmp_path}/pid"; wait $!; echo $? >"{tmp_path}/code"'
-    serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
-    words = ["/bin/sh", "-c", command, "sh", *serve, "--data", str(tmp_path / "data")]
+    words = ["/bin/sh", "-c", command, "sh", *serve_command(tmp_path / "data")]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as shell:
         ledger = tmp_path / "data" / "ledger.db-wal"
         until(ledger.exists)
@@ -181,12 +129,9 @@ def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
 
 def test_an_open_address_needs_tokens(tmp_path):
     everywhere = str(ipaddress.IPv4Address(0))
-    command = [sys.executable, "-m", "moorage", "serve", "--host", everywhere, "--data"]
-    done = subprocess.run(
-        [*command, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = moored("serve", "--host", everywhere, "--data", tmp_path)
     assert done.returncode == 2
-    assert "tokens" in done.stderr
+    assert "moored token create" in done.stderr
 
 
 def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: int) -> None:
@@ -201,11 +146,10 @@ def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: in
                     release = {"op": "release", "lease": lease["id"], "token": lease["token"]}
                     lease["maybe_over"] = True
                     socket.send(json.dumps(release))
-                    if json.loads(socket.recv(30))["success"]:
+                    if heard(socket)["success"]:
                         lease["over"] = True
                 else:
-                    socket.send(json.dumps(ask_message(resources={"gpus": 1}, lease=LEASE)))
-                    reply = json.loads(socket.recv(30))
+                    reply = tell(socket, ask_message(resources={"gpus": 1}, lease=LEASE))
                     if reply["success"]:
                         acknowledged.append(reply["lease"])
                         mine.append(reply["lease"])
@@ -216,17 +160,15 @@ def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: in
 def test_kill_9_loses_no_acknowledged_lease(tmp_path):
     rng = random.Random(12)
     acknowledged: list[dict] = []
-    command = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     environment = {**os.environ, "MOORAGE_CHECKPOINT_EVERY_FACTS": "200"}
     for turn in range(KILLS + 1):
         log = tmp_path / f"{turn}.log"
-        with child([*command, "--data", str(tmp_path / "data")], log, environment) as (
-            process,
-            ready,
-        ):
+        with child(serve_command(tmp_path / "data"), log, environment) as (process, ready):
             server = Server(type("Running", (), ready))
             if not turn:
-                fill(server, nodes=200)  # Room for all, also where a kill keeps all of them.
+                server.fill(
+                    cluster("east", nodes=200, gpus=8)
+                )  # Room for all, also where a kill keeps all of them.
             check(leases(server), acknowledged)
             stop = threading.Event()
             threads = [
@@ -265,16 +207,14 @@ def check(found: list[dict], acknowledged: list[dict]) -> None:
 
 
 def test_a_killed_zygote_costs_no_answer(tmp_path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with serving(tmp_path) as server:
+        server.fill(cluster("east", nodes=40, gpus=8))
         assert server.ask(resources={"gpus": 1})["success"]
-        (zygote,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        (zygote,) = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         os.kill(int(zygote), signal.SIGKILL)
         assert server.ask(resources={"gpus": 1})["success"]
         # A warm cell may have answered while the next zygote still starts.
         until(lambda: server.http.get("/readyz").status_code == 200)
-        server.close()
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may look into every process")

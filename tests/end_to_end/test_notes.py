@@ -4,9 +4,8 @@ import json
 
 import httpx
 import pytest
-from served import Server, cluster, policy, until
+from served import cluster, policy, serving, until
 
-from moorage.testing.daemon_process import daemon
 from moorage.web.notes import READS
 
 pytestmark = pytest.mark.heavy
@@ -65,10 +64,8 @@ def shared():
         "MOORAGE_OPERATORS": "ann",
         "MOORAGE_LOG_LEVEL": "info",
     }
-    with daemon(environment=variables) as running:
-        server = Server(running, "sesame")
+    with serving(environment=variables, bearer="sesame") as server:
         yield server
-        server.close()
 
 
 @pytest.fixture
@@ -80,7 +77,7 @@ def noting(shared):
 
 
 def changes(server):
-    read = map(json.loads, server.running.log.read_text().splitlines())
+    read = map(json.loads, server.log().splitlines())
     return [line for line in read if line.get("event") == "changed"][server.before :]
 
 
@@ -159,7 +156,7 @@ def test_who_logs_in_and_out_has_lines(noting):
         ("ann", "POST /console/session"),
         ("ann", "DELETE /console/session"),
     ]
-    assert "sesame" not in noting.running.log.read_text()
+    assert "sesame" not in noting.log()
 
 
 def test_management_over_the_socket_has_its_line_too(noting):

@@ -5,13 +5,24 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, until
+from served import (
+    FIRST_FIT,
+    MOORAGE,
+    Server,
+    ask_message,
+    bearing,
+    cluster,
+    heard,
+    ran,
+    serving,
+    tell,
+    until,
+)
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.testing.daemon_process import Running, daemon
@@ -19,8 +30,6 @@ from moorage_policies import catalog
 from tests.oidc_provider import Provider, provider
 
 pytestmark = pytest.mark.heavy  # A daemon, and a program of Node.
-
-PROGRAM = Path(sys.executable).with_name("moorage")
 
 
 def settings(issuer: str) -> dict[str, str]:
@@ -44,16 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(issuer: Provider, folder: Path) -> Iterator[Server]:
-    with daemon(folder, environment=settings(issuer.issuer)) as running:
-        server = Server(running, issuer.token("admin"))
-        server.register(cluster("east"))
-        server.publish(catalog.document("first_fit"))
+    with serving(
+        folder, environment=settings(issuer.issuer), bearer=issuer.token("admin")
+    ) as server:
+        server.fill(cluster("east"))
         yield server
-        server.close()
-
-
-def bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
 
 
 def closed_with(socket) -> int:
@@ -64,16 +68,17 @@ def closed_with(socket) -> int:
 
 
 def test_claims_say_tenant_and_role_at_both_doors(issuer: Provider, served: Server) -> None:
-    client, viewer = (bearer(issuer.token(each)) for each in ("client", "viewer"))
+    client, viewer = (bearing(issuer.token(each)) for each in ("client", "viewer"))
     with served.socket(client) as socket:
         message = ask_message(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
         socket.send(json.dumps(message))
-        lease = json.loads(socket.recv(60))["lease"]
+        lease = heard(socket)["lease"]
         socket.send(json.dumps({"op": "leases"}))
-        (row,) = json.loads(socket.recv(60))["data"]["leases"]
+        (row,) = heard(socket)["data"]["leases"]
         assert (row["id"], row["tenant"]) == (lease["id"], "research")
-        socket.send(json.dumps({"op": "release", "lease": lease["id"], "token": lease["token"]}))
-        assert json.loads(socket.recv(60))["success"]
+        assert tell(socket, {"op": "release", "lease": lease["id"], "token": lease["token"]})[
+            "success"
+        ]
     refused = served.http.post("/policy", json=catalog.document("first_fit"), headers=client)
     assert (refused.status_code, "role client" in refused.text) == (403, True)
     assert served.http.get("/policy", headers=viewer).status_code == 200
@@ -95,8 +100,8 @@ def test_a_forged_token_is_refused_and_audited(
     claims = json.loads(base64.urlsafe_b64decode(body + "=="))
     raised = json.dumps({**claims, "moorage_role": "admin"}).encode()
     forged = ".".join((head, base64.urlsafe_b64encode(raised).rstrip(b"=").decode(), signature))
-    assert served.http.get("/policy", headers=bearer(forged)).status_code == 401
-    with pytest.raises(InvalidStatus) as refused, served.socket(bearer(forged)):
+    assert served.http.get("/policy", headers=bearing(forged)).status_code == 401
+    with pytest.raises(InvalidStatus) as refused, served.socket(bearing(forged)):
         pass
     assert refused.value.response.status_code == 401
 
@@ -111,21 +116,19 @@ def test_a_forged_token_is_refused_and_audited(
 def test_a_rotated_key_is_taken_at_once_and_a_withdrawn_one_ends_sessions(
     issuer: Provider, served: Server
 ) -> None:
-    before = bearer(issuer.token("client"))
+    before = bearing(issuer.token("client"))
     with served.socket(before) as socket:
-        socket.send(json.dumps({"op": "fleet"}))
-        assert json.loads(socket.recv(30))["success"]
+        assert tell(socket, {"op": "fleet"})["success"]
         issuer.rotate()
-        with served.socket(bearer(issuer.token("client"))) as other:
-            other.send(json.dumps({"op": "fleet"}))
-            assert json.loads(other.recv(30))["success"]
+        with served.socket(bearing(issuer.token("client"))) as other:
+            assert tell(other, {"op": "fleet"})["success"]
         assert served.http.get("/policy", headers=before).status_code == 200
         issuer.rotate()
-        now = bearer(issuer.token("client"))
+        now = bearing(issuer.token("client"))
         assert served.http.get("/policy", headers=now).status_code == 200
         assert closed_with(socket) == 4401
     assert served.http.get("/policy", headers=before).status_code == 401
-    served.http.headers.update(bearer(issuer.token("admin")))
+    served.http.headers.update(bearing(issuer.token("admin")))
 
 
 def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(tmp_path: Path) -> None:
@@ -136,8 +139,7 @@ def test_a_session_ends_with_its_token_though_the_issuers_clock_is_late(tmp_path
     ):
         server = Server(running, late.token("client"))
         with server.socket() as socket:
-            socket.send(json.dumps({"op": "fleet"}))
-            assert json.loads(socket.recv(30))["success"]
+            assert tell(socket, {"op": "fleet"})["success"]
             assert closed_with(socket) == 4401
         assert server.http.get("/policy").status_code == 401
         server.close()
@@ -147,34 +149,25 @@ def test_while_the_issuer_is_away_callers_are_to_come_again(tmp_path: Path) -> N
     with provider(tmp_path) as gone:
         token = gone.token("client")
     environment = {**settings(gone.issuer), "MOORAGE_TOKENS": "ann:s3cret-s3cret"}
-    with daemon(environment=environment) as running:
-        server = Server(running, token)
+    with serving(environment=environment, bearer=token) as server:
         answer = server.http.get("/policy")
         assert (answer.status_code, "does not answer" in answer.text) == (503, True)
         with pytest.raises(InvalidStatus) as refused, server.socket():
             pass
         assert refused.value.response.status_code == 503
         assert refused.value.response.headers["Retry-After"]
-        known = bearer("s3cret-s3cret")
+        known = bearing("s3cret-s3cret")
         assert server.http.get("/policy", headers=known).status_code == 200
-        server.close()
 
 
 def environment_of(running: Running, state: Path) -> dict[str, str]:
-    left_out = {"MOORAGE_TOKEN", "MOORAGE_STATE"}
-    return {
-        **{name: text for name, text in os.environ.items() if name not in left_out},
-        "MOORAGE_URL": running.ws,
-        "MOORAGE_HTTP_URL": running.http,
-        "XDG_STATE_HOME": str(state),
-    }
+    urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
+    own = dict.fromkeys(("MOORAGE_TOKEN", "MOORAGE_STATE"), "")
+    return {**os.environ, **own, **urls, "XDG_STATE_HOME": str(state)}
 
 
 def moorage(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [PROGRAM, *words]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    return ran(MOORAGE, *words, **environment)
 
 
 def test_login_by_device_code_serves_commands_until_logout(
@@ -182,7 +175,7 @@ def test_login_by_device_code_serves_commands_until_logout(
 ) -> None:
     environment = environment_of(served.running, tmp_path)
     assert "moorage login" in moorage(environment, "leases").stderr
-    command = [PROGRAM, "login", "--json"]
+    command = [MOORAGE, "login", "--json"]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as login:
@@ -219,7 +212,7 @@ def test_a_person_without_a_role_is_not_signed_in(
     issuer: Provider, served: Server, tmp_path: Path
 ) -> None:
     environment = environment_of(served.running, tmp_path)
-    command = [PROGRAM, "login"]
+    command = [MOORAGE, "login"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as login:
         assert login.stderr is not None
         login.stderr.readline()

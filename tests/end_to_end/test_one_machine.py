@@ -2,10 +2,7 @@
 
 import platform
 
-from served import Server, cluster, policy
-from test_backends import in_state, release, status
-
-from moorage.testing.daemon_process import daemon
+from served import Server, cluster, policy, serving
 
 PICKS = """
 inputs = input_data["inputs"]
@@ -32,8 +29,7 @@ def start(server: Server, name: str, node: str) -> dict:
 
 
 def test_one_gpu_of_three_names_is_started_on_once():
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         server.publish(policy(PICKS, "picks:1-x"))
         server.http.post(
             "/policy-alias/picks/activate", json={"policy_rule_uri": "picks:1-x"}
@@ -41,20 +37,19 @@ def test_one_gpu_of_three_names_is_started_on_once():
         places = [("a", platform.node()), ("b", platform.node()), ("c", "localhost")]
         server.register(*(here(*place) for place in places))
         first = start(server, *places[0])
-        in_state(server, first, "active")
+        server.in_state(first, "active")
         for place in places[1:]:
-            refused = in_state(server, start(server, *place), "ended")
+            refused = server.in_state(start(server, *place), "ended")
             assert "the same machine is registered twice" in refused["reason"]
             assert f"a/{platform.node()}" in refused["reason"]
-        assert status(server, first)["state"] == "active"
-        release(server, first)
-        in_state(server, first, "ended")
+        assert server.status(first)["state"] == "active"
+        server.release(first)
+        server.in_state(first, "ended")
         second = start(server, *places[2])
-        in_state(server, second, "active")
-        release(server, second)
+        server.in_state(second, "active")
+        server.release(second)
         server.register(here("d", "one", machineId="m"))
         again = server.http.post("/clusters", json=here("e", "two", machineId="m"))
         assert again.status_code == 409
         assert "e/two is the machine that is registered as d/one" in again.json()["message"]
         assert server.http.put("/clusters/d", json=here("d", "one", machineId="m")).is_success
-        server.close()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -11,13 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, until
-from test_backends import in_state, marked, status
+from served import FIRST_FIT, Server, ask_message, cluster, heard, here, marked, serving, until
 
 from moorage.model import AntiAffinity, LeaseTerms
-from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient, LeaseLost, NoCapacity, NotFound, RequestRefused
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
@@ -38,24 +34,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[Server]:
     """A daemon of three tenants, as its operator sees it; each test has a GPU model of its own."""
-    with daemon(data, environment=SETTINGS) as running:
-        server = Server(running, "o1")
-        here = cluster("here", nodes=1, gpus=2, model="T4")
-        here["nodes"]["nodeData"][0]["id"] = platform.node()
+    with serving(data, environment=SETTINGS, bearer="o1") as server:
         zoned = cluster("zoned", nodes=4, gpus=1, model="L4")
         for node, zone in zip(zoned["nodes"]["nodeData"], "abab", strict=True):
             node |= {"zone": zone} if zone == "a" else {"labels": {ZONE: zone}}
-        server.register(
-            here,
+        server.fill(
+            here(2, model="T4"),
             zoned,
             cluster("drained", nodes=2, gpus=1, model="A10"),
             cluster("reserved", nodes=1, gpus=8, model="B200"),
             cluster("pair", nodes=2, gpus=4, model="L40"),
         )
-        server.publish(catalog.document("first_fit"))
         yield server
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 def ask(server: Server, model: str, ttl: float = 60.0, **resources: object) -> dict:
@@ -125,7 +116,7 @@ def test_a_drain_empties_a_node_while_others_go_on(server: Server) -> None:
         watching.send(json.dumps({"op": "watch", "topics": ["fleet"]}))
         watching.recv(30)
         drained = client.drain("drained", node, "new fans", seconds=300)
-        news = json.loads(watching.recv(30))
+        news = heard(watching)
         assert drained["leases"] == [held["id"]]
         assert (news["event"], news["data"]["node_id"]) == ("draining", node)
         (row,) = [each for each in client.fleet("drained") if each["node_id"] == node]
@@ -249,7 +240,7 @@ def test_alternatives_over_the_socket_over_http_and_by_the_command_line(
     assert (first["choice"], second["choice"]) == (1, 2)
     error = server.say(elastic(8, 4, 3))[0]["error"]
     assert error["reason"].startswith("None of 3 alternatives will do: It does not fit now")
-    for lease in server.say({"op": "leases", "cluster": "pair"})[0]["data"]["leases"]:
+    for lease in server.held(cluster="pair"):
         (row,) = server.say({"op": "status", "lease": lease["id"]})
         assert row["lease"]["choice"] in {1, 2}
     for lease in (first, second):
@@ -260,11 +251,11 @@ WAITS = {"ttl_seconds": 3600, "wait_seconds": 300, "priority": 5}
 TWO = {"gpus": 2, "models": ["T4"]}
 
 
-def heard(watching, lease: dict, last: str) -> list[dict]:
+def news_of(watching, lease: dict, last: str) -> list[dict]:
     """Return the news about a lease, up to an event."""
     news: list[dict] = []
     while not news or news[-1]["event"] != last:
-        said = json.loads(watching.recv(60))
+        said = heard(watching)
         if said.get("data", {}).get("id") == lease["id"] and said["event"] != "workload":
             news.append(said)
     return news
@@ -277,13 +268,11 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server, data: Path) 
         lease={"ttl_seconds": 3600, "preemptible": True, "notice_seconds": 0.5},
         provision={"backend": "local", "spec": spec, "on_failure": "requeue"},
     )["lease"]
-    in_state(server, victim, "active")
+    server.in_state(victim, "active")
     (first,) = marked(data).values()
-    with server.socket() as watching:
-        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": 1}))
-        assert json.loads(watching.recv(30))["success"]
+    with server.watching("leases") as watching:
         winner = server.ask(resources=TWO, lease=WAITS)["lease"]
-        news = heard(watching, victim, "requeued")
+        news = news_of(watching, victim, "requeued")
         assert news[0]["event"] == "preempted", "the notice comes before the end"
         notice = news[0]["data"]
         assert notice["by"] == winner["id"]
@@ -291,17 +280,17 @@ def test_a_victim_has_notice_stops_and_starts_again(server: Server, data: Path) 
         why = f"preempted by request {winner['id']} of tenant ops, of priority 5"
         assert notice["reason"] == why
         assert why in news[-1]["data"]["reason"]
-        assert status(server, victim)["state"] == "queued"
+        assert server.status(victim)["state"] == "queued"
         until(lambda: not marked(data))  # Its processes are gone, not only its lease.
         server.release(winner)
-        heard(watching, victim, "started")
-    again = in_state(server, victim, "active")
+        news_of(watching, victim, "started")
+    again = server.in_state(victim, "active")
     assert again["workload"]["attempt"] == 2
     assert again["fencing"] > winner["fencing"]
     (second,) = marked(data).values()
     assert not first & second
     server.release(victim)
-    in_state(server, victim, "ended")
+    server.in_state(victim, "ended")
 
 
 def test_run_says_who_preempted_it(server: Server, tmp_path: Path) -> None:
@@ -316,7 +305,7 @@ def test_run_says_who_preempted_it(server: Server, tmp_path: Path) -> None:
         text=True,
     )
     try:
-        until(lambda: server.say({"op": "leases", "cluster": "here"})[0]["data"]["leases"])
+        until(lambda: server.held(cluster="here"))
         winner = server.ask(resources=TWO, lease=WAITS)["lease"]
         _, complaint = running.communicate(timeout=60)
     finally:

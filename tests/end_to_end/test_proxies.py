@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from served import FIRST_FIT, cluster, until
+from served import FIRST_FIT, cluster, heard, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
@@ -113,7 +113,7 @@ class Site:
         """Send one message and return its reply."""
         with self.connect(certified=certified, origin=origin) as connection:
             connection.send(json.dumps(message))
-            reply: dict[str, Any] = json.loads(connection.recv(30))
+            reply: dict[str, Any] = heard(connection)
             return reply
 
 
@@ -238,8 +238,7 @@ def test_idle_sockets_stay_open(proxy: str, running: Running, tmp_path: Path) ->
     with serve(proxy, running, tmp_path / "proxy") as site, site.connect() as connection:
         with pytest.raises(TimeoutError):
             connection.recv(IDLE_SECONDS)
-        connection.send(json.dumps({"op": "leases"}))
-        assert json.loads(connection.recv(30))["success"]
+        assert tell(connection, {"op": "leases"})["success"]
 
 
 @pytest.mark.parametrize("name", ["nginx", "haproxy"])  # Caddy cuts none.

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 import pytest
-from served import Server, ask_message, cluster, policy
+from served import Server, ask_message, cluster, heard, policy, serving, tell
 
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import daemon
@@ -155,8 +155,7 @@ def test_fifty_activations_while_eight_sockets_ask_disturb_none(swap):
             sent = 0
             while not stop.is_set():
                 sent += 1
-                socket.send(json.dumps(ask_message("swap") | {"id": f"{number}-{sent}"}))
-                reply = json.loads(socket.recv(30))
+                reply = tell(socket, ask_message("swap") | {"id": f"{number}-{sent}"})
                 same = reply.get("data", {}).get("says") == reply.get("policy_rule_uri")
                 if not reply["success"] or not same or reply["id"] != f"{number}-{sent}":
                     wrong.append(reply)
@@ -171,7 +170,7 @@ def test_fifty_activations_while_eight_sockets_ask_disturb_none(swap):
                 uri = (TWO, ONE)[turn % 2]
                 activate(swap, "swap", uri)
                 witness.send(json.dumps(ask_message("swap")))
-                assert json.loads(witness.recv(30))["policy_rule_uri"] == uri, "answered: in force"
+                assert heard(witness)["policy_rule_uri"] == uri, "answered: in force"
     finally:
         stop.set()
         for thread in threads:
@@ -199,12 +198,10 @@ def test_a_kill_in_the_middle_of_activating_leaves_one_of_the_two(tmp_path):
             server.close()
         # The last one may have been made without being told; nothing before it may be lost.
         possible = {told[-2], told[-1].removeprefix("?")}
-        with daemon(tmp_path / "data") as running:
-            server = Server(running)
+        with serving(tmp_path / "data") as server:
             after = server.http.get("/policy-alias/swap").json()["data"]
             assert after["policy_rule_uri"] in possible
             assert server.ask("swap")["data"]["says"] == after["policy_rule_uri"]
-            server.close()
 
 
 def test_a_canary_gets_its_share_and_repetitions_agree(swap):
@@ -401,8 +398,7 @@ def test_what_management_changes_is_kept_and_shown_and_undone(tmp_path):
     changed = {"weight": 5, "own": 5, "mode": "fast"}
 
     def live_until_it_is_killed():
-        with daemon(tmp_path, environment=tokens) as running:
-            server = Server(running)
+        with serving(tmp_path, environment=tokens) as server:
             server.http.post("/clusters", json=cluster("c"), headers=as_ann).raise_for_status()
             server.http.post("/policy", json=document, headers=as_ann).raise_for_status()
             assert ask(server, as_ann) == {"weight": 1, "own": 1, "mode": None}
@@ -419,18 +415,16 @@ def test_what_management_changes_is_kept_and_shown_and_undone(tmp_path):
                 assert manage(server, action, **data).status_code >= 400, action
                 assert ask(server, as_ann) == changed, action
             assert manage(server, "set", parameters={"other": 7}).json()["data"] == {"weight": 5}
-            os.kill(running.pid, signal.SIGKILL)
-            server.close()
+            os.kill(server.pid, signal.SIGKILL)
 
     with pytest.raises(CommandError, match="ended with -9"):
         live_until_it_is_killed()
-    with daemon(tmp_path, environment=tokens) as running:
-        server = Server(running, "sesame")
+    with serving(tmp_path, environment=tokens, bearer="sesame") as server:
         slow = [ask_message("knobs:1-x", inputs={"for": 0.3}, id=n) for n in range(6)]
         with server.socket(as_ann) as socket:  # In several cells.
             for each in slow:
                 socket.send(json.dumps(each))
-            assert all(json.loads(socket.recv(30))["data"] == changed for _ in slow)
+            assert all(heard(socket)["data"] == changed for _ in slow)
         logs = server.http.get("/policy/knobs:1-x/logs", headers=as_ann).json()["data"]
         kept = {"parameters": {"weight": 5, "other": 7}, "settings": {"mode": "fast"}}
         assert logs["changed"] == kept
@@ -438,8 +432,5 @@ def test_what_management_changes_is_kept_and_shown_and_undone(tmp_path):
         assert json.loads(shown)["changed_by_management"] == kept
         assert manage(server, "moorage:undo").json()["data"] == {"undone": kept}
         assert ask(server, as_ann) == {"weight": 1, "own": 1, "mode": None}
-        server.close()
-    with daemon(tmp_path, environment=tokens) as running:
-        server = Server(running)
+    with serving(tmp_path, environment=tokens) as server:
         assert ask(server, as_ann)["weight"] == 1
-        server.close()

@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, cluster
+from served import Server, cluster, serving
 
 from moorage.config.settings import settings
-from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient, RequestRefused
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons: a minute and more in all.
 
@@ -26,12 +24,9 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @contextlib.contextmanager
 def served(token: str = "", **environment: str) -> Iterator[Server]:
-    with daemon(environment=environment) as running:
-        server = Server(running, token)
-        server.register(cluster("east", nodes=1, gpus=4))
-        server.publish(catalog.document("first_fit"))
+    with serving(environment=environment, bearer=token) as server:
+        server.fill(cluster("east", nodes=1, gpus=4))
         yield server
-        server.close()
 
 
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, cluster
+from served import Server, ask_message, cluster, heard, serving, tell
 
-from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.
@@ -22,13 +21,10 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Server]:
-    with daemon(environment=ENVIRONMENT) as running:
-        server = Server(running)
+    with serving(environment=ENVIRONMENT) as server:
         server.http.headers["Authorization"] = "Bearer o1"
-        server.register(cluster("lab", nodes=1, gpus=4))
-        server.publish(catalog.document("first_fit"))
+        server.fill(cluster("lab", nodes=1, gpus=4))
         yield server
-        server.close()
 
 
 def headers(token: str) -> dict[str, str]:
@@ -39,14 +35,13 @@ def test_a_flood_is_refused_and_another_tenant_is_served(served: Server) -> None
     with served.socket(headers("a1")) as ann, served.socket(headers("b1")) as bob:
         lease = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600})
         ann.send(json.dumps(lease))
-        held = json.loads(ann.recv(60))["lease"]
+        held = heard(ann)["lease"]
         for number in range(60):
             ann.send(json.dumps({"op": "status", "lease": held["id"], "id": number}))
         renew = {"op": "renew", "lease": held["id"], "token": held["token"], "id": "renew"}
         ann.send(json.dumps(renew))
-        bob.send(json.dumps(lease))
-        assert json.loads(bob.recv(60))["success"]
-        replies = [json.loads(ann.recv(60)) for _ in range(61)]
+        assert tell(bob, lease)["success"]
+        replies = [heard(ann) for _ in range(61)]
         refused = [each["error"] for each in replies if not each["success"]]
         assert refused
         assert {each["code"] for each in refused} == {"busy"}
@@ -69,11 +64,11 @@ def test_a_watcher_too_many_is_refused(served: Server) -> None:
     with served.socket(headers("b1")) as one, served.socket(headers("b1")) as two:
         for socket in (one, two, one):  # Again is not one more.
             socket.send(watch)
-            assert json.loads(socket.recv(60))["success"]
+            assert heard(socket)["success"]
         with served.socket(headers("b1")) as three:
             three.send(watch)
-            error = json.loads(three.recv(60))["error"]
+            error = heard(three)["error"]
         assert (error["code"], error["field"]) == ("busy", "topics")
         with served.socket(headers("o1")) as other:
             other.send(watch)
-            assert json.loads(other.recv(60))["success"]
+            assert heard(other)["success"]

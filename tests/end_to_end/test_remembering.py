@@ -1,16 +1,11 @@
 """What policies remember, share and may ask: contexts, isolation, injected clients, precedence."""
 
 import json
-import os
-import signal
 import threading
 import time
 
 import pytest
-from served import Server, ask_message, cluster, policy
-from test_backends import killed
-
-from moorage.testing.daemon_process import daemon
+from served import Server, ask_message, cluster, heard, kill, killed, policy, serving
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -71,8 +66,7 @@ def told(reply: dict):
 
 def test_a_context_outlives_a_restart_and_goes_with_its_policy(tmp_path):
     for start in range(2):
-        with daemon(tmp_path) as running:
-            server = Server(running)
+        with serving(tmp_path) as server:
             if not start:
                 server.register(cluster("east"))
                 server.publish(policy(COUNTS, "counts:1-x"))
@@ -80,12 +74,9 @@ def test_a_context_outlives_a_restart_and_goes_with_its_policy(tmp_path):
                 assert told(server.ask("counts:1-x"))["n"] == start * 2 + turn + 1
             if start:
                 server.http.delete("/policy/counts:1-x").raise_for_status()
-            server.close()
-    with daemon(tmp_path) as running:
-        server = Server(running)
+    with serving(tmp_path) as server:
         server.publish(policy(COUNTS, "counts:1-x"))
         assert told(server.ask("counts:1-x"))["n"] == 1
-        server.close()
 
 
 @pytest.mark.parametrize(
@@ -98,8 +89,7 @@ def test_a_context_outlives_a_restart_and_goes_with_its_policy(tmp_path):
 )
 def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isolation, expected):
     settings = {"MOORAGE_TOKENS": "one:aa,two:bb", "MOORAGE_ISOLATION": isolation}
-    with daemon(tmp_path, environment=settings) as running:
-        server = Server(running)
+    with serving(tmp_path, environment=settings) as server:
         server.http.headers["Authorization"] = "Bearer aa"
         server.register(cluster("east"))
         server.publish(
@@ -118,13 +108,11 @@ def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isol
         assert seen == expected
         counts = [ask(token, "counts:1-x")["n"] for token in ("aa", "aa", "bb", "aa", "bb")]
         assert counts == [1, 2, 1, 3, 2], "a context is its tenant's, in every process"
-        server.close()
 
 
 def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
     """Evaluations long enough that several processes work at it, and conflict."""
-    with daemon(tmp_path, environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "60"}) as running:
-        server = Server(running)
+    with serving(tmp_path, environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "60"}) as server:
         server.register(cluster("east"))
         server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
         replies: list[dict] = []
@@ -134,7 +122,7 @@ def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
                 for number in range(10):
                     inputs = {"spin": 200_000}
                     socket.send(json.dumps(ask_message("swaps:1-x", inputs=inputs, id=number)))
-                replies.extend(json.loads(socket.recv(60)) for _ in range(10))
+                replies.extend(heard(socket) for _ in range(10))
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
@@ -146,7 +134,6 @@ def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
         manage(server, "set", {"n": 100})
         assert told(server.ask("swaps:1-x"))["n"] == 101
         assert manage(server, "get") == {"n": 101}
-        server.close()
 
 
 def test_a_version_from_before_a_kill_is_good_while_nothing_changed_and_never_again(tmp_path):
@@ -155,24 +142,20 @@ def test_a_version_from_before_a_kill_is_good_while_nothing_changed_and_never_ag
         message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
         return server.say(message)[0]
 
-    with killed(tmp_path) as running:
-        server = Server(running)
+    with killed(tmp_path) as server:
         server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
         versions = [manage(server, "set", {"n": n})["version"] for n in range(6)]
         assert versions == sorted(set(versions))
         time.sleep(2.5)  # Contexts are kept once a second.
         versions += [manage(server, "set", {"n": n})["version"] for n in range(6, 12)]
-        os.kill(running.pid, signal.SIGKILL)
-        server.close()
-    with daemon(tmp_path) as running:
-        server = Server(running)
+        kill(server)
+    with serving(tmp_path) as server:
         now = manage(server, "version")["version"]
         assert now in versions[5:], "of the later ones it may have kept some"
         assert not swap(server, versions[0])["success"]
         assert told(swap(server, now))["version"] > max(versions)
         for version in versions:
             assert not swap(server, version)["success"]
-        server.close()
 
 
 def manage(server: Server, action: str, data: dict | None = None):

@@ -2,36 +2,24 @@
 
 import contextlib
 import json
-import os
 import platform
 import random
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from served import Server, cluster, policy, until
-from test_backends import dead, in_state, killed, marked, release, status
+from served import Server, ask_message, heard, here, kill, killed, marked, serving, until
 
 from moorage.model import LeaseTerms, Provision
-from moorage.testing.daemon_process import daemon
 from moorage_client import BlockingClient
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
 ONCE = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
 """Fails the first time, and works the second; it is told where to remember that."""
 PAUSE = "MOORAGE_REQUEUE_PAUSE_SECONDS"
-
-
-def fill(server: Server, gpus: int = 2) -> None:
-    document = cluster("here", nodes=1, gpus=gpus)
-    document["nodes"]["nodeData"][0]["id"] = platform.node()
-    server.register(document)
-    server.publish(catalog.document("first_fit"))
 
 
 def wanted(command: list[str], attempts: int = 3, **more) -> dict:
@@ -66,25 +54,21 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(data):
-    with daemon(data) as running:
-        server = Server(running)
-        fill(server)
+    with serving(data) as server:
+        server.fill(here(2))
         yield server
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 def test_what_fails_the_first_time_is_started_again_and_those_who_watch_see_it(server, tmp_path):
     tried = ["finished", "requeued", "paused", "resumed", "granted", "started"]
-    with server.socket() as watching:
-        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": 1}))
-        assert json.loads(watching.recv(30))["success"]
+    with server.watching("leases") as watching:
         lease = run(server, ["sh", "-c", ONCE, str(tmp_path / "once")])
         assert lease["workload"]["attempt"] == 1
         assert lease["workload"]["attempts_max"] == 3
         news = []
         while [each["event"] for each in news][-1:] != ["started"] or len(news) < len(tried):
-            one = json.loads(watching.recv(30))
+            one = heard(watching)
             news += [one] if one["event"] != "workload" else []
     names = [each["event"] for each in news]
     assert names[: -len(tried)] in (["granted"], ["granted", "started"])  # It ends at once.
@@ -98,38 +82,16 @@ def test_what_fails_the_first_time_is_started_again_and_those_who_watch_see_it(s
     assert finished["log_tail"] == ["no such model"]
     assert finished["exit_code"] == 7
     assert finished["nodes"] == [{"cluster_id": "here", "node_id": platform.node()}]
-    again = status(server, lease)
+    again = server.status(lease)
     assert again["state"] == "active"
     assert again["fencing"] > lease["fencing"]
     assert again["workload"]["phase"] == "ready"
     assert again["workload"]["attempt"] == 2
     assert again["workload"]["outcome"]["attempt"] == 1
     assert renew(server, lease)["workload"]["attempt"] == 2
-    release(server, lease)
-    ended = in_state(server, lease, "ended")
+    server.release(lease)
+    ended = server.in_state(lease, "ended")
     assert ended["workload"]["phase"] == "stopped"
-
-
-def test_a_status_says_where_a_service_is_reached_and_how_far_it_is(server, tmp_path):
-    serve = "import http.server as h, os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
-    serve += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
-    spec = {"category": "service", "readiness": {"path": "/"}, "workdir": str(tmp_path)}
-    lease = run(server, ["python3", "-c", serve], **spec)
-    assert (lease["state"], lease["workload"]["phase"]) == ("starting", "starting")
-    until(lambda: "detail" in status(server, lease)["workload"])
-    (tmp_path / "go").touch()
-    active = in_state(server, lease, "active")
-    assert active["workload"]["phase"] == "ready"
-    assert server.http.get(active["workload"]["endpoint"]).status_code == 200
-    release(server, lease)
-    in_state(server, lease, "ended")
-
-
-@pytest.mark.parametrize("provision", [{}, {"on_failure": "end"}])
-def test_attempts_without_a_requeue_are_refused(server, provision):
-    provision |= {"backend": "local", "spec": {"command": ["true"]}, "attempts_max": 2}
-    asked = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}, "provision": provision}
-    assert server.ask(**asked)["error"]["field"] == "provision.attempts_max"
 
 
 def test_the_client_says_what_to_do_and_reads_what_became_of_it(server, tmp_path):
@@ -159,72 +121,41 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
     go = tmp_path / "go"
     script = 'test -e "$0.once" && exec sleep 1000; touch "$0.once"; '
     script += 'until test -e "$0"; do sleep 0.02; done; echo broken; exit 7'
-    with killed(tmp_path / "data") as running:
-        server = Server(running)
-        fill(server, gpus=1)
+    with killed(tmp_path / "data") as server:
+        server.fill(here(1))
         lease = run(server, ["sh", "-c", script, str(go)], ttl=60)
-        in_state(server, lease, "active")
+        server.in_state(lease, "active")
         with server.socket() as waiting:
             terms = {"ttl_seconds": 3600, "wait_seconds": 3600, "priority": 1}
-            ask_message = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
-            waiting.send(json.dumps(ask_message | {"lease": terms, "resources": {"gpus": 1}}))
-            until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+            waiting.send(json.dumps(ask_message(lease=terms, resources={"gpus": 1})))
+            until(server.waiting)
             go.touch()
-            other = json.loads(waiting.recv(30))["lease"]
-        queued = in_state(server, lease, "queued")
+            other = heard(waiting)["lease"]
+        queued = server.in_state(lease, "queued")
         assert queued["placement"] == []
         assert queued["workload"]["outcome"]["log_tail"] == ["broken"]
         pause = queued["retry_at"] - queued["workload"]["outcome"]["at"]
         assert 1.5 <= pause < 3.5
-        with BlockingClient(running.ws) as client:
+        with BlockingClient(server.running.ws) as client:
             (same,) = client.leases(state="queued")
             assert same.retry_at == queued["retry_at"]
         assert renew(server, lease)["state"] == "queued"
-        os.kill(running.pid, signal.SIGKILL)
-        dead(running.pid)
-        server.close()
+        kill(server)
     assert marked(tmp_path / "data") == {}
-    with daemon(tmp_path / "data") as running:
-        server = Server(running)
-        assert status(server, lease)["state"] == "queued"
-        (row,) = server.say({"op": "queue"})[0]["data"]["waiting"]
+    with serving(tmp_path / "data") as server:
+        assert server.status(lease)["state"] == "queued"
+        (row,) = server.waiting()
         assert row["lease"]["workload"]["outcome"]["log_tail"] == ["broken"]
         assert renew(server, lease)["expires_at"] > queued["expires_at"]
-        release(server, other)
-        again = in_state(server, lease, "active")
+        server.release(other)
+        again = server.in_state(lease, "active")
         assert again["workload"]["attempt"] == 2
         assert again["granted_at"] >= queued["retry_at"]
         assert "retry_at" not in again
         assert len(again["placement"]) == 1
         assert marked(tmp_path / "data").keys() == {lease["id"]}
-        release(server, lease)
-        in_state(server, lease, "ended")
-        server.close()
-
-
-def test_a_policy_is_asked_at_the_start_about_what_waited(tmp_path):
-    """There is room, and the policy declined: the daemon that comes back asks it again."""
-    body = 'return {"declined": "not today"}'
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server)
-        server.publish(policy(body, "never:1-x"))
-        with server.socket() as waiting:
-            terms = {"ttl_seconds": 60, "wait_seconds": 3600}
-            ask_message = {
-                "adhoc": True,
-                "policy_rule_uri": "never:1-x",
-                "inputs": {},
-                "lease": terms,
-            }
-            waiting.send(json.dumps(ask_message | {"resources": {"gpus": 1}}))
-            until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
-        server.close()
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        (row,) = server.say({"op": "queue"})[0]["data"]["waiting"]
-        assert row["policy_rule_uri"] == "never:1-x"
-        server.close()
+        server.release(lease)
+        server.in_state(lease, "ended")
 
 
 def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
@@ -237,10 +168,9 @@ def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
     command = ["sh", "-c", script, str(starts)]
     held: dict[str, dict] = {}
     for number in range(12):
-        with killed(tmp_path / "data") as running:
-            server = Server(running)
+        with killed(tmp_path / "data") as server:
             if number == 0:
-                fill(server, gpus=4)
+                server.fill(here(4))
             stop_at = time.monotonic() + draw.random() * 0.6
             with contextlib.suppress(Exception):  # The daemon may be killed in any call.
                 while time.monotonic() < stop_at:
@@ -249,19 +179,15 @@ def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
                         held[lease["id"]] = lease
                     else:
                         name = draw.choice(sorted(held))
-                        if release(server, held[name])["success"]:
+                        if server.release(held[name])["success"]:
                             del held[name]
-            os.kill(running.pid, signal.SIGKILL)
-            dead(running.pid)
-            server.close()
-    with daemon(tmp_path / "data") as running:
-        server = Server(running)
+            kill(server)
+    with serving(tmp_path / "data") as server:
         for lease in held.values():
-            until(lambda lease=lease: status(server, lease)["workload"]["attempt"] == 3)
-            in_state(server, lease, "active")
-            release(server, lease)
-            in_state(server, lease, "ended")
-        server.close()
+            until(lambda lease=lease: server.status(lease)["workload"]["attempt"] == 3)
+            server.in_state(lease, "active")
+            server.release(lease)
+            server.in_state(lease, "ended")
     for each in starts.iterdir():
         fencings = each.read_text().split()
         assert len(fencings) == len(set(fencings)) <= 3, "a grant is started once"

@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from served import Server, cluster, until
+from served import Server, cluster, heard, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -35,11 +35,11 @@ def session(server, token):
 
 def leases(socket):
     socket.send(json.dumps({"op": "leases"}))
-    return json.loads(socket.recv(30))["success"]
+    return heard(socket)["success"]
 
 
 def lines(server, event):
-    read = map(json.loads, server.running.log.read_text().splitlines())
+    read = map(json.loads, server.log().splitlines())
     return [line for line in read if line.get("event") == event]
 
 
@@ -56,7 +56,7 @@ def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
         server.register(cluster("east"))
         file.write_text(WITHOUT_OLD)
         if asked:
-            os.kill(server.running.pid, signal.SIGHUP)
+            os.kill(server.pid, signal.SIGHUP)
         with pytest.raises(ConnectionClosed) as closed:
             old.recv(30)
         assert closed.value.rcvd.code == 4401
@@ -70,7 +70,7 @@ def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
         until(lambda: lines(server, "tokens"))
         (said,) = lines(server, "tokens")
         assert (said["known"], said["added"], said["removed"]) == (3, 1, 1)
-        text = server.running.log.read_text()
+        text = server.log()
         assert not any(token in text for token in ("kept", "fresh"))
         server.close()
 
@@ -108,7 +108,7 @@ def test_a_broken_file_leaves_the_tokens_as_they_are_and_is_named(shared, text, 
             file.unlink()
         else:
             file.write_text(text)
-        os.kill(server.running.pid, signal.SIGHUP)
+        os.kill(server.pid, signal.SIGHUP)
         until(lambda: lines(server, "settings")[before:])
         (line,) = lines(server, "settings")[before:]
         assert (line["level"], line["setting"]) == ("error", setting)
@@ -123,7 +123,7 @@ def test_a_broken_file_leaves_the_tokens_as_they_are_and_is_named(shared, text, 
 def test_other_settings_are_named_and_wait_for_a_restart(tmp_path):
     with served(tmp_path) as (file, server):
         file.write_text('candidates_max = 7\nray_cluster = "rays"\n' + WITHOUT_OLD)
-        os.kill(server.running.pid, signal.SIGHUP)
+        os.kill(server.pid, signal.SIGHUP)
         until(lambda: lines(server, "tokens"))
         (line,) = lines(server, "settings")
         assert line["changed"] == ["candidates_max", "ray_cluster"]

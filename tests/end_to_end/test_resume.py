@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -12,7 +11,7 @@ from served import FIRST_FIT, Server, ask_message, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from moorage_client import BlockingClient, Client
+from moorage_client import Client
 
 ALL = {"gpus": 4, "models": ["A100"], "nodes": 2}
 PATIENT = {"ttl_seconds": 60, "wait_seconds": 60}
@@ -77,13 +76,8 @@ def hold_all(server: Server) -> dict:
     return reply["lease"]
 
 
-def release(server: Server, lease: dict) -> None:
-    message = {"op": "release", "lease": lease["id"], "token": lease["token"]}
-    assert server.say(message)[0]["success"]
-
-
 def waiting(server: Server) -> list[str]:
-    return [each["request"] for each in server.say({"op": "queue"})[0]["data"]["waiting"]]
+    return [each["request"] for each in server.waiting()]
 
 
 def test_a_waiter_keeps_its_place_and_its_answer_comes_once(server, proxy):
@@ -107,13 +101,13 @@ def test_a_waiter_keeps_its_place_and_its_answer_comes_once(server, proxy):
                 "topics": [],
             }
             assert waiting(server) == [first, second]
-            release(server, held)
+            server.release(held)
             granted = back.heard()
             assert (granted["id"], granted["lease"]["id"]) == ("first", first)
-            release(server, granted["lease"])
+            server.release(granted["lease"])
             later = other.heard()
             assert later["lease"]["id"] == second
-            release(server, later["lease"])
+            server.release(later["lease"])
             with pytest.raises(TimeoutError):
                 back.socket.recv(0.2)
 
@@ -126,7 +120,7 @@ def test_what_is_granted_while_it_is_away_is_held_for_it(server, proxy):
         proxy.cut()
         lost.closed()
         until(lambda: open_sessions(server) == 0)
-        release(server, held)
+        server.release(held)
         until(lambda: not waiting(server))
     with Talk(proxy.url) as back:
         granted = back.resume(lost.session)
@@ -136,20 +130,15 @@ def test_what_is_granted_while_it_is_away_is_held_for_it(server, proxy):
         assert reply["data"]["open"] == reply["data"]["waiting"] == []
         (lease,) = reply["data"]["leases"]
         assert lease == {"message": "mine", "lease": granted["lease"]}
-        release(server, granted["lease"])
-
-
-def metric(server: Server, name: str) -> int:
-    text = server.http.get("/metrics").text
-    return int(float(text.split(f"\n{name} ")[1].split("\n")[0]))
+        server.release(granted["lease"])
 
 
 def open_sessions(server: Server) -> int:
-    return metric(server, "moorage_sessions")
+    return server.metric("moorage_sessions")
 
 
 def asks(server: Server) -> int:
-    return metric(server, "moorage_asks_total")
+    return server.metric("moorage_asks_total")
 
 
 def test_watched_topics_go_on_and_what_happened_meanwhile_is_told(server, proxy):
@@ -168,7 +157,7 @@ def test_watched_topics_go_on_and_what_happened_meanwhile_is_told(server, proxy)
         assert told["leases"]["event"] == "granted"
         assert told["leases"]["data"]["id"] == held["id"]
         assert told["map"]["event"] == "snapshot", "the whole map, not what changed in it"
-        release(server, held)
+        server.release(held)
 
 
 async def test_the_client_resumes_by_itself_and_keeps_its_places(server, proxy):
@@ -185,7 +174,7 @@ async def test_the_client_resumes_by_itself_and_keeps_its_places(server, proxy):
                 await asyncio.to_thread(until, lambda: open_sessions(server) == 0)
             await asyncio.to_thread(until, lambda: open_sessions(server) == 1)
         assert waiting(server) == places
-        release(server, held)
+        server.release(held)
         for task, place in zip(asked, places, strict=True):
             answer = await task
             assert answer.lease.id == place
@@ -201,23 +190,9 @@ async def test_what_was_granted_while_a_client_was_cut_off_reaches_it(server, pr
         places, sent = waiting(server), asks(server)
         with proxy.closed():
             await asyncio.to_thread(until, lambda: open_sessions(server) == 0)
-            release(server, held)
+            server.release(held)
             await asyncio.to_thread(until, lambda: not waiting(server))
         answer = await task
         assert [answer.lease.id] == places
         assert asks(server) == sent
         await client.release(answer.lease.id, answer.lease.token)
-
-
-def test_the_blocking_client_resumes_too(server, proxy):
-    held = hold_all(server)
-    with BlockingClient(proxy.url) as client, ThreadPoolExecutor(1) as threads:
-        asked = threads.submit(client.ask, FIRST_FIT, resources=ALL, lease=PATIENT)
-        until(lambda: waiting(server))
-        (place,) = waiting(server)
-        proxy.cut()
-        until(lambda: open_sessions(server) == 1)
-        release(server, held)
-        answer = asked.result(60)
-        assert answer.lease.id == place
-        client.release(answer.lease.id, answer.lease.token)

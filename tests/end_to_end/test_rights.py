@@ -1,17 +1,10 @@
 """What is common and ends leases of others is an operator's, over both doors: cell by cell."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from served import Server, ask_message, cluster
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import Server, ask_message, bearing, cluster, serving
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
@@ -22,13 +15,10 @@ ANN, BOB, OPS = "a1", "b1", "o1"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Server]:
     """A daemon of ann, who holds leases on `east`, of bob, and of the operator ops."""
-    with daemon(environment=TOKENS) as running:
-        server = Server(running)
+    with serving(environment=TOKENS) as server:
         server.http.headers["Authorization"] = f"Bearer {BOB}"
-        server.register(cluster("east", nodes=2, gpus=4), cluster("idle", nodes=1, gpus=1))
-        server.publish(catalog.document("first_fit"))
+        server.fill(cluster("east", nodes=2, gpus=4), cluster("idle", nodes=1, gpus=1))
         yield server
-        server.close()
 
 
 @pytest.fixture
@@ -42,39 +32,17 @@ def lease(served: Server) -> Iterator[dict]:
 
 
 def say(server: Server, token: str, message: dict) -> dict:
-    with server.socket({"Authorization": f"Bearer {token}"}) as socket:
-        socket.send(json.dumps(message))
-        return json.loads(socket.recv(60))
+    return server.say(message, bearer=token)[0]
 
 
 def send(server: Server, token: str, method: str, path: str, body: object = None):
-    headers = {"Authorization": f"Bearer {token}"}
-    return server.http.request(method, path, json=body, headers=headers)
+    return server.http.request(method, path, json=body, headers=bearing(token))
 
 
 def is_refused(error: dict, text: str) -> bool:
     """Tell whether it is refused as what only an operator may do, and says who is one."""
     says = "MOORAGE_OPERATORS" in text and "operator" in error["expected"]
     return error["code"] == "unauthorized" and error["verdict"] == "not_you" and says
-
-
-@pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
-@pytest.mark.parametrize("node", ["", "east-0"])
-def test_only_an_operator_takes_out_of_service(
-    served: Server, lease: dict, op: str, node: str
-) -> None:
-    message = {"op": op, "cluster": "east", "node": node}
-    for tenant in (ANN, BOB):  # Also where all leases there are its own.
-        reply = say(served, tenant, message | ({"seconds": 0} if op == "drain" else {}))
-        assert is_refused(reply["error"], reply["message"]), reply
-    (row,) = say(served, ANN, {"op": "leases"})["data"]["leases"]
-    assert (row["id"], row["expires_at"]) == (lease["id"], lease["expires_at"])
-    reply = say(served, OPS, message)
-    assert reply["data"]["leases"] == ([lease["id"]] if node in {"", placed(lease)} else [])
-
-
-def placed(lease: dict) -> str:
-    return lease["placement"][0]["node_id"]
 
 
 @pytest.mark.parametrize("op", ["cordon", "drain", "uncordon"])
@@ -97,6 +65,8 @@ def test_a_what_if_counts_what_is_of_others(served: Server, lease: dict) -> None
     told = reply["data"]
     assert (told["drained"], told["others"], told["other_tenants"]) == ([], {"drained": 1}, 1)
     assert lease["id"] not in json.dumps(reply)
+    own = say(served, ANN, message)["data"]
+    assert ([row["lease"] for row in own["drained"]], own["others"]) == ([lease["id"]], {})
     told = say(served, OPS, message)["data"]
     assert ([row["lease"] for row in told["drained"]], told["other_tenants"]) == ([lease["id"]], 0)
 
@@ -159,26 +129,9 @@ def test_what_is_reserved_for_another_counts_as_a_lease(served: Server) -> None:
     assert send(served, BOB, "DELETE", "/clusters/later").status_code == 200
 
 
-@pytest.mark.parametrize("op", ["reserve", "unreserve", "set_quota", "remove_quota"])
-def test_what_was_an_operators_before_still_is(served: Server, op: str) -> None:
-    fields = {
-        "reserve": {"resources": {"gpus": 1}, "starts_at": 4e9, "ends_at": 4e9 + 60},
-        "unreserve": {"reservation": "r"},
-    }
-    reply = say(served, BOB, {"op": op, **fields.get(op, {"tenant": "ann"})})
-    assert is_refused(reply["error"], reply["message"]), reply
-
-
-def test_a_flush_ends_what_is_warm_of_the_tenant_alone(served: Server) -> None:
-    assert say(served, BOB, {"op": "flush"})["data"] == {"flushed": []}
-
-
 def test_the_command_line_says_who_may(served: Server, lease: dict) -> None:
-    variables = {"MOORAGE_URL": served.running.ws, "MOORAGE_HTTP_URL": served.running.http}
-    environment = {**os.environ, **variables, "MOORAGE_TOKEN": BOB}
-    for words in (["drain", "east"], ["delete", "east"]):
-        command = [str(Path(sys.executable).parent / "moorage"), "fleet", *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    for word in ("drain", "delete"):
+        done = served.moorage("fleet", word, "east", MOORAGE_TOKEN=BOB)
         assert done.returncode != 0
         assert "MOORAGE_OPERATORS" in done.stderr
         assert "Say who you are" not in done.stderr, "it is known who asks"

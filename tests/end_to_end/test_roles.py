@@ -2,22 +2,18 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, cluster, policy
+from served import FIRST_FIT, Server, bearing, cluster, moored, policy, serving, tell
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.daemon.access.rights import RIGHT_OF
 from moorage.model import Tenant
 from moorage.protocol.messages import OPERATIONS
 from moorage.records.rights import Caller, Right, Role
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
@@ -68,13 +64,10 @@ HTTP = [
 ]
 
 
-def moored(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "moorage", "token", *words, "--data", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def make(folder: Path, name: str, role: str, *more: str) -> str:
-    made = moored(folder, "create", name, "--role", role, "--tenant", "ann", *more)
+    made = moored(
+        "token", "create", name, "--role", role, "--tenant", "ann", *more, "--data", folder
+    )
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
 
@@ -91,12 +84,9 @@ def tokens(folder: Path) -> dict[Role, str]:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, tokens: dict[Role, str]) -> Iterator[Server]:
-    with daemon(folder) as running:
-        server = Server(running, tokens[Role.ADMIN])
-        server.register(cluster("east"))
-        server.publish(catalog.document("first_fit"))
+    with serving(folder, bearer=tokens[Role.ADMIN]) as server:
+        server.fill(cluster("east"))
         yield server
-        server.close()
 
 
 def is_missing_right(code: str, verdict: str | None) -> bool:
@@ -116,9 +106,7 @@ def test_each_message_is_answered_as_the_table_says(
     caller = Caller(Tenant("ann"), role)
     for name, fields in EVERY_OPERATION.items():
         message = fields if name in {"allocate", "block"} else {"op": name, **fields}
-        with served.socket({"Authorization": f"Bearer {tokens[role]}"}) as socket:
-            socket.send(json.dumps({**message, "id": 1}))
-            reply = json.loads(socket.recv(60))
+        (reply,) = served.say({**message, "id": 1}, bearer=tokens[role])
         right = rights.get(name, Right.PLACE)
         error = reply.get("error") or {"code": ""}
         refused = is_missing_right(error["code"], error.get("verdict"))
@@ -131,7 +119,7 @@ def test_each_message_is_answered_as_the_table_says(
 def test_each_endpoint_is_answered_as_the_table_says(
     served: Server, tokens: dict[Role, str], role: Role, method: str, path: str, right: Right
 ) -> None:
-    headers = {"Authorization": f"Bearer {tokens[role]}"}
+    headers = bearing(tokens[role])
     body = None if method in {"GET", "DELETE"} else {}
     answer = served.http.request(method, path, json=body, headers=headers)
     missing = answer.status_code == 403
@@ -141,8 +129,10 @@ def test_each_endpoint_is_answered_as_the_table_says(
 
 
 def test_a_metrics_token_opens_no_socket(served: Server, tokens: dict[Role, str]) -> None:
-    headers = {"Authorization": f"Bearer {tokens[Role.METRICS]}"}
-    with pytest.raises(InvalidStatus) as refused, served.socket(headers):
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        served.socket(bearer=tokens[Role.METRICS]),
+    ):
         pass
     assert refused.value.response.status_code == 403
     assert b"role metrics" in (refused.value.response.body or b"")
@@ -152,45 +142,22 @@ def test_the_dry_run_of_a_drain_needs_no_more_than_reading(
     served: Server, tokens: dict[Role, str]
 ) -> None:
     drain = {"op": "drain", "cluster": "east", "dry_run": True}
-    with served.socket({"Authorization": f"Bearer {tokens[Role.VIEWER]}"}) as socket:
-        socket.send(json.dumps(drain))
-        assert json.loads(socket.recv(30))["success"]
-
-
-def test_a_lease_is_seen_by_its_tenant_and_by_operators(
-    served: Server, folder: Path, tokens: dict[Role, str]
-) -> None:
-    created = moored(folder, "create", "bob", "--role", "client", "--tenant", "bob")
-    callers = {
-        "bob": created.stdout.strip(),
-        **{role: tokens[role] for role in (Role.CLIENT, Role.VIEWER, Role.OPERATOR)},
-    }
-    lease = served.ask(resources={"gpus": 1}, lease={"ttl_seconds": 60})["lease"]
-    seen = {}
-    for name, token in callers.items():
-        with served.socket({"Authorization": f"Bearer {token}"}) as socket:
-            socket.send(json.dumps({"op": "leases"}))
-            seen[name] = [each["id"] for each in json.loads(socket.recv(30))["data"]["leases"]]
-    served.release(lease)
-    assert seen == {
-        "bob": [],
-        **{role: [lease["id"]] for role in (Role.CLIENT, Role.VIEWER, Role.OPERATOR)},
-    }
+    assert served.say(drain, bearer=tokens[Role.VIEWER])[0]["success"]
 
 
 @pytest.fixture
 def bob(served: Server, folder: Path) -> Iterator[dict[str, str]]:
     """What a request of an author of another tenant brings along."""
     name = f"bob-{time.time_ns()}"
-    made = moored(folder, "create", name, "--role", "author", "--tenant", "bob")
-    yield {"Authorization": f"Bearer {made.stdout.strip()}"}
-    moored(folder, "revoke", name)
+    made = moored("token", "create", name, "--role", "author", "--tenant", "bob", "--data", folder)
+    yield bearing(made.stdout.strip())
+    moored("token", "revoke", name, "--data", folder)
 
 
 def test_policies_and_aliases_of_others_are_read_only(
     served: Server, tokens: dict[Role, str], bob: dict[str, str]
 ) -> None:
-    ann = {"Authorization": f"Bearer {tokens[Role.AUTHOR]}"}
+    ann = bearing(tokens[Role.AUTHOR])
     mine = policy("return None", "mine:1.0-stable")
     assert served.http.post("/policy", json=mine, headers=ann).status_code == 200
     means = {"policy_rule_uri": "mine:1.0-stable"}
@@ -209,26 +176,17 @@ def test_policies_and_aliases_of_others_are_read_only(
         assert (refused.status_code, "tenant “ann”" in refused.text) == (403, True), refused.text
     assert served.http.delete(alias, headers=bob).status_code == 409
     assert served.http.get("/policy/mine:1.0-stable", headers=bob).status_code == 200
-    operator = {"Authorization": f"Bearer {tokens[Role.OPERATOR]}"}
+    operator = bearing(tokens[Role.OPERATOR])
     assert served.http.delete(alias, headers=operator).status_code == 200
     assert served.http.delete("/policy/mine:1.0-stable", headers=operator).status_code == 200
 
 
-def test_the_console_says_which_role_it_has(served: Server, tokens: dict[Role, str]) -> None:
-    page = {"Origin": served.running.http, "Authorization": ""}
-    body = {"token": tokens[Role.VIEWER]}
-    session = served.http.post("/console/session", json=body, headers=page).json()
-    assert (session["data"]["tenant"], session["data"]["role"]) == ("ann", "viewer")
-    assert session["data"]["operator"] is False
-
-
 def test_a_revoked_token_ends_its_sessions_and_lets_none_in(served: Server, folder: Path) -> None:
     token = make(folder, "gone", "client")
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = bearing(token)
     with served.socket(headers) as socket:
-        socket.send(json.dumps({"op": "leases"}))
-        assert json.loads(socket.recv(30))["success"]
-        assert moored(folder, "revoke", "gone").returncode == 0
+        assert tell(socket, {"op": "leases"})["success"]
+        assert moored("token", "revoke", "gone", "--data", folder).returncode == 0
         assert served.http.get("/metrics", headers=headers).status_code == 401
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(30)
@@ -242,47 +200,34 @@ def test_an_expired_token_ends_its_sessions(served: Server, folder: Path) -> Non
     token = make(folder, "short", "client", "--expires", "2s")
     with (
         contextlib.suppress(InvalidStatus),
-        served.socket({"Authorization": f"Bearer {token}"}) as socket,
+        served.socket(bearer=token) as socket,
     ):
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(30)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4401
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = bearing(token)
     assert served.http.get("/metrics", headers=headers).status_code == 401
 
 
 def test_the_first_token_closes_an_open_server(tmp_path: Path) -> None:
-    with daemon(tmp_path) as running:
-        server = Server(running)
+    with serving(tmp_path) as server:
         with server.socket() as socket:
-            socket.send(json.dumps({"op": "fleet"}))
-            assert json.loads(socket.recv(30))["success"]
+            assert tell(socket, {"op": "fleet"})["success"]
             token = make(tmp_path, "first", "admin")
             with pytest.raises(ConnectionClosed):
                 socket.recv(30)
         assert server.http.get("/cluster/query").status_code == 401
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = bearing(token)
         assert server.http.get("/cluster/query", headers=headers).status_code == 200
-        server.close()
 
 
 def test_a_server_with_named_tokens_registers_its_own_machine(tmp_path: Path) -> None:
     token = make(tmp_path, "first", "viewer")
-    with daemon(tmp_path, options=["--here"]) as running:
-        server = Server(running, token)
+    with serving(tmp_path, options=["--here"], bearer=token) as server:
         assert len(server.http.post("/clusters/query", json={}).json()) == 1
         assert server.http.get("/policy").json()["data"]
-        assert running.log.read_text() == ""
-        server.close()
-
-
-def test_a_named_token_is_enough_beyond_loopback(tmp_path: Path) -> None:
-    flags = ["--host", "0.0.0.0", "--port", "0", "--http-port", "0", "--data", str(tmp_path)]  # noqa: S104  # It is refused.
-    command = [sys.executable, "-m", "moorage", "serve", *flags]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 2
-    assert "moored token create" in refused.stderr
+        assert server.log() == ""
 
 
 @pytest.mark.parametrize(
@@ -300,21 +245,21 @@ def test_a_named_token_is_enough_beyond_loopback(tmp_path: Path) -> None:
 def test_wrong_words_are_answered_with_what_is_expected(
     tmp_path: Path, words: tuple[str, ...], sentence: str
 ) -> None:
-    refused = moored(tmp_path, *words)
+    refused = moored("token", *words, "--data", tmp_path)
     assert refused.returncode in {1, 2}
     assert sentence in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
 def test_the_list_shows_states_and_no_token(tmp_path: Path) -> None:
-    assert "No tokens" in moored(tmp_path, "list").stdout
+    assert "No tokens" in moored("token", "list", "--data", tmp_path).stdout
     token = make(tmp_path, "ci", "client", "--expires", "30d")
     make(tmp_path, "old", "viewer")
-    moored(tmp_path, "revoke", "old")
-    listed = moored(tmp_path, "list").stdout
+    moored("token", "revoke", "old", "--data", tmp_path)
+    listed = moored("token", "list", "--data", tmp_path).stdout
     assert "ci: valid, role client, tenant “ann”, expires 20" in listed
     assert "old: revoked" in listed
-    rows = json.loads(moored(tmp_path, "list", "--json").stdout)
+    rows = json.loads(moored("token", "list", "--json", "--data", tmp_path).stdout)
     assert [(row["name"], row["state"]) for row in rows] == [("ci", "valid"), ("old", "revoked")]
     assert 29 * 86_400 < rows[0]["expires_at"] - time.time() <= 30 * 86_400
     assert token not in listed + json.dumps(rows)

@@ -8,35 +8,28 @@ import platform
 import random
 import signal
 import subprocess
-import sys
 import termios
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
+from served import MOORAGE, Server, here, serving, until
 
-from moorage.testing.daemon_process import Running, child, daemon, serve_command, serve_variables
+from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons.
-
-MOORAGE = str(Path(sys.executable).parent / "moorage")
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     short = {"MOORAGE_REQUEUE_PAUSE_SECONDS": "0"}
-    with daemon(tmp_path_factory.mktemp("data"), environment=short) as running:
-        server = Server(running)
-        document = cluster("here", nodes=1, gpus=8)
-        document["nodes"]["nodeData"][0]["id"] = platform.node()
-        server.register(document)
+    with serving(tmp_path_factory.mktemp("data"), environment=short) as server:
+        server.register(here())
         server.publish(catalog.document("best_fit"))
         yield server
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 @pytest.fixture
@@ -66,10 +59,6 @@ def started(environment, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-def held(server) -> list[dict]:
-    return server.say({"op": "leases"})[0]["data"]["leases"]
-
-
 def test_the_output_and_the_exit_code_are_those_of_the_command(server, tmp_path, moorage):
     script = "echo gpus $CUDA_VISIBLE_DEVICES $WHO; pwd; exit 3"
     words = ["run", "--gpus", "2", "--env", "WHO=me", "--", "sh", "-c", script]
@@ -80,7 +69,7 @@ def test_the_output_and_the_exit_code_are_those_of_the_command(server, tmp_path,
     assert len(first.split()[1].split(",")) == 2
     assert second == str(tmp_path)
     assert "lease " in done.stderr
-    until(lambda: not held(server))
+    until(lambda: not server.held())
 
 
 def test_long_output_comes_whole(server, moorage):
@@ -125,7 +114,7 @@ def test_a_command_that_cannot_start_says_why_and_exits_as_in_a_shell(server, mo
     ):
         done = moorage("run", "--", program)
         assert (done.returncode, f"{program}: {reason}" in done.stderr) == (code, True), done
-    until(lambda: not held(server))
+    until(lambda: not server.held())
 
 
 def test_a_command_that_fails_is_started_again_as_often_as_asked(
@@ -140,7 +129,7 @@ def test_a_command_that_fails_is_started_again_as_often_as_asked(
     assert process.stdout is not None
     for number in range(2):
         assert process.stdout.readline() == f"start {number}\n"
-        (lease,) = held(server)
+        (lease,) = server.held()
         (tmp_path / f"starts.{number}").touch()  # What it said is read: it may go on.
     rest, said = process.communicate(timeout=30)
     assert (process.returncode, rest) == (0, "")
@@ -149,7 +138,7 @@ def test_a_command_that_fails_is_started_again_as_often_as_asked(
     assert "2 of 3" in told
     assert f"attempt 1 failed on here/{platform.node()}: it ended by itself with exit" not in told
     assert "succeeded" in told
-    until(lambda: not held(server))
+    until(lambda: not server.held())
 
 
 def test_the_output_of_every_start_is_passed_on_and_kept_however_fast_they_follow(server, moorage):
@@ -215,14 +204,14 @@ def test_exec_logs_and_release_know_what_run_started(server, environment, tmp_pa
     process = started(environment, *words)
     assert process.stdout is not None
     assert process.stdout.readline() == "hello\n"
-    (lease,) = [each["id"] for each in held(server)]
+    (lease,) = [each["id"] for each in server.held()]
     assert Path(environment["MOORAGE_STATE"]).stat().st_mode & 0o777 == 0o600
     assert moorage("exec", lease, "--", "echo", "inside").stdout == "inside\n"
     assert moorage("logs", lease).stdout == "hello\n"
     assert moorage("release", lease).returncode == 0
     process.communicate(timeout=30)
     assert process.returncode != 0
-    until(lambda: not held(server))
+    until(lambda: not server.held())
 
 
 def test_a_command_that_fails_every_time_ends_as_it_did_last(server, moorage):
@@ -249,52 +238,39 @@ def test_more_than_there_is_is_refused(server, moorage):
     assert "too few GPUs" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, environment, number, tmp_path):
-    """It has waited for that: when it has ended, the process is gone and the lease is over."""
-    pid = tmp_path / "pid"
-    script = f"trap 'sleep 0.5; exit' TERM; echo $$ > {pid}; while :; do sleep 0.05; done"
-    process = started(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
-    until(lambda: pid.exists() and pid.read_text().strip())
-    process.send_signal(number)
-    said = process.communicate(timeout=30)[1]
-    assert process.returncode == 128 + number
-    assert not held(server)
-    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
-    assert "Traceback" not in said
-    assert f"ended by {number.name}" in said
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGHUP, signal.SIGTERM)]
+    ("sent", "late"),
+    [
+        *(([each], False) for each in (INT, TERM, HUP)),
+        *((two, late) for two in ([INT, INT], [HUP, TERM]) for late in (False, True)),
+    ],
 )
-@pytest.mark.parametrize("late", [False, True])
-def test_a_second_signal_does_not_cut_the_end_off(
-    server, environment, first, second, late, tmp_path
-):
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, environment, sent, late, tmp_path):
+    """It has waited for that, also where a second signal comes amid its end."""
     pid, ending = tmp_path / "pid", tmp_path / "ending"
-    script = (
-        f"trap 'touch {ending}; sleep 1; exit' TERM; echo $$ > {pid}; while :; do sleep 0.05; done"
-    )
+    script = f"trap 'touch {ending}; sleep 1; exit' TERM; echo $$ > {pid}; "
+    script += "while :; do sleep 0.05; done"
     process = started(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     until(lambda: pid.exists() and pid.read_text().strip())
-    process.send_signal(first)
-    until(lambda: ending.exists() or not late)
-    process.send_signal(second)
+    for number in sent:
+        process.send_signal(number)
+        until(lambda: ending.exists() or not late)
     said = process.communicate(timeout=30)[1]
-    assert "Traceback" not in said
-    assert process.returncode in {128 + first, 128 + second}  # At once, they may come in any order.
-    assert not held(server)
+    assert process.returncode in {128 + each for each in sent}  # They may come in any order.
+    assert not server.held()
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    assert "Traceback" not in said
+    assert len(sent) > 1 or f"ended by {sent[0].name}" in said
 
 
 def test_a_server_that_is_gone_is_told_and_a_late_ctrl_c_leaves(environment, tmp_path):
     begun = tmp_path / "begun"
     with child(serve_command(tmp_path / "data"), tmp_path / "log", serve_variables()) as (gone, at):
         one = Server(Running(at["ws"], at["http"], gone.pid, tmp_path / "log"))
-        document = cluster("here", nodes=1, gpus=8)
-        document["nodes"]["nodeData"][0]["id"] = platform.node()
-        one.register(document)
+        one.register(here())
         one.publish(catalog.document("best_fit"))
         there = environment | {"MOORAGE_URL": at["ws"], "MOORAGE_HTTP_URL": at["http"]}
         with started(there, "run", "--", "sh", "-c", f"touch {begun}; sleep 20") as process:
@@ -329,7 +305,7 @@ def test_what_a_command_writes_after_the_signal_is_passed_on(server, environment
     assert (process.returncode, wrote.split("\n")[0]) == (128 + signal.SIGTERM, "running"), said
     assert wrote.endswith("saved\n")
     assert wrote.count("running") == 1
-    assert not held(server)
+    assert not server.held()
 
 
 @pytest.mark.heavy
@@ -362,7 +338,7 @@ def test_exec_and_logs_reach_a_running_workload(server, environment, moorage):
     )
     assert moorage("release", lease).returncode == 0
     assert follow.communicate(timeout=30)[0] == "hello\n"
-    until(lambda: not held(server))
+    until(lambda: not server.held())
     assert moorage("logs", lease).stdout == "hello\n", "what it wrote is kept"
 
 
@@ -378,14 +354,14 @@ def test_only_the_owner_looks_inside(server, op):
     assert wrong["error"]["code"] == "wrong_token"
     unknown = server.say({"op": op, "lease": "nobody", "token": "x", **more})[0]
     assert unknown["error"]["code"] == "unknown_lease"
-    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
-    until(lambda: not held(server))
+    server.release(lease)
+    until(lambda: not server.held())
     bare = server.ask("best_fit:1.0-stable", resources={"gpus": 1}, lease={"ttl_seconds": 60})[
         "lease"
     ]
     nothing = server.say({"op": op, "lease": bare["id"], "token": bare["token"], **more})[0]
     assert nothing["error"]["code"] == "unsupported"
-    server.say({"op": "release", "lease": bare["id"], "token": bare["token"]})
+    server.release(bare)
 
 
 ESCAPES = b"\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\tgr\xc3\xbcn\r\n\xff\x00\x7f\xe2\x80\xaeend\n"

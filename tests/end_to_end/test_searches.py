@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from served import Server, cluster, policy
+from served import Server, cluster, policy, serving
 
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
@@ -41,8 +41,7 @@ BY_LOAD = policy(
 
 @pytest.fixture(scope="module")
 def server():
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         server.register(
             *(
                 cluster(name, tags=[name], reputation=number)
@@ -58,8 +57,7 @@ def server():
             measured = {"blockId": name, "instances": [{"load": load}]}
             assert server.http.post("/block", json=measured).status_code == 201
         yield server
-        assert running.log.read_text() == ""
-        server.close()
+        assert server.log() == ""
 
 
 def find(server, body, path="/api/no-ir/filter"):
@@ -177,14 +175,11 @@ def test_blocks_survive_a_restart(tmp_path):
 
 @pytest.mark.heavy
 def test_the_allocator_over_http_can_be_switched_off():
-    with daemon(environment={"MOORAGE_ALLOCATE_OVER_HTTP": "false"}) as running:
-        server = Server(running)
-        server.register(cluster("east"))
-        server.publish(catalog.document("first_fit"))
+    with serving(environment={"MOORAGE_ALLOCATE_OVER_HTTP": "false"}) as server:
+        server.fill(cluster("east"))
         assert server.http.post("/allocate", json={}).status_code == 404
         assert "/allocate" not in server.http.get("/openapi.json").json()["paths"]
         assert server.ask(resources={"gpus": 1})["success"]
-        server.close()
 
 
 class Git(BaseHTTPRequestHandler):

@@ -6,10 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, cluster, policy, until
+from served import Server, ask_message, cluster, policy, serving, until
 
 from moorage.daemon.publishing.version_statistics import MANY
-from moorage.testing.daemon_process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -30,8 +29,7 @@ return {{"cluster_id": cluster_id, "node_id": node_id, "gpus": gpus}}
 @pytest.fixture(scope="module")
 def harbour(tmp_path_factory) -> Iterator[Server]:
     settings = {"MOORAGE_POLICY_DEADLINE_SECONDS": "0.5"}
-    with daemon(tmp_path_factory.mktemp("shadows"), environment=settings) as running:
-        server = Server(running)
+    with serving(tmp_path_factory.mktemp("shadows"), environment=settings) as server:
         server.register(cluster("east"))
         server.publish(
             policy(PICKS.format(0), FIRST),
@@ -41,14 +39,13 @@ def harbour(tmp_path_factory) -> Iterator[Server]:
             policy("while True: pass", SLEEPS),
         )
         yield server
-        server.close()
 
 
 @pytest.fixture
 def side(harbour) -> Iterator[Server]:
     post(harbour, "activate", FIRST)
     yield harbour
-    for lease in getattr(harbour, "leases", []):
+    for lease in harbour.leases:
         harbour.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
     harbour.leases = []
     harbour.http.delete("/policy-alias/side")
@@ -81,7 +78,7 @@ def compared(server: Server, count: int) -> dict:
 def lease(server: Server, gpus: int = 1) -> dict:
     reply = server.ask("side", resources={"gpus": gpus}, lease={"ttl_seconds": 60})
     assert reply["success"], reply
-    server.leases = [*getattr(server, "leases", []), reply["lease"]]
+    server.leases.append(reply["lease"])
     return reply
 
 

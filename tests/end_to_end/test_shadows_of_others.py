@@ -1,9 +1,7 @@
 """A tenant's version beside another tenant's alias: what it is asked stays with those who asked."""
 
-import json
-
 import pytest
-from served import Server, ask_message, cluster, policy, until
+from served import Server, ask_message, cluster, policy, tell, until
 
 from moorage.daemon.publishing.version_statistics import MANY
 from moorage.testing.daemon_process import daemon
@@ -58,8 +56,7 @@ def ask(server, token, whole, **inputs):
     """Ask under the alias, and wait until that was compared, or was not asked."""
     before = whole()
     with server.socket({"Authorization": f"Bearer {token}"}) as socket:
-        socket.send(json.dumps(ask_message("side", inputs=inputs, resources={"gpus": 1})))
-        reply = json.loads(socket.recv(30))
+        reply = tell(socket, ask_message("side", inputs=inputs, resources={"gpus": 1}))
     assert reply["success"], reply
     until(lambda: whole() > before)
 

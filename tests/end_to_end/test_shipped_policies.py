@@ -1,9 +1,8 @@
 """Every shipped policy on a real daemon; those that read documents and metrics, with such."""
 
 import pytest
-from served import Server, cluster
+from served import cluster, serving
 
-from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
@@ -28,8 +27,7 @@ def metrics(name: str, percent: float) -> dict:
 @pytest.fixture(scope="module")
 def server():
     """A daemon with forty clusters of two nodes, labels, metrics and every shipped policy."""
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         for number, name in enumerate(NAMES):
             document = cluster(name, tags=[f"tag-{number % 3}"])
             for node in document["nodes"]["nodeData"]:
@@ -39,8 +37,7 @@ def server():
             server.http.post("/cluster", json=metrics(name, 90)).raise_for_status()
         server.publish(*map(catalog.document, catalog.shipped()))
         yield server
-        assert running.log.read_text() == "", "the daemon had something to complain about"
-        server.close()
+        assert server.log() == "", "the daemon had something to complain about"
 
 
 def asked(server, policy, **more):
@@ -52,7 +49,7 @@ def asked(server, policy, **more):
 def held(server, reply):
     """Give a lease back and return its shares."""
     lease = reply["lease"]
-    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+    server.release(lease)
     return lease["placement"]
 
 

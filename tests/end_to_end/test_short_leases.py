@@ -11,24 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, until
-from test_backends import marked
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import FIRST_FIT, Server, ask_message, heard, here, is_over, marked, serving, until
 
 pytestmark = pytest.mark.heavy
 
 SECONDS = float(os.environ.get("SHORT_LEASES_SECONDS", "15"))
 CLIENTS = 16
 COMMANDS = (["true"], ["true"], ["false"], ["sleep", "0.2"], ["sleep", "100"])
-
-
-def fill(server: Server) -> None:
-    document = cluster("here", nodes=1, gpus=8)
-    document["nodes"]["nodeData"][0]["id"] = platform.node()
-    server.register(document)
-    server.publish(catalog.document("first_fit"))
 
 
 class Client(threading.Thread):
@@ -51,7 +40,7 @@ class Client(threading.Thread):
 
     def say(self, socket, message: dict) -> dict:
         socket.send(json.dumps(message))
-        return json.loads(socket.recv(60))
+        return heard(socket)
 
     def once(self, socket) -> None:
         draw = self.draw
@@ -91,9 +80,8 @@ class Client(threading.Thread):
 
 
 def test_short_leases_of_short_commands_end_nothing_else(tmp_path: Path):
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        fill(server)
+    with serving(tmp_path) as server:
+        server.fill(here())
         stop_at = time.monotonic() + SECONDS
         clients = [Client(server, number, stop_at) for number in range(CLIENTS)]
         for each in clients:
@@ -104,13 +92,9 @@ def test_short_leases_of_short_commands_end_nothing_else(tmp_path: Path):
         assert sum(each.granted for each in clients) > CLIENTS
         server.say({"op": "flush"})
 
-        def over() -> bool:
-            return server.say({"op": "leases"})[0]["data"]["leases"] == []
-
-        until(over, 90)
+        until(lambda: not server.held(), 90)
         until(lambda: marked(tmp_path) == {}, 30)
-        assert "Traceback" not in running.log.read_text()
-        server.close()
+        assert "Traceback" not in server.log()
     assert list((tmp_path / "local" / "running").iterdir()) == []
 
 
@@ -118,12 +102,8 @@ def test_a_stop_amid_many_starts_is_obeyed_in_time(tmp_path: Path):
     """Services that never answer, and ignore SIGTERM: their starts are under way for long."""
     stubborn = ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]
     spec = {"category": "service", "command": stubborn, "stop_seconds": 60, "start_timeout": 600}
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        document = cluster("here", nodes=1, gpus=64)
-        document["nodes"]["nodeData"][0]["id"] = platform.node()
-        server.register(document)
-        server.publish(catalog.document("first_fit"))
+    with serving(tmp_path) as server:
+        server.fill(here(64))
         with server.socket() as socket:
             for number in range(64):
                 message = ask_message(
@@ -134,14 +114,9 @@ def test_a_stop_amid_many_starts_is_obeyed_in_time(tmp_path: Path):
                 )
                 socket.send(json.dumps(message))
             until(lambda: len(marked(tmp_path)) >= 32, 90)
-            os.kill(running.pid, signal.SIGTERM)
-            until(lambda: _zombie(running.pid), 28)  # As is documented, and a little more.
-        server.close()
+            os.kill(server.pid, signal.SIGTERM)
+            until(lambda: is_over(server.pid), 28)  # As is documented, and a little more.
     for pids in marked(tmp_path).values():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -6,10 +6,10 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from served import Server, cluster
+from served import cluster, serving
 from websockets.asyncio.client import connect
 
-from moorage.testing.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running
 
 pytestmark = pytest.mark.heavy
 
@@ -46,12 +46,10 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def fleet():
-    with daemon() as running:
-        server = Server(running)
+    with serving() as server:
         server.register(*(cluster(f"c{n}", nodes=1_200, gpus=8) for n in range(5)))
         server.register(cluster("large", nodes=6_000, gpus=8))
-        yield running
-        server.close()
+        yield server.running
 
 
 async def slow(running: Running, asks: bytes) -> socket.socket:

@@ -6,10 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, policy, until
+from served import FIRST_FIT, ask_message, heard, policy, serving, tell, until
 
-from moorage.protocol.replies import Event, decode_reply, progress
-from moorage.testing.daemon_process import daemon
 from moorage_client.blocking import BlockingClient
 
 pytestmark = pytest.mark.heavy  # Many daemons.
@@ -23,10 +21,6 @@ def lease(server, **more):
     return reply["lease"]
 
 
-def release(server, held):
-    assert server.say({"op": "release", "lease": held["id"], "token": held["token"]})[0]["success"]
-
-
 def waiting(seconds=30, **more):
     terms = {"ttl_seconds": 60, "wait_seconds": seconds}
     return ask_message(FIRST_FIT, resources=ALL, lease=terms, stream=True, **more)
@@ -35,25 +29,23 @@ def waiting(seconds=30, **more):
 def test_a_request_that_waits_is_told_its_position_until_it_is_decided(server):
     held = lease(server)
     with server.socket() as first, server.socket() as second:
-        first.send(json.dumps(waiting(id="one")))
-        said = json.loads(first.recv(10))
+        said = tell(first, waiting(id="one"))
         assert (said["event"], said["id"]) == ("progress", "one")
         assert (said["data"]["state"], said["data"]["position"]) == ("queued", 1)
-        second.send(json.dumps(waiting(id=2)))
-        said = json.loads(second.recv(10))
+        said = tell(second, waiting(id=2))
         assert (said["id"], said["data"]["position"]) == (2, 2)
-        release(server, held)
-        decided, reply = sorted((json.loads(first.recv(10)) for _ in range(2)), key=len)
+        server.release(held)
+        decided, reply = sorted((heard(first) for _ in range(2)), key=len)
         assert (decided["id"], decided["data"]["state"]) == ("one", "decided")
         assert reply["id"] == "one"
         assert decided["data"]["lease"] == reply["lease"]["id"] == decided["data"]["request"]
         assert decided["data"]["placement"] == reply["lease"]["placement"]
-        said = json.loads(second.recv(10))
+        said = heard(second)
         assert (said["data"]["state"], said["data"]["position"]) == ("queued", 1)
-        release(server, reply["lease"])
-        replies = [json.loads(second.recv(10)) for _ in range(2)]
+        server.release(reply["lease"])
+        replies = [heard(second) for _ in range(2)]
         (reply,) = [each for each in replies if "success" in each]
-        release(server, reply["lease"])
+        server.release(reply["lease"])
 
 
 def test_an_expected_time_that_moves_is_told_again(server):
@@ -64,22 +56,23 @@ def test_an_expected_time_that_moves_is_told_again(server):
     with server.socket() as holder, server.socket() as waiter:
         for _ in range(2):
             holder.send(json.dumps(hold(100)))
-        held = [json.loads(holder.recv(60))["lease"] for _ in range(2)]
+        held = [heard(holder)["lease"] for _ in range(2)]
         ends = {lease["expires_at"] for lease in held}
         waiter.send(json.dumps({**hold(60, wait_seconds=300), "stream": True, "id": 1}))
-        said = json.loads(waiter.recv(60))["data"]
+        said = heard(waiter)["data"]
         assert (said["position"], said["expected_at"] in ends) == (1, True)
         for lease in held:
             renewal = {"op": "renew", "ttl_seconds": 250}
-            holder.send(json.dumps({**renewal, "lease": lease["id"], "token": lease["token"]}))
-            assert json.loads(holder.recv(60))["success"]
-        said = json.loads(waiter.recv(60))["data"]
+            assert tell(holder, {**renewal, "lease": lease["id"], "token": lease["token"]})[
+                "success"
+            ]
+        said = heard(waiter)["data"]
         assert (said["state"], said["position"]) == ("queued", 1)
         assert said["expected_at"] > max(ends) + 100
         (reply,) = server.say({"op": "cancel", "request": said["request"]})
         assert reply["success"]
         for lease in held:
-            release(server, lease)
+            server.release(lease)
 
 
 def test_the_clients_hand_on_what_is_told(server):
@@ -89,7 +82,7 @@ def test_the_clients_hand_on_what_is_told(server):
         terms = {"ttl_seconds": 60, "wait_seconds": 60}
         asked = pool.submit(client.ask, FIRST_FIT, resources=ALL, lease=terms, on_progress=told.put)
         queued = told.get(timeout=60)
-        release(server, held)
+        server.release(held)
         got = asked.result(60).lease
         decided = told.get(timeout=60)  # Before the reply, or after it.
         client.release(got.id, got.token)
@@ -97,26 +90,14 @@ def test_the_clients_hand_on_what_is_told(server):
     assert (decided["state"], decided["lease"]) == ("decided", got.id)
 
 
-def test_who_does_not_ask_for_it_gets_one_message(server):
-    held = lease(server)
-    with server.socket() as socket:
-        socket.send(json.dumps({**waiting(id=1), "stream": False}))
-        with pytest.raises(TimeoutError):
-            socket.recv(1.5)
-        release(server, held)
-        reply = json.loads(socket.recv(10))
-        assert reply["success"]
-        release(server, reply["lease"])
-
-
 def test_policy_that_decides_long_is_told_of(server):
     body = "import time; time.sleep(2.5); return {'cluster_id': 'east'}"  # What is being told.
     server.publish({**policy(body, "long:1-x"), "deadline_seconds": 30})
     with server.socket() as socket:
         socket.send(json.dumps(ask_message("long:1-x", id=1, stream=True)))
-        said = [json.loads(socket.recv(30))]
+        said = [heard(socket)]
         while "success" not in said[-1]:
-            said.append(json.loads(socket.recv(30)))
+            said.append(heard(socket))
     *told, reply = said
     assert reply["success"], reply
     assert {each["data"]["state"] for each in told} == {"deciding"}
@@ -126,29 +107,28 @@ def test_policy_that_decides_long_is_told_of(server):
 def test_a_refusal_is_the_last_word(server):
     with server.socket() as socket:
         socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 99}, id=1, stream=True)))
-        assert json.loads(socket.recv(10))["error"]["code"] == "never_fits"
+        assert heard(socket)["error"]["code"] == "never_fits"
         socket.send(json.dumps(ask_message(FIRST_FIT, resources={"gpus": 1}, id=2, stream=True)))
-        assert json.loads(socket.recv(10))["success"]  # Advice is decided at once.
+        assert heard(socket)["success"]  # Advice is decided at once.
 
 
 def test_what_a_client_left_behind_waits_until_its_time_is_up(server):
     held = lease(server)
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1, seconds=3)))
-        assert json.loads(socket.recv(10))["data"]["position"] == 1
+        assert heard(socket)["data"]["position"] == 1
     with server.socket() as socket:
         socket.send(json.dumps(waiting(id=1)))
-        positions = [json.loads(socket.recv(10))["data"]["position"]]
+        positions = [heard(socket)["data"]["position"]]
         while positions[-1] == 2:  # Told again as the expected time moves.
-            positions.append(json.loads(socket.recv(30))["data"]["position"])
+            positions.append(heard(socket)["data"]["position"])
         assert (positions[0], positions[-1]) == (2, 1)
-    release(server, held)
+    server.release(held)
 
 
 @pytest.mark.heavy
 def test_a_workload_is_told_until_it_is_ready(tmp_path):
-    with daemon(tmp_path, options=["--here"]) as running:
-        server = Server(running)
+    with serving(tmp_path, options=["--here"]) as server:
         until(lambda: server.http.get(f"/policy/{FIRST_FIT}").is_success)
         spec = {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}
         provision = {"backend": "local", "spec": spec}
@@ -164,7 +144,7 @@ def test_a_workload_is_told_until_it_is_ready(tmp_path):
             socket.send(json.dumps(message))
             states, reply = [], None
             while "ready" not in states:
-                came = json.loads(socket.recv(20))
+                came = heard(socket)
                 if "success" in came:
                     reply = came
                     assert reply["success"], reply
@@ -174,10 +154,4 @@ def test_a_workload_is_told_until_it_is_ready(tmp_path):
             assert reply is not None
             assert states[0] == "decided"
             assert states[-1] == "ready"
-            release(server, reply["lease"])
-        server.close()
-
-
-def test_the_library_knows_them_apart():
-    came = decode_reply(progress(7, {"state": "queued"}))
-    assert came == Event("progress", {"state": "queued"}, id=7)
+            server.release(reply["lease"])

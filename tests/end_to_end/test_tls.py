@@ -2,23 +2,20 @@
 
 import contextlib
 import json
-import os
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
-from served import FIRST_FIT, ask_message, cluster, until
+from served import FIRST_FIT, MOORAGE, ask_message, cluster, heard, ran, until
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from moorage.testing.daemon_process import Running, daemon
-from moorage_client import BlockingClient, CertificateRefused, ProtocolViolated, Services
+from moorage.testing.daemon_process import Running, daemon, serve_command
+from moorage_client import BlockingClient, ProtocolViolated, Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
 
@@ -58,7 +55,7 @@ def variables(files: tuple[Path, Path], authority: Path | None = None) -> dict[s
 def ask(running: Running, context: ssl.SSLContext, **message: object) -> dict:
     with connect(running.ws, ssl=context) as connection:
         connection.send(json.dumps(message))
-        reply: dict = json.loads(connection.recv(30))
+        reply: dict = heard(connection)
         return reply
 
 
@@ -92,15 +89,9 @@ def test_both_doors_speak_tls_and_grant(running: Running, ours: Authority) -> No
 def test_the_command_line_reaches_both_with_the_authority(
     running: Running, ours: Authority
 ) -> None:
-    environment = {
-        **os.environ,
-        "MOORAGE_URL": running.ws,
-        "MOORAGE_HTTP_URL": running.http,
-        "MOORAGE_CA_FILE": str(ours.file),
-    }
+    urls = {"MOORAGE_URL": running.ws, "MOORAGE_HTTP_URL": running.http}
     for words in (["leases"], ["policy", "list"]):
-        command = [Path(sys.executable).with_name("moorage"), *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = ran(MOORAGE, *words, **urls, MOORAGE_CA_FILE=str(ours.file))
         assert done.returncode == 0, done.stderr
 
 
@@ -129,11 +120,6 @@ def test_clients_say_which_side_speaks_tls(running: Running, ours: Authority) ->
     for ask_one in (leases_of, clusters_of):
         with pytest.raises(ProtocolViolated, match=tls):
             ask_one(ws if ask_one is leases_of else http, ours)
-    with daemon() as plain:
-        ws, http = plain.ws.replace("ws:", "wss:"), plain.http.replace("http:", "https:")
-        for ask_one in (leases_of, clusters_of):
-            with pytest.raises(CertificateRefused, match="speaks no TLS: use http://, or ws://"):
-                ask_one(ws if ask_one is leases_of else http, ours)
 
 
 def leases_of(url: str, authority: Authority) -> None:
@@ -168,7 +154,7 @@ def test_a_renewed_certificate_is_in_force_and_a_bad_one_is_not(tmp_path: Path) 
                 new.replace(file)
             until(lambda: is_known(running, second))
             connection.send(json.dumps({"op": "fleet"}))  # What is open goes on.
-            assert json.loads(connection.recv(30))["success"]
+            assert heard(connection)["success"]
         assert ask(running, second.context(), op="fleet")["success"]
         assert not is_known(running, first)
 
@@ -209,11 +195,6 @@ def test_wrong_files_are_named(
         named[name] = str(tmp_path / value) if value and value[0] != "/" else value
         if not value:
             del named[name]
-    flags = ["--data", str(tmp_path / "data"), "--port", "0", "--http-port", "0"]
-    command = [sys.executable, "-m", "moorage", "serve", *flags]
-    environment = {**os.environ, **named}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran(*serve_command(tmp_path / "data"), **named)
     assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr

@@ -7,10 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from served import FIRST_FIT, Server, ask_message, cluster, policy, until
-
-from moorage.testing.daemon_process import daemon
-from moorage_policies import catalog
+from served import FIRST_FIT, Server, ask_message, cluster, policy, serving, until
 
 pytestmark = pytest.mark.heavy
 
@@ -20,12 +17,9 @@ WAITS = {"ttl_seconds": 3600, "wait_seconds": 600}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = {"MOORAGE_BACKENDS": "memory", "MOORAGE_OVERTAKEN_MAX": "1"}
-    with daemon(tmp_path_factory.mktemp("data"), environment=settings) as running:
-        server = Server(running)
-        server.register(cluster("east", nodes=2, gpus=4))
-        server.publish(catalog.document("first_fit"))
+    with serving(tmp_path_factory.mktemp("data"), environment=settings) as server:
+        server.fill(cluster("east", nodes=2, gpus=4))
         yield server
-        server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +27,14 @@ def _no_one_waits(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
-        for row in server.say({"op": "queue"})[0]["data"]["waiting"]:
+        for row in server.waiting():
             server.say({"op": "cancel", "request": row["request"]})
 
 
 def hold(server: Server, gpus: int, lease: dict = WAITS, **more) -> dict:
     reply = server.ask(resources={"gpus": gpus}, lease=lease, **more)
     assert reply["success"], reply
-    server.leases = [*getattr(server, "leases", []), reply["lease"]]  # Released after the test.
+    server.leases.append(reply["lease"])  # Released after the test.
     return reply["lease"]
 
 
@@ -63,12 +57,12 @@ def refused(server: Server, **message) -> dict:
 
 def waiting(server: Server, socket, gpus: int, **more) -> str:
     """Have a request wait on a socket; return its id."""
-    before = server.say({"op": "queue"})[0]["data"]["waiting"]
+    before = server.waiting()
     known = {each["request"] for each in before}
     socket.send(json.dumps(ask_message(resources={"gpus": gpus}, lease=WAITS, **more)))
 
     def new() -> list[str]:
-        rows = server.say({"op": "queue"})[0]["data"]["waiting"]
+        rows = server.waiting()
         return [each["request"] for each in rows if each["request"] not in known]
 
     until(new)
@@ -130,9 +124,7 @@ def test_a_drain_says_which_leases_would_move_and_which_stay(server):
     moves = hold(server, 4, provision=spec | {"on_failure": "requeue"})
     stays = hold(server, 3)
     place = stays["placement"][0]["node_id"], moves["placement"][0]["node_id"]
-    until(
-        lambda: server.say({"op": "status", "lease": moves["id"]})[0]["lease"]["state"] == "active"
-    )
+    until(lambda: server.status(moves)["state"] == "active")
     before = everything(server)
     drain = {"drain": [{"cluster": "east"}]}
     told = whatif(server, request=request(1), change=drain)
@@ -170,11 +162,9 @@ def test_a_cordon_leaves_what_is_there_and_an_uncordon_starts_who_waits(server):
 def test_what_then_happens_is_what_it_said(tmp_path):
     """More nodes and a drain, first as a what-if, then really: everybody is where it said."""
     pauses = {"MOORAGE_BACKENDS": "memory", "MOORAGE_REQUEUE_PAUSE_SECONDS": "0"}
-    with daemon(tmp_path, environment=pauses) as running:
-        server = Server(running)
+    with serving(tmp_path, environment=pauses) as server:
         document = cluster("east", nodes=3, gpus=4)
-        server.register(document)
-        server.publish(catalog.document("first_fit"))
+        server.fill(document)
         again = {"backend": "memory", "spec": {}, "on_failure": "requeue"}
         held = [hold(server, gpus, provision=again) for gpus in (4, 2, 1, 3)]
 
@@ -210,7 +200,6 @@ def test_what_then_happens_is_what_it_said(tmp_path):
                 until(settled)
                 if "placement" in row:
                     assert lease(row["lease"])["placement"] == row["placement"]
-        server.close()
 
 
 def test_quotas_preemption_and_other_policies(server):
@@ -287,31 +276,6 @@ def test_one_at_a_time_of_a_tenant_and_a_policy_that_hangs_is_stopped(server):
     assert set(codes) == {"busy"}, "one of the two came while the other one was answered"
     assert told[0]["answer"]["code"] == "policy_timeout"
     assert whatif(server, request=request(1))["answer"]["state"] == "granted"
-
-
-def test_tenants_see_their_own_and_the_number_of_the_others(tmp_path):
-    tokens = {"MOORAGE_TOKENS": "ann:a1,bob:b1,ops:o1", "MOORAGE_OPERATORS": "ops"}
-    with daemon(tmp_path, environment=tokens) as running:
-        server = Server(running, "a1")
-        server.register(cluster("east", nodes=1, gpus=4))
-        server.publish(catalog.document("first_fit"))
-
-        def told(token: str, message: dict) -> dict:
-            with server.socket({"Authorization": f"Bearer {token}"}) as socket:
-                socket.send(json.dumps(message))
-                reply = json.loads(socket.recv(60))
-                assert reply["success"], reply
-                return reply
-
-        lease = told("a1", ask_message(resources={"gpus": 2}, lease=WAITS))["lease"]
-        drain = {"op": "whatif", "change": {"drain": [{"cluster": "east"}]}}
-        for token in ("a1", "o1"):
-            data = told(token, drain)["data"]
-            assert [row["lease"] for row in data["drained"]] == [lease["id"]]
-            assert data["others"] == {}
-        data = told("b1", drain)["data"]
-        assert (data["drained"], data["others"]) == ([], {"drained": 1})
-        server.close()
 
 
 def test_the_command_line(server, tmp_path):

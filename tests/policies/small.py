@@ -3,6 +3,7 @@
 from importlib import import_module
 
 import msgspec
+from hypothesis import strategies as st
 
 from moorage.model import Cluster, Gpu, Node
 from moorage.policy import Fleet, FleetView, parse_proposal
@@ -99,3 +100,32 @@ def take(fleet, value, demand):
 def give(fleet, value, demand):
     for ask_message in parse_proposal(value, demand):
         fleet.give(ask_message.share())
+
+
+def steps_of(demands, size_max):
+    """Return what may happen to a fleet: demands, releases, and other nodes in its rows."""
+    step = st.one_of(
+        st.tuples(st.just("ask"), demands),
+        st.tuples(st.just("release"), st.integers(0, 5)),
+        st.tuples(st.just("install"), st.integers(0, 4)),
+    )
+    return st.lists(step, min_size=1, max_size=size_max)
+
+
+def play(name, typical, fleet_of, nodes, steps):
+    """Assert that a warm instance of a policy answers as a fresh one at each step."""
+    fleet, policy, held = fleet_of(nodes), new_policy(name), []
+    parameters = {"typical": typical}
+    for what, value in steps:
+        if what == "ask":
+            warm = ask(policy, fleet, value, parameters=parameters)
+            assert warm == ask(new_policy(name), fleet, value, parameters=parameters)
+            if "declined" not in warm:
+                take(fleet, warm, value)
+                held.append((warm, value))
+        elif what == "release" and held:
+            give(fleet, *held.pop(value % len(held)))
+        elif what == "install":  # The rows mean other nodes from now on.
+            nodes = nodes[value % len(nodes) :] + nodes[: value % len(nodes)]
+            fleet.restore(fleet_of(nodes).snapshot())
+            held.clear()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ask, fleet_with, give, new_policy, node, take
+from small import ask, fleet_with, give, new_policy, node, play, steps_of, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import (
@@ -349,39 +349,15 @@ def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
 
 # The caches ------------------------------------------------------------------------------------
 
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("ask"), DEMANDS),
-        st.tuples(st.just("release"), st.integers(0, 5)),
-        st.tuples(st.just("install"), st.integers(0, 4)),
-    ),
-    min_size=1,
-    max_size=16,
-)
-
 
 @settings(max_examples=60)
 @given(
     typical=st.lists(KINDS, max_size=4),
     nodes=st.lists(NODES, min_size=2, max_size=5),
-    steps=STEPS,
+    steps=steps_of(DEMANDS, 16),
 )
 def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
-    fleet, policy, held = fleet_of(nodes), new_policy("expected_fill"), []
-    parameters = {"typical": typical}
-    for what, value in steps:
-        if what == "ask":
-            warm = ask(policy, fleet, value, parameters=parameters)
-            assert warm == ask(new_policy("expected_fill"), fleet, value, parameters=parameters)
-            if "declined" not in warm:
-                take(fleet, warm, value)
-                held.append((warm, value))
-        elif what == "release" and held:
-            give(fleet, *held.pop(value % len(held)))
-        elif what == "install":  # The rows mean other nodes from now on.
-            nodes = nodes[value % len(nodes) :] + nodes[: value % len(nodes)]
-            fleet.restore(fleet_of(nodes).snapshot())
-            held.clear()
+    play("expected_fill", typical, fleet_of, nodes, steps)
 
 
 def test_other_parameters_are_noticed():

@@ -1,42 +1,34 @@
 """FGD against its definition, written out slowly; and its caches against having none."""
 
+from functools import partial
 from math import exp
 
 import pytest
+import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import fleet_with, node, play, steps_of, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
-from moorage.policy import Fleet, FleetView, parse_proposal
+from moorage.policy import Fleet, FleetView
 from moorage_policies import fgd
 
 
 def fleet_of(nodes):
     """Build a fleet of (cores, [model of each GPU]) nodes."""
-    fleet = Fleet()
-    members = tuple(
-        Node(f"n{number}", 1000 * cores, 1 << 20, tuple(Gpu(str(i), m) for i, m in enumerate(gpus)))
-        for number, (cores, gpus) in enumerate(nodes)
+    return fleet_with(
+        *(
+            node(f"n{n}", gpus=len(gpus), cpu=1000 * cores, memory=1 << 20, models=list(gpus))
+            for n, (cores, gpus) in enumerate(nodes)
+        )
     )
-    fleet.install([Cluster("c", members)])
-    return fleet
 
 
 def ask(policy, fleet, demand, typical=(), context=None):
-    data = {"fleet": FleetView(fleet, demand), "inputs": {}, "seed": 0}
-    context = {} if context is None else context
-    return policy.eval({"typical": list(typical)}, data, context)
+    return small.ask(policy, fleet, demand, parameters={"typical": list(typical)}, context=context)
 
 
-def new_policy():
-    return fgd.AIOSv1PolicyRule("fgd:1.0-stable", {}, {})
-
-
-def take(fleet, value, demand):
-    shares = [ask_message.share() for ask_message in parse_proposal(value, demand)]
-    for share in shares:
-        fleet.take(share)
-    return shares
+new_policy = partial(small.new_policy, "fgd")
 
 
 # The definition --------------------------------------------------------------------------------
@@ -116,7 +108,7 @@ DEMANDS = st.builds(
 )
 # The protocol's nodes have GPUs of one model.
 NODES = st.tuples(st.integers(0, 16), st.integers(0, 4), st.sampled_from("AB")).map(
-    lambda node: (node[0], [node[2]] * node[1])
+    lambda drawn: (drawn[0], [drawn[2]] * drawn[1])
 )
 
 
@@ -141,40 +133,15 @@ def test_it_decides_as_the_definition_does(typical, nodes, demands):
 
 # The caches ------------------------------------------------------------------------------------
 
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("ask"), DEMANDS),
-        st.tuples(st.just("release"), st.integers(0, 5)),
-        st.tuples(st.just("install"), st.integers(0, 4)),
-    ),
-    min_size=1,
-    max_size=20,
-)
-
 
 @settings(max_examples=200)
 @given(
     typical=st.lists(TYPICAL, min_size=1, max_size=3),
     nodes=st.lists(NODES, min_size=2, max_size=5),
-    steps=STEPS,
+    steps=steps_of(DEMANDS, 20),
 )
 def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
-    fleet, policy, held = fleet_of(nodes), new_policy(), []
-    for what, value in steps:
-        if what == "ask":
-            warm, cold = (
-                ask(policy, fleet, value, typical),
-                ask(new_policy(), fleet, value, typical),
-            )
-            assert warm == cold
-            held.extend(take(fleet, warm, value))
-        elif what == "release" and held:
-            fleet.give(held.pop(value % len(held)))
-        elif what == "install":  # The rows mean other nodes from now on.
-            nodes = nodes[value % len(nodes) :] + nodes[: value % len(nodes)]
-            replica = fleet_of(nodes)
-            fleet.restore(replica.snapshot())
-            held.clear()
+    play("fgd", typical, fleet_of, nodes, steps)
 
 
 def test_only_what_changed_is_judged_again():
@@ -228,22 +195,13 @@ def test_more_sorts_of_gpu_than_are_told_apart_are_still_served():
     typical = [{"gpus": 1, "models": [model]} for model in models]
     for model in models:
         demand = Demand(1, models=(model,))
-        assert len(take(fleet, ask(policy, fleet, demand, typical), demand)) == 1
+        assert "node_id" in ask(policy, fleet, demand, typical)
 
 
 def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
     fleet = Fleet()
-    fleet.install(
-        [
-            Cluster(
-                "c",
-                (
-                    Node("n0", 8000, 0, (Gpu("0", "A"),)),
-                    Node("n1", 8000, 0, (Gpu("0", "A", exclusive=True),)),
-                ),
-            )
-        ]
-    )
+    shared, alone = Gpu("0", "A"), Gpu("0", "A", exclusive=True)
+    fleet.install([Cluster("c", (Node("n0", 8000, 0, (shared,)), Node("n1", 8000, 0, (alone,))))])
     halves = [{"gpus": 1, "gpu_milli": 500}]
     assert ask(new_policy(), fleet, Demand(1), halves)["node_id"] == "n1"
     assert ask(new_policy(), fleet, Demand(1, gpu_milli=500), halves)["node_id"] == "n0"
@@ -320,12 +278,12 @@ def test_learning_goes_on_when_the_counts_are_halved():
 def test_what_was_learnt_decides():
     fleet, policy, context = fleet_of([(4, "A"), (4, "A")]), new_policy(), {}
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
-    small, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
-    assert ask(policy, fleet, small, context=context)["node_id"] == "n1"  # The guess: whole GPUs.
+    little, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
+    assert ask(policy, fleet, little, context=context)["node_id"] == "n1"  # The guess: whole GPUs.
     for _ in range(8 * fgd.Learner.BATCH):
         ask(policy, fleet, usual, context=context)
     # What n1 would have left is of no use to the usual request.
-    assert ask(policy, fleet, small, context=context)["node_id"] == "n0"
+    assert ask(policy, fleet, little, context=context)["node_id"] == "n0"
 
 
 def test_given_typical_requests_leave_the_context_alone():

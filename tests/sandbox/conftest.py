@@ -1,7 +1,8 @@
 """A real sandbox with a small fleet, and futures instead of the core."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -164,53 +165,36 @@ class Bench:
         )
 
 
+@contextlib.asynccontextmanager
+async def _making() -> AsyncIterator[Callable[..., Awaitable[Bench]]]:
+    """Yield what starts sandboxes with options, and close those afterwards."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(**options: Any) -> Bench:
+            made = Bench(**options)
+            stack.push_async_callback(_close, made)
+            await made.sandbox.start()
+            return made
+
+        yield make
+
+
+async def _close(made: Bench) -> None:
+    await made.sandbox.close()
+    assert not made.twice
+
+
 @pytest_asyncio.fixture
-async def bench():
+async def make_bench():
+    """Start sandboxes with options."""
+    async with _making() as make:
+        yield make
+
+
+@pytest_asyncio.fixture
+async def bench(make_bench):
     """A started sandbox of this test alone."""
-    made = Bench()
-    await made.sandbox.start()
-    yield made
-    await made.sandbox.close()
-    assert not made.twice
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared():
-    """A started sandbox of all tests of a file that ask for it, marked `loop_scope="module"`.
-
-    Each has a policy of its own, and leaves fleet, contexts and what is outstanding as they were.
-    """
-    made = Bench()
-    await made.sandbox.start()
-    yield made
-    await made.sandbox.close()
-    assert not made.twice
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_hasty():
-    """As `shared`, for policies that never end."""
-    made = Bench(limits=Limits(evaluation_seconds=1.0))
-    await made.sandbox.start()
-    yield made
-    await made.sandbox.close()
-    assert not made.twice
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def make_shared():
-    """As `make_bench`, for all tests of a file."""
-    made: list[Bench] = []
-
-    async def make(**options: Any) -> Bench:
-        made.append(Bench(**options))
-        await made[-1].sandbox.start()
-        return made[-1]
-
-    yield make
-    for bench in made:
-        await bench.sandbox.close()
-        assert not bench.twice
+    return await make_bench()
 
 
 @pytest_asyncio.fixture
@@ -219,21 +203,26 @@ async def hasty(make_bench):
     return await make_bench(limits=Limits(evaluation_seconds=1.0))
 
 
-@pytest_asyncio.fixture
-async def make_bench():
-    """Start sandboxes with options."""
-    made: list[Bench] = []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def make_shared():
+    """As `make_bench`, for all tests of a file."""
+    async with _making() as make:
+        yield make
 
-    async def make(**options: Any) -> Bench:
-        bench = Bench(**options)
-        made.append(bench)
-        await bench.sandbox.start()
-        return bench
 
-    yield make
-    for bench in made:
-        await bench.sandbox.close()
-        assert not bench.twice
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(make_shared):
+    """A started sandbox of all tests of a file that ask for it, marked `loop_scope="module"`.
+
+    Each has a policy of its own, and leaves fleet, contexts and what is outstanding as they were.
+    """
+    return await make_shared()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_hasty(make_shared):
+    """As `shared`, for policies that never end."""
+    return await make_shared(limits=Limits(evaluation_seconds=1.0))
 
 
 __all__ = ["Bench", "Demand", "LeaseTerms", "Registry", "small_fleet"]

@@ -113,21 +113,6 @@ class TestTheResourceSchedulingModule:
 
 
 class TestResourceAwareExecutor:
-    def test_the_example_prints_4(self, dag, pool):
-        executor = dagron.ResourceAwareExecutor(dag, pool, REQUIREMENTS)
-        result = executor.execute(
-            {
-                "preprocess": lambda: "data ready",
-                "train_model_a": lambda: "model A trained",
-                "train_model_b": lambda: "model B trained",
-                "evaluate": lambda: "evaluation complete",
-            }
-        )
-        assert result.succeeded == 4
-        assert result["train_model_a"].result == "model A trained"
-        assert "evaluate" in result
-        assert "nobody" not in result
-
     def test_when_a_node_cannot_be_scheduled_it_blocks_until_resources_are_released(self):
         order = []
         dag = graph("first", "second")
@@ -231,29 +216,6 @@ class TestAsyncResourceAwareExecutor:
             "enable_tracing",
         ]
 
-    async def test_the_example(self, dag, pool):
-        async def preprocess_async():
-            return "data"
-
-        async def train_async(model):
-            await asyncio.sleep(0)
-            return model
-
-        async def evaluate_async():
-            return "good"
-
-        executor = dagron.AsyncResourceAwareExecutor(dag, pool, REQUIREMENTS)
-        result = await executor.execute(
-            {
-                "preprocess": lambda: preprocess_async(),  # noqa: PLW0108  # As the document has it.
-                "train_model_a": lambda: train_async("model_a"),
-                "train_model_b": lambda: train_async("model_b"),
-                "evaluate": lambda: evaluate_async(),  # noqa: PLW0108  # As the document has it.
-            }
-        )
-        assert result.succeeded == 4
-        assert result["train_model_b"].result == "model_b"
-
     async def test_tasks_are_async_callables_or_anything_else_that_can_be_called(self):
         async def coroutine():
             return threading.current_thread().name
@@ -317,18 +279,6 @@ class TestResourcePool:
         with pytest.raises(ValueError, match=r"gpu.*pool capacity"):
             pool.acquire(ResourceRequirements.gpu(3))
         assert not pool.acquire(ResourceRequirements.gpu(3), timeout=60)
-
-    def test_the_example_of_the_properties(self):
-        pool = dagron.ResourcePool(capacities={"gpu": 4, "cpu": 16, "memory_mb": 32000})
-        full = {"gpu": 4, "cpu": 16, "memory_mb": 32000}
-        assert pool.capacities == full
-        assert pool.available == full
-        req = dagron.ResourceRequirements(resources={"gpu": 2})
-        pool.acquire(req)
-        assert str(pool.available) == "{'gpu': 2, 'cpu': 16, 'memory_mb': 32000}"
-        assert str(pool.allocated) == "{'gpu': 2, 'cpu': 0, 'memory_mb': 0}"
-        pool.release(req)
-        assert pool.available == full
 
     def test_capacities_available_and_allocated_are_copies(self, pool):
         for read in ("capacities", "available", "allocated"):
@@ -416,20 +366,3 @@ class TestResourceSnapshotAndTimeline:
         pool.release(ResourceRequirements({"gpu": 1}))
         assert pool.timeline.peak_utilization() == {"gpu": 1.0, "cpu": 0.75, "memory_mb": 0.5}
         assert pool.timeline.peak_allocated() == {"gpu": 4, "cpu": 12, "memory_mb": 16000}
-
-    def test_the_example_of_the_timeline(self, dag, pool, capsys):
-        tasks = dict.fromkeys(dag, lambda: 1)
-        result = ResourceAwareExecutor(dag, pool, REQUIREMENTS).execute(tasks)
-        timeline = pool.timeline
-        assert result.resource_timeline is timeline
-        print(f"Snapshots: {len(timeline.snapshots)}")
-        print(f"Peak utilization: {timeline.peak_utilization()}")
-        for snap in timeline.snapshots:
-            print(
-                f"  t={snap.timestamp:.3f} {snap.event} {snap.node_name}: "
-                f"gpu={snap.allocated.get('gpu', 0)}"
-            )
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "Snapshots: 8"
-        assert lines[2].endswith("acquire preprocess: gpu=0")
-        assert lines[-1].endswith("release evaluate: gpu=0")

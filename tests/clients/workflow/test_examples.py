@@ -6,6 +6,7 @@ They run in order, in one namespace. What a comment says that is printed, is pri
 import io
 import re
 from contextlib import redirect_stdout
+from typing import Any
 
 IMPORT = ("import dagron", "from moorage_client import workflow as dagron")
 
@@ -115,7 +116,7 @@ async def evaluate_async():
 """
 
 
-def played(text: str, names: dict[str, object]) -> list[str]:
+def played(text: str, names: dict[str, Any]) -> list[str]:
     """Run an example, compare what it prints with its comments, and return it."""
     shown = io.StringIO()
     with redirect_stdout(shown):
@@ -127,8 +128,11 @@ def played(text: str, names: dict[str, object]) -> list[str]:
 
 
 def test_the_examples_of_the_document_run_as_they_stand():
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     played(EXECUTOR, names)
+    result = names["result"]
+    assert result["train_model_a"].result == "model A trained"
+    assert ("evaluate" in result, "nobody" in result) == (True, False)
     played(OWN, names)
     assert played(ASYNC, names) == ["4"]
     played(POOL, names)
@@ -136,7 +140,7 @@ def test_the_examples_of_the_document_run_as_they_stand():
 
 
 def test_the_example_of_the_timeline():
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     played(EXECUTOR, names)
     names["tasks"] = dict.fromkeys(names["dag"], lambda: 1)
     lines = played(TIMELINE, names)

@@ -83,6 +83,9 @@ def test_a_drain_moves_what_may_start_again_and_asks_the_rest_to_leave(hand: Han
     hand.grant(ask("moves", ONE, provision=AGAIN), place("n000", "0"))
     lease = hand.allocator.state.leases[RequestId("moves")]
     hand.step(WorkloadStarted(lease.id, lease.fencing))
+    turn = cordon(hand, "cordon", "n000")
+    assert told(turn)["leases"] == ["moves"]
+    assert not any(isinstance(effect, Stop) for effect in turn.effects), "a cordon leaves it there"
     turn = cordon(hand, "drain", "n000")
     assert any(isinstance(effect, Stop) for effect in turn.effects)
     assert told(turn)["leases"] == ["moves"], "it is there until its backend says otherwise"
