@@ -21,7 +21,7 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import FactRow, _checksum
 from moorage.ledger.memory import MemoryLedger, MemoryStorage
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import (
     ClusterId,
     Lease,
@@ -33,6 +33,7 @@ from moorage.model import (
     Share,
     Tenant,
 )
+from moorage.storage.sqlite.facts import SqliteFacts
 
 NOW = 1_763_647_000.125
 
@@ -78,7 +79,7 @@ class SqlitePlace:
         self.path = path
 
     def ledger(self) -> Ledger:
-        return SqliteLedger(self.path)
+        return StoredLedger(SqliteFacts(self.path))
 
     def relabel(self, seq: int, kind: str, version: int) -> None:
         connection = sqlite3.connect(self.path)

@@ -21,12 +21,13 @@ from moorage.backends.registry import Examination, kinds
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.ledger.base import LedgerError
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import ClusterId
 from moorage.policy import Fleet
 from moorage.records.findings import DoctorFinding
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
+from moorage.storage.sqlite.storage import SqliteStorage
 from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
 
@@ -108,7 +109,7 @@ async def _ledger(folder: Path) -> DoctorFinding:
     parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))  # noqa: ASYNC240  # Nothing else runs on this loop.
     try:
         with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
-            ledger = SqliteLedger(Path(trial) / "ledger.db")
+            ledger = StoredLedger(SqliteStorage(Path(trial)).facts())
             await ledger.open()
             await ledger.append([ClusterRemoved(ClusterId("doctor"))], 0.0)
             await ledger.close()

@@ -49,10 +49,11 @@ def token_create(
     expires_at = _end(expires, now)
     settings = _settings(data, config)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+    from moorage.storage.sqlite.storage import SqliteStorage  # noqa: PLC0415  # As in serve.
 
     with _store_errors():
         settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.closing(TokenStore(settings.data_dir)) as store:
+        with contextlib.closing(TokenStore(SqliteStorage(settings.data_dir).tokens())) as store:
             made = store.create(name, role, tenant, now, expires_at)
         row = {"role": role, "tenant": tenant, "expires_at": expires_at}
         _note(settings, "token.created", name, row)
@@ -70,9 +71,13 @@ def token_list(
     """List all named tokens, with those that expired or were revoked."""
     settings = _settings(data, config)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+    from moorage.storage.sqlite.storage import SqliteStorage  # noqa: PLC0415  # As in serve.
 
     now = time.time()
-    with _store_errors(), contextlib.closing(TokenStore(settings.data_dir)) as store:
+    with (
+        _store_errors(),
+        contextlib.closing(TokenStore(SqliteStorage(settings.data_dir).tokens())) as store,
+    ):
         known = list(store.tokens().values())
     if as_json:
         rows = [
@@ -105,8 +110,12 @@ def token_revoke(
     """Refuse a token from now on; a running server ends its open sessions within a second."""
     settings = _settings(data, config)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+    from moorage.storage.sqlite.storage import SqliteStorage  # noqa: PLC0415  # As in serve.
 
-    with _store_errors(), contextlib.closing(TokenStore(settings.data_dir)) as store:
+    with (
+        _store_errors(),
+        contextlib.closing(TokenStore(SqliteStorage(settings.data_dir).tokens())) as store,
+    ):
         if store.revoke(name, time.time()):
             _note(settings, "token.revoked", name)
             typer.echo(f"Token “{name}” is revoked.")

@@ -9,9 +9,9 @@ from moorage.config.sources import EXTERNAL_SERVICES, ConfigError
 from moorage.protocol.origins import is_loopback
 from moorage.setting_kinds import PREFIX
 
-__all__ = ["NAMED_TOKENS_FILE", "check_together", "has_tenants"]
+__all__ = ["TOKENS_FILE", "check_together", "has_tenants"]
 
-NAMED_TOKENS_FILE: Final = "tokens.db"
+TOKENS_FILE: Final = "tokens.db"
 """In the data folder; `moored token create` makes it."""
 
 
@@ -23,7 +23,7 @@ def has_tenants(chosen: Mapping[str, Any]) -> bool:
 
 def _has_tokens(chosen: Mapping[str, Any]) -> bool:
     """Return whether there are tokens in the settings or the data folder, or an issuer of them."""
-    named = chosen["data_dir"] / NAMED_TOKENS_FILE
+    named = chosen["data_dir"] / TOKENS_FILE
     return bool(chosen["tokens"] or chosen["oidc_issuer"]) or named.exists()
 
 

@@ -26,7 +26,7 @@ from moorage.daemon import descriptors, pruning
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
-from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.access.rates import TenantRates
 from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
@@ -73,11 +73,12 @@ from moorage.daemon.workloads.control import WorkloadControl
 from moorage.extras import install_command
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
+from moorage.storage.sqlite.storage import SqliteStorage
 from moorage.web.server import WebServer
 from moorage.web.services import Console, SignInFlow, WebServices
 
@@ -226,22 +227,25 @@ def _tls(config: Config) -> ServerTls | None:
 async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     with _naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ledger = SqliteLedger(config.data_dir / "ledger.db")
+    storage = SqliteStorage(config.data_dir)
+    ledger = StoredLedger(storage.facts())
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
-    tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
+    tokens = LeaseTokens(storage.secret())
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
     stack.callback(audit.close)
-    named_tokens = TokenStore(config.data_dir)
+    named_tokens = TokenStore(storage.tokens())
     stack.callback(named_tokens.close)
     allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
     allocator.replay(recovery.facts, recovery.fencing)
-    path = config.data_dir / "catalog.db"
-    if recovery.last_seq and not path.exists():
+    records = storage.records()
+    if recovery.last_seq and not storage.has_records():
         lost = "the clusters, policies, aliases and executors that this server had are gone"
         mend = "stop it and put the file back from a backup, or register and publish them again"
-        log.error("damage", finding=f"{path} is not there, beside a ledger: {lost}; {mend}")
-    catalog = await services.open_catalog(config)
+        log.error(
+            "damage", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
+        )
+    catalog = await services.open_catalog(config, records)
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)

@@ -22,7 +22,8 @@ from moorage.ledger.base import (
     LedgerLocked,
     Recovery,
 )
-from moorage.ledger.codec import FACTS, FactRow, seal, unseal
+from moorage.ledger.codec import FACTS, seal, unseal
+from moorage.storage.base import FactRow
 
 _PLACE = "the ledger in memory"
 

@@ -1,13 +1,13 @@
 """Fencing numbers, reserved in blocks apart from the ledger: whatever it loses, none comes twice.
 
-A number is seen outside only after its grant is durable, and `ledger.writer.GroupCommit` reserves
-before it commits. So every number that was ever seen lies within what is written here.
+A number is seen outside only after its grant is durable, and `SqliteFacts` reserves before it
+commits. So every number that was ever seen lies within what is written here.
 """
 
 from pathlib import Path
 from typing import Final
 
-from moorage.durability import DurableMark, Found, read_mark
+from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
 
 BLOCK: Final = 10_000
 """Numbers reserved at a time. A crash leaves the rest of a block unused."""
