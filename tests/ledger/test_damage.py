@@ -11,8 +11,8 @@ from moorage.core.state.facts import Fact, Granted, Renewed
 from moorage.ledger.base import LedgerCorrupt, LedgerError
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.storage.base import FENCING_BLOCK
 from moorage.storage.sqlite.facts import SqliteFacts
-from moorage.storage.sqlite.fencing import BLOCK
 
 NOW = 1_763_647_000.125
 
@@ -73,7 +73,7 @@ def flip(path: Path, bit: int) -> None:
 
 async def test_what_a_kill_leaves_is_whole(path: Path):
     facts = await killed(path)
-    assert await read_back(path) == (facts, (), 60 + BLOCK - 59)
+    assert await read_back(path) == (facts, (), 60 + FENCING_BLOCK - 59)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
@@ -167,7 +167,7 @@ async def test_numbers_are_reserved_before_they_are_durable(path: Path):
     await ledger.open()
     copy = path.parent.parent / "copy"
     highest = 0
-    for fencing in (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK):
+    for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
         await ledger.append([granted(fencing)], NOW)
         highest = fencing
         shutil.rmtree(copy, ignore_errors=True)

@@ -27,6 +27,8 @@ from moorage.policy import Fleet
 from moorage.records.findings import DoctorFinding
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
+from moorage.storage.base import StorageError
+from moorage.storage.opening import need_postgres
 from moorage.storage.sqlite.storage import SqliteStorage
 from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
@@ -48,7 +50,7 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
-        _advised(asyncio.run(_ledger(config.data_dir)), advice),
+        *_storage(config, advice),
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
         _sizes(),
@@ -103,6 +105,21 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
         *layers,
         DoctorFinding("sandbox: self-test", "ok", f"{len(report.probes)} attacks: {held}"),
     ]
+
+
+def _storage(config: Config, advice: str) -> list[DoctorFinding]:
+    """Return what there is to say of where the ledger is."""
+    if not config.storage:
+        return [_advised(asyncio.run(_ledger(config.data_dir)), advice)]
+    try:
+        need_postgres()
+    except StorageError as error:
+        return [DoctorFinding("storage", "broken", str(error))]
+    from moorage.storage.postgres.examination import (  # noqa: PLC0415  # An extra.
+        examine as examine_database,
+    )
+
+    return examine_database(config.storage)
 
 
 async def _ledger(folder: Path) -> DoctorFinding:

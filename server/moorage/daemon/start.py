@@ -76,9 +76,10 @@ from moorage.ledger.base import Ledger
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import is_loopback
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
-from moorage.storage.sqlite.storage import SqliteStorage
+from moorage.storage.opening import open_storage
 from moorage.web.server import WebServer
 from moorage.web.services import Console, SignInFlow, WebServices
 
@@ -227,11 +228,11 @@ def _tls(config: Config) -> ServerTls | None:
 async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     with _naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    storage = SqliteStorage(config.data_dir)
+    storage = open_storage(config.storage, config.data_dir)
     ledger = StoredLedger(storage.facts())
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
-    tokens = LeaseTokens(storage.secret())
+    tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
     stack.callback(audit.close)
     named_tokens = TokenStore(storage.tokens())
@@ -265,6 +266,9 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
     issuer, browsers = _issuer(config, tasks)
     tokens = Tokens(config.tokens, config.operators, stores.named_tokens, issuer)
+    if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
+        reason = "no tokens are in the database, and other machines reach this server: make one"
+        raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
     logins = None
     if config.console:
         logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)

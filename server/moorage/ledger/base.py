@@ -44,11 +44,12 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
     Args:
         place: The ledger, as its owner calls it.
         pid: The process that holds it, as it wrote down itself; None where it has not yet.
+        reason: All of it in words; empty for what a file says.
 
     """
 
-    def __init__(self, place: str, pid: int | None) -> None:
-        super().__init__(str(StorageLocked(place, pid)))
+    def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
+        super().__init__(reason or str(StorageLocked(place, pid)))
         self.place = place
         self.pid = pid
 
@@ -165,6 +166,15 @@ class Ledger(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        ...
+
+    def check(self) -> None:
+        """Refuse to go on after a failure, also where nothing is being written.
+
+        Raises:
+            LedgerFailed: Writing failed, or another server writes.
+
+        """
         ...
 
     async def open(self) -> Recovery:
@@ -292,7 +302,7 @@ def translated() -> Iterator[None]:
     try:
         yield
     except StorageLocked as no:
-        raise LedgerLocked(no.place, no.pid) from no
+        raise LedgerLocked(no.place, no.pid, str(no)) from no
     except StorageCorrupt as no:
         raise LedgerCorrupt(no.place, no.finding) from no
     except StorageFailed as no:

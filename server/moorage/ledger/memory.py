@@ -68,6 +68,9 @@ class MemoryLedger:
         """See `Ledger.is_full`."""
         return False
 
+    def check(self) -> None:
+        """See `Ledger.check`."""
+
     async def open(self) -> Recovery:
         """See `Ledger.open`."""
         if self._open:

@@ -73,6 +73,11 @@ class StoredLedger:
         """See `Ledger.is_full`."""
         return self._store.is_full
 
+    def check(self) -> None:
+        """See `Ledger.check`."""
+        if self._failure is not None:
+            raise LedgerFailed(str(self._failure))
+
     async def open(self) -> Recovery:
         """See `Ledger.open`."""
         if self._writer is not None:
@@ -257,8 +262,7 @@ class StoredLedger:
     # Writing.
 
     def _usable(self) -> GroupCommit:
-        if self._failure is not None:
-            raise LedgerFailed(str(self._failure))
+        self.check()
         if self._writer is None:
             raise self._closed()
         return self._writer

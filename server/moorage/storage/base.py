@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 SECRET_BYTES: Final = 32
+FENCING_BLOCK: Final = 10_000
+"""Fencing numbers reserved at a time. A crash leaves the rest of a block unused."""
 T = TypeVar("T")
 
 
@@ -30,13 +32,15 @@ class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like
     Args:
         place: The database, as its owner calls it.
         pid: The process that holds it, as it wrote down itself; None where it has not yet.
+        reason: All of it in words; empty for what a file says.
 
     """
 
-    def __init__(self, place: str, pid: int | None) -> None:
+    def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
         holder = "another process" if pid is None else f"process {pid}"
         super().__init__(
-            f"{place} is in use by {holder}: one ledger has one writer. "
+            reason
+            or f"{place} is in use by {holder}: one ledger has one writer. "
             "Stop that process, or give this one another data directory."
         )
         self.place = place

@@ -1,4 +1,4 @@
-"""The embedded catalog, on a real SQLite file: services, hot path, changes, restarts."""
+"""The embedded catalog, on a SQLite file and a PostgreSQL: services, hot path, restarts."""
 
 import asyncio
 import contextlib
@@ -38,12 +38,12 @@ def metrics(name, free=5):
 class Opened:
     """A catalog that can be closed and opened again, and the changes it reported."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, place):
+        self.place = place
         self.changes = []
 
     async def open(self):
-        self.catalog = await open_catalog(SqliteRecords(self.path))
+        self.catalog = await open_catalog(self.place.records())
         self.catalog.memory.listeners.append(self.changes.append)
         return self.catalog
 
@@ -54,8 +54,8 @@ class Opened:
 
 
 @pytest.fixture
-async def opened(tmp_path):
-    opened = Opened(tmp_path / "catalog.db")
+async def opened(place):
+    opened = Opened(place)
     await opened.open()
     yield opened
     await opened.catalog.close()
@@ -351,10 +351,7 @@ async def test_everything_is_there_after_a_restart(opened):
 async def test_a_damaged_record_is_named_at_start(opened):
     await opened.catalog.clusters.create(cluster("c1"))
     await opened.catalog.close()
-    connection = sqlite3.connect(opened.path)
-    connection.execute("UPDATE records SET document = '{\"id\": 7}'")
-    connection.commit()
-    connection.close()
+    opened.place.spoil(b'{"id": 7}')
     await opened.open()
     assert not opened.catalog.memory.known("c1")
     (warning,) = opened.catalog.warnings

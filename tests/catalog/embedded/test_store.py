@@ -13,18 +13,17 @@ from moorage.storage.sqlite.records import SqliteRecords
 
 
 @pytest.fixture
-async def store(tmp_path):
-    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
+async def store(place):
+    store = await DocumentStore.open(place.records())
     yield store
     await store.close()
 
 
-async def test_records_outlive_the_store(tmp_path):
-    path = tmp_path / "catalog.db"
-    first = await DocumentStore.open(SqliteRecords(path))
+async def test_records_outlive_the_store(place):
+    first = await DocumentStore.open(place.records())
     await first.run(lambda db: db.put("policy", StoredRow("p", b"{}", b"files")))
     await first.close()
-    second = await DocumentStore.open(SqliteRecords(path))
+    second = await DocumentStore.open(place.records())
     assert await second.run(lambda db: db.get("policy", "p")) == StoredRow("p", b"{}", b"files")
     assert await second.run(lambda db: db.get("cluster", "p")) is None
     await second.close()
@@ -123,9 +122,11 @@ async def test_a_file_of_a_newer_release_is_refused(tmp_path):
         await DocumentStore.open(SqliteRecords(path))
 
 
-async def test_writes_are_in_wal_mode_and_durable(store, tmp_path):
+async def test_writes_are_in_wal_mode_and_durable(tmp_path):
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     await store.run(lambda db: db.put("cluster", StoredRow("a", b"1")))
     other = sqlite3.connect(tmp_path / "catalog.db")
     assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert other.execute("SELECT id FROM records").fetchall() == [("a",)]
     other.close()
+    await store.close()
