@@ -14,6 +14,7 @@ from moorage.bench.load import drive
 from moorage.catalog.opening import open_catalog
 from moorage.catalog.values import Document
 from moorage.lab.errors import CommandError
+from moorage.storage.sqlite.records import SqliteRecords
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog as shipped
 
@@ -97,7 +98,7 @@ def _asks(running: Running, message: str) -> float:
 
 async def _write_clusters(data: Path, clusters: int) -> None:
     """Fill the catalog of a daemon that is not started yet."""
-    catalog = await open_catalog(data / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(data / "catalog.db"))
     for start in range(0, clusters, CLUSTERS_FEW):
         numbers = range(start, min(start + CLUSTERS_FEW, clusters))
         await asyncio.gather(*(catalog.clusters.create(_cluster(each)) for each in numbers))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import ClusterSet, Ended, Fact, Granted
 from moorage.core.state.state import State, apply
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import (
     Cluster,
     ClusterId,
@@ -26,6 +26,7 @@ from moorage.model import (
     Share,
     Tenant,
 )
+from moorage.storage.sqlite.facts import SqliteFacts
 from moorage.testing.daemon_process import daemon
 
 HISTORY_FACTS: Final = 1_000_000
@@ -75,7 +76,7 @@ async def _write_history(path: Path) -> int:
         Facts after the last checkpoint.
 
     """
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     state, life = State(), _life()
     checkpointed = written = 0

@@ -1,6 +1,52 @@
-"""Lets the tests of this package import `faulty_service`."""
+"""Lets the tests of this package import `faulty_service`, and gives them a catalog's places."""
 
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from moorage.storage.base import RecordStore
+from moorage.storage.sqlite.records import SqliteRecords
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+class SqlitePlace:
+    """A file, and how a disk can spoil it while no catalog has it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def records(self) -> RecordStore:
+        return SqliteRecords(self.path)
+
+    def spoil(self, document: bytes) -> None:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+            connection.execute("UPDATE records SET document = CAST(? AS TEXT)", (document,))
+
+
+class PostgresPlace:
+    """A database, likewise."""
+
+    def __init__(self, server) -> None:
+        self.server, self.address = server, server.database()
+
+    def records(self) -> RecordStore:
+        from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.
+
+        return PostgresStorage(self.address).records()
+
+    def spoil(self, document: bytes) -> None:
+        name = self.address.rpartition("/")[2]
+        self.server.execute("UPDATE moorage.record SET document = %s", name, (document,))
+
+
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgres", marks=(pytest.mark.heavy, pytest.mark.postgres))]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> SqlitePlace | PostgresPlace:
+    if request.param == "postgres":
+        return PostgresPlace(request.getfixturevalue("postgres"))
+    return SqlitePlace(tmp_path / "catalog.db")

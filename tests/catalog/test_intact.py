@@ -12,13 +12,14 @@ from moorage.catalog.opening import open_catalog
 from moorage.catalog.ports import Catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 from moorage_policies import catalog as shipped
 
 NAMES = ("first_fit", "fgd", "cheapest", "gang")
 
 
 async def opened(path: Path) -> Catalog:
-    return await open_catalog(path)
+    return await open_catalog(SqliteRecords(path))
 
 
 async def killed(path: Path) -> dict[str, dict]:
@@ -122,7 +123,7 @@ async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path
     """Also where all checksums are right: only a digest knows what was registered."""
     stored = await killed(path)
     uri = next(iter(stored))
-    store = await DocumentStore.open(path)
+    store = await DocumentStore.open(SqliteRecords(path))
 
     def forge(database):
         row = database.get("policy", uri)
@@ -147,7 +148,7 @@ async def test_a_record_that_went_missing_is_noticed(path: Path):
 async def test_a_record_of_another_time_is_noticed(path: Path):
     await killed(path)
     change(path, "DROP TRIGGER record_changed")
-    older = await DocumentStore.open(path)
+    older = await DocumentStore.open(SqliteRecords(path))
     await older.run(
         lambda db: db.put("metrics", StoredRow("fgd", b'{"clusterId":"fgd","nodes":[]} '))
     )

@@ -6,6 +6,7 @@ from moorage.catalog.documents.clusters import cluster_model
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code, Gpu
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 
 
 def node(name, *uuids, **more):
@@ -19,7 +20,7 @@ def cluster(name, *nodes):
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     yield catalog
     await catalog.close()
 
@@ -107,9 +108,9 @@ async def test_updating_renaming_and_moving(catalog):
 
 async def test_machines_are_known_after_a_restart(tmp_path):
     path = tmp_path / "catalog.db"
-    catalog = await open_catalog(path)
+    catalog = await open_catalog(SqliteRecords(path))
     await catalog.clusters.create(cluster("lab", node("a", machineId="m")))
     await catalog.close()
-    catalog = await open_catalog(path)
+    catalog = await open_catalog(SqliteRecords(path))
     await refused(catalog.clusters.create(cluster("copy", node("a", machineId="m"))))
     await catalog.close()

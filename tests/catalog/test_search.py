@@ -9,6 +9,7 @@ from moorage.catalog.search import CHANGED_MAX, FEW, WAITING_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import parse_filter
+from moorage.storage.sqlite.records import SqliteRecords
 
 
 def cluster(name, gpus=2, **more):
@@ -33,7 +34,7 @@ def wanted(**queries):
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     for name, count in (("c1", 1), ("c2", 2), ("c4", 4), ("c8", 8)):
         await catalog.clusters.create(
             cluster(name, count, status="draining" if count == 8 else "live")
@@ -105,7 +106,7 @@ async def test_more_changes_than_are_noted_are_seen_all_the_same(catalog):
 
 async def test_what_was_stored_before_a_restart_is_found_after_it(catalog, tmp_path):
     await catalog.close()
-    again = await open_catalog(tmp_path / "catalog.db")
+    again = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     assert await again.search.matching(wanted(clusterMetricsQuery=free(40))) == ["c4"]
     await again.close()
 

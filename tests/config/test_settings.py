@@ -65,6 +65,14 @@ def test_a_home_is_asked_for_only_where_no_folder_is_named(
         Config.load({}, {})
 
 
+def test_the_password_of_a_database_is_not_shown() -> None:
+    error = refused(environ={"MOORAGE_STORAGE": "mysql://m:hunter2@h/d"})
+    assert error.setting == "storage"
+    assert "hunter2" not in str(error)
+    config = Config.load({}, HOME | {"MOORAGE_STORAGE": "postgresql://m:hunter2@h/d"})
+    assert "hunter2" not in repr(config)
+
+
 def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
     file = write(tmp_path / "moored.toml", "port = 1001\nhttp_port = 1002\nsessions_max = 1003\n")
     environ = HOME | {"MOORAGE_PORT": "2001", "MOORAGE_HTTP_PORT": "2002"}
@@ -106,6 +114,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "tls_client_ca": ("/t/a.pem", '"/t/a.pem"', Path("/t/a.pem")),
         "insecure_plaintext": ("true", "true", True),
         "data_dir": ("/srv/m", '"/srv/m"', Path("/srv/m")),
+        "storage": ("postgresql://m@h/d", '"postgresql://m@h/d"', "postgresql://m@h/d"),
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
         "oidc_issuer": ("https://i/r/", '"https://i/r/"', "https://i/r/"),
         "oidc_audience": ("moorage", '"moorage"', "moorage"),

@@ -1,10 +1,10 @@
-"""What every ledger must do, over the one in memory and the one on disk."""
+"""What every ledger must do, over the one in memory and those in files and in PostgreSQL."""
 
 import asyncio
 import os
 import sqlite3
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -21,7 +21,7 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import FactRow, _checksum
 from moorage.ledger.memory import MemoryLedger, MemoryStorage
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import (
     ClusterId,
     Lease,
@@ -33,8 +33,10 @@ from moorage.model import (
     Share,
     Tenant,
 )
+from moorage.storage.sqlite.facts import SqliteFacts
 
 NOW = 1_763_647_000.125
+POSTGRES = (pytest.mark.heavy, pytest.mark.postgres)
 
 
 class Place(Protocol):
@@ -78,7 +80,7 @@ class SqlitePlace:
         self.path = path
 
     def ledger(self) -> Ledger:
-        return SqliteLedger(self.path)
+        return StoredLedger(SqliteFacts(self.path))
 
     def relabel(self, seq: int, kind: str, version: int) -> None:
         connection = sqlite3.connect(self.path)
@@ -119,10 +121,53 @@ def resealed(row: FactRow, kind: str, version: int) -> int:
     return _checksum(row.seq, row.at, kind, version, row.subject, row.body)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+class PostgresPlace:
+    def __init__(self, server) -> None:
+        self.server, self.address = server, server.database()
+
+    def ledger(self) -> Ledger:
+        from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.
+
+        return StoredLedger(PostgresStorage(self.address).facts())
+
+    def relabel(self, seq: int, kind: str, version: int) -> None:
+        [(*values, body, checksum, chain)] = self._run(
+            "SELECT seq, at, kind, version, convert_from(subject, 'UTF8'), body, checksum, chain "
+            "FROM moorage.fact WHERE seq = %s",
+            seq,
+        )
+        row = FactRow(*values, body.encode(), checksum, chain)
+        self._run(
+            "UPDATE moorage.fact SET kind = %s, version = %s, checksum = %s WHERE seq = %s",
+            kind,
+            version,
+            resealed(row, kind, version),
+            seq,
+        )
+
+    def flip_a_bit(self, seq: int) -> None:
+        self._run("UPDATE moorage.fact SET body = replace(body, 'r-', 's-') WHERE seq = %s", seq)
+
+    def lose(self, seq: int) -> None:
+        self._run("DELETE FROM moorage.fact WHERE seq = %s", seq)
+
+    def spoil_newest_checkpoint(self) -> None:
+        self._run(
+            "UPDATE moorage.checkpoint_part SET body = convert_to(replace(convert_from(body, "
+            "'UTF8'), 'r-', 's-'), 'UTF8') WHERE checkpoint = "
+            "(SELECT max(number) FROM moorage.checkpoint)"
+        )
+
+    def _run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        return self.server.execute(statement, self.address.rpartition("/")[2], values)
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=POSTGRES)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "memory":
         return MemoryPlace()
+    if request.param == "postgres":
+        return PostgresPlace(request.getfixturevalue("postgres"))
     return SqlitePlace(tmp_path / "data" / "ledger.sqlite")
 
 

@@ -16,8 +16,10 @@ from moorage.commands.program import app
 from moorage.core.allocator import Allocator
 from moorage.core.state.state import State
 from moorage.ledger.base import LedgerError
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.facts import SqliteFacts
+from moorage.storage.sqlite.records import SqliteRecords
 
 FOLDERS = Path(__file__).parent / "folders"
 RELEASES = sorted(file.name.removesuffix(".tar.gz") for file in FOLDERS.glob("*.tar.gz"))
@@ -36,7 +38,7 @@ def said(folder: Path) -> dict:
 
 
 async def replayed(folder: Path) -> State:
-    ledger = SqliteLedger(folder / "ledger.db")
+    ledger = StoredLedger(SqliteFacts(folder / "ledger.db"))
     recovery = await ledger.open()
     try:
         allocator = Allocator(1.0, 8)
@@ -72,7 +74,7 @@ async def test_all_that_is_promised_is_there(folder: Path):
 
 async def test_all_that_is_registered_is_there(folder: Path):
     before = said(folder)
-    catalog = await open_catalog(folder / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(folder / "catalog.db"))
     try:
         assert catalog.warnings == []
         memory = catalog.memory
@@ -113,7 +115,9 @@ async def test_a_newer_format_is_refused_with_the_release_that_reads_it(
     change(folder / name, *release, statement)
     named = rf"{name} has format 2, .* reads formats up to 1: start moored 7\.1\.0,"
     with pytest.raises((LedgerError, ServiceError), match=named):
-        await (replayed(folder) if name == "ledger.db" else open_catalog(folder / name))
+        await (
+            replayed(folder) if name == "ledger.db" else open_catalog(SqliteRecords(folder / name))
+        )
     for accepted in (False, True):
         with pytest.raises(LedgerError, match=named):
             repair(folder, accept_loss=accepted)
@@ -193,7 +197,7 @@ async def test_what_is_said_to_stay_is_what_stays(folder: Path, damage):
     announced = repair(folder, accept_loss=False)
     assert any("promised or ended since" in each for each in announced.lost)
     repair(folder, accept_loss=True)
-    ledger = SqliteLedger(folder / "ledger.db")
+    ledger = StoredLedger(SqliteFacts(folder / "ledger.db"))
     recovery = await ledger.open()
     allocator = Allocator(1.0, 8)
     allocator.replay(recovery.facts, recovery.fencing)

@@ -15,6 +15,7 @@ LAYERS = "Layers import downwards, and siblings do not meet"
 CORE = "Inside the core, imports go down from the life cycle to the state"
 PURE = "Pure packages do no I/O, read no clock, draw no chance and write no log"
 SLOTS = "The slot pool asks the machine for its size and takes a lock, and nothing more"
+DATABASE = "Only the storage knows a database"
 WIRE = "The core knows no wire"
 MODEL = "The model needs the standard library and msgspec only"
 LIBRARY = "The daemon does without the libraries"
@@ -53,6 +54,10 @@ MUTANTS = [
     ("server/moorage/slots/pool.py", "import moorage.query", LAYERS),
     ("server/moorage/slots/pool.py", "import moorage_client", OUTSIDE),
     ("server/moorage/model.py", "import numpy", MODEL),
+    ("server/moorage/ledger/stored.py", "import sqlite3", DATABASE),
+    ("server/moorage/catalog/embedded/store.py", "import psycopg", DATABASE),
+    ("server/moorage/storage/base.py", "import moorage.protocol", LAYERS),
+    ("server/moorage/storage/base.py", "import moorage.ledger", LAYERS),
     ("server/moorage/daemon/__init__.py", "import moorage.resources", LIBRARY),
     ("server/moorage/daemon/__init__.py", "import moorage.slices", LIBRARY),
     ("server/moorage/slices/__init__.py", "import moorage.resources", LAYERS),

@@ -16,9 +16,10 @@ from moorage.lab import timeline
 from moorage.lab.backtest import BacktestJob, backtest, fragmented_milli
 from moorage.lab.errors import CommandError
 from moorage.lab.trace import TraceError
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import Fleet
+from moorage.storage.sqlite.facts import SqliteFacts
 
 pytestmark = pytest.mark.heavy
 
@@ -171,7 +172,7 @@ async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
     granted = sum(isinstance(fact, Granted) for _, fact in facts)
     data = tmp_path / "data"
     data.mkdir()
-    ledger = SqliteLedger(data / "ledger.db")
+    ledger = StoredLedger(SqliteFacts(data / "ledger.db"))
     await ledger.open()
     for now, fact in facts:
         await ledger.append([fact], now)
@@ -194,7 +195,7 @@ async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path)
     )  # fmt: skip
     data, state = tmp_path / "data", State()
     data.mkdir()
-    ledger = SqliteLedger(data / "ledger.db")
+    ledger = StoredLedger(SqliteFacts(data / "ledger.db"))
     await ledger.open()
     facts = lived(line)
     for number, (now, fact) in enumerate(facts, 1):

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from moorage.core.state.facts import Fact, Renewed
 from moorage.ledger.base import COMMIT_SECONDS_MAX
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
+from moorage.storage.sqlite.facts import SqliteFacts
 
 CONDENSED = 450
 UNDER_WAY = 8
@@ -23,7 +24,7 @@ def fact(seq: int) -> Fact:
 
 
 async def main(path: Path) -> None:
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     number = (await ledger.open()).last_seq
 
     async def append(first: int, last: int) -> int:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from moorage.core.state.facts import Ended
 from moorage.ledger.base import LedgerFailed
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
+from moorage.storage.sqlite.facts import SqliteFacts
 
 
 async def main(path: Path, limit_bytes: int) -> None:
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
     try:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from moorage.core.state.facts import Fact, Renewed
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
+from moorage.storage.sqlite.facts import SqliteFacts
 
 APPENDER = Path(__file__).with_name("appender.py")
 FILLER = Path(__file__).with_name("filler.py")
@@ -52,7 +53,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
     last_seq = checkpoints = 0
     for _ in range(20):
         acknowledged = kill_after(path, dice.randint(1, 300))
-        ledger = SqliteLedger(path)
+        ledger = StoredLedger(SqliteFacts(path))
         recovery = await ledger.open()
         assert last_seq < acknowledged <= recovery.last_seq
         assert recovery.warnings == ()
@@ -63,7 +64,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
         checkpoints += bool(condensed)
         await ledger.close()
     assert checkpoints > 0
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     seen = 0
     while page := await ledger.read(seen):
@@ -85,7 +86,7 @@ async def test_a_full_disk_fails_the_ledger_and_keeps_what_was_acknowledged(
     assert bool(acknowledged) == (room_bytes > 1)
     assert len(failures) == 4, "append, append again, checkpoint and close all have to fail"
     assert all("Make room on the disk" in failure for failure in failures)
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
     assert recovery.last_seq in {len(acknowledged) * 10, len(acknowledged) * 10 + 10}
     assert len(list(recovery.facts)) == recovery.last_seq

@@ -9,9 +9,10 @@ import pytest
 
 from moorage.core.state.facts import Fact, Granted, Renewed
 from moorage.ledger.base import LedgerCorrupt, LedgerError
-from moorage.ledger.fencing import BLOCK
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.storage.base import FENCING_BLOCK
+from moorage.storage.sqlite.facts import SqliteFacts
 
 NOW = 1_763_647_000.125
 
@@ -30,7 +31,7 @@ def numbered(first: int, last: int) -> list[Fact]:
 async def killed(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list[Fact]:
     """Write facts, one a commit, and leave the files in `path` as a kill -9 leaves them."""
     alive = path.parent / "alive" / path.name
-    ledger = SqliteLedger(alive)
+    ledger = StoredLedger(SqliteFacts(alive))
     await ledger.open()
     for number in range(1, commits + 1):
         await ledger.append([granted(number)], NOW)
@@ -43,7 +44,7 @@ async def killed(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list
 
 
 async def read_back(path: Path) -> tuple[list[Fact], tuple[str, ...], int]:
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
     try:
         return list(recovery.facts), recovery.warnings, recovery.fencing
@@ -72,7 +73,7 @@ def flip(path: Path, bit: int) -> None:
 
 async def test_what_a_kill_leaves_is_whole(path: Path):
     facts = await killed(path)
-    assert await read_back(path) == (facts, (), 60 + BLOCK - 59)
+    assert await read_back(path) == (facts, (), 60 + FENCING_BLOCK - 59)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
@@ -128,7 +129,7 @@ async def test_a_fact_of_another_life_is_noticed(path: Path):
     """Each is right by itself, and they were never together: an older copy of a file's part."""
     await killed(path)
     other = path.parent / "other" / "ledger.db"
-    ledger = SqliteLedger(other)
+    ledger = StoredLedger(SqliteFacts(other))
     await ledger.open()
     await ledger.append([Renewed(RequestId("r"), 1.0)] * 60, NOW)
     await ledger.close()
@@ -154,7 +155,7 @@ async def test_what_is_said_of_a_checkpoint_is_summed_too(path: Path, column: st
 
 
 async def test_a_clean_end_gives_back_what_was_reserved(path: Path):
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered(1, 5), NOW)
     await ledger.close()
@@ -162,11 +163,11 @@ async def test_a_clean_end_gives_back_what_was_reserved(path: Path):
 
 
 async def test_numbers_are_reserved_before_they_are_durable(path: Path):
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     copy = path.parent.parent / "copy"
     highest = 0
-    for fencing in (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK):
+    for fencing in (1, 2, FENCING_BLOCK, FENCING_BLOCK + 1, FENCING_BLOCK + 2, 3 * FENCING_BLOCK):
         await ledger.append([granted(fencing)], NOW)
         highest = fencing
         shutil.rmtree(copy, ignore_errors=True)

@@ -11,9 +11,10 @@ from moorage.commands import ledger_care
 from moorage.core.state.facts import Fact, Granted, Renewed
 from moorage.ledger.base import LedgerCorrupt
 from moorage.ledger.repairing import rebuild, salvage
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.ledger.walk import walk
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.storage.sqlite.facts import SqliteFacts
 
 NOW = 1_763_647_000.125
 COMMITS = 200
@@ -30,7 +31,7 @@ def granted(number: int) -> Granted:
 async def written(path: Path) -> list[Fact]:
     """Write facts, one a commit, with two checkpoints of one fact each, and kill the ledger."""
     alive = path.parent / "alive" / path.name
-    ledger = SqliteLedger(alive)
+    ledger = StoredLedger(SqliteFacts(alive))
     await ledger.open()
     for number in range(1, COMMITS + 1):
         await ledger.append([granted(number)], NOW)
@@ -44,7 +45,7 @@ async def written(path: Path) -> list[Fact]:
 
 
 async def read_back(path: Path) -> tuple[list[Fact], int]:
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
     try:
         facts = list(recovery.facts)
@@ -206,7 +207,7 @@ async def test_a_ledger_that_does_not_say_what_it_is_loses_nothing(path: Path, s
     change(path, statement)
     if "format" in statement:
         with pytest.raises(LedgerCorrupt, match="does not say that it is a ledger"):
-            await SqliteLedger(path).open()
+            await StoredLedger(SqliteFacts(path)).open()
     assert walk(path).findings
     assert repaired(path) == []
     assert (await read_back(path))[0] == facts
@@ -235,7 +236,7 @@ async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
 async def test_after_a_repair_all_is_a_part_of_what_was(path: Path, name: str, places: int):
     facts = await written(path)
     if name == "ledger.db":
-        ledger = SqliteLedger(path)
+        ledger = StoredLedger(SqliteFacts(path))
         await ledger.open()
         await ledger.close()  # Has its log brought over into it.
     everything = [granted(number) for number in range(1, COMMITS + 1)]

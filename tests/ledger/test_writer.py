@@ -1,5 +1,4 @@
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +6,11 @@ from pathlib import Path
 import pytest
 
 from moorage.core.state.facts import Counted
-from moorage.durability import DurableMark, Reserve
-from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.codec import seal
-from moorage.ledger.fencing import Fencing
-from moorage.ledger.inspection import LABEL, mark_path
 from moorage.ledger.writer import GroupCommit, WriteJob
+from moorage.storage.sqlite.fact_tables import FactTables
+from moorage.storage.sqlite.facts import SqliteFacts
 
 SECONDS_MAX = 30
 
@@ -25,31 +22,31 @@ class Gate:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.statement = statement
 
-    def __call__(self, connection: sqlite3.Connection) -> object:
+    def __call__(self, facts: FactTables) -> object:
         self.begun.set()
         assert self.go_on.wait(SECONDS_MAX)
-        return connection.execute(self.statement).fetchone()
+        return facts._execute(self.statement).fetchone()
 
 
 class Groups:
     """What a group commit reported: how many jobs each transaction had, and whether it failed."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.seen: list[tuple[int, bool]] = []
-        mark = DurableMark(mark_path(path), LABEL, 0, 0, 0)
-        connection = tables.connect(path)
-        reserve = Reserve(path.with_suffix(".reserve"))
-        self.writer = GroupCommit(connection, path, mark, Fencing(path), reserve, self.settled)
+        self.store = SqliteFacts(path)
+        self.store.open()
+        self.writer = GroupCommit(self.store, self.settled)
+
+    async def stop(self) -> None:
+        await self.writer.stop()
+        self.store.close()
 
     def settled(self, jobs: Sequence[WriteJob], failure: LedgerFailed | None) -> None:
         self.seen.append((len(jobs), failure is not None))
 
     def facts(self) -> list[int]:
-        connection = tables.connect_reader(self.path)
-        seqs = [row.seq for row in tables.page(connection, 0, 100)]
-        connection.close()
-        return seqs
+        with self.store.reading() as facts:
+            return [row.seq for row in facts.page(0, 100, 1 << 20)]
 
 
 def job(*seqs: int, work: Gate | None = None) -> WriteJob:
@@ -70,7 +67,7 @@ async def test_what_waits_shares_the_next_transaction(tmp_path: Path):
     assert await first.done == (7,)
     await asyncio.gather(*(other.done for other in others))
     assert groups.facts() == list(range(1, 9))
-    await groups.writer.stop()
+    await groups.stop()
     assert groups.seen[:2] == [(1, False), (7, False)]
 
 
@@ -86,7 +83,7 @@ async def test_nothing_is_written_after_a_failure(tmp_path: Path):
         with pytest.raises(LedgerFailed, match="no such table: nowhere"):
             await waiting.done
     assert groups.facts() == [], "the first was rolled back, and the second would leave a gap"
-    await groups.writer.stop()
+    await groups.stop()
     assert groups.seen[:2] == [(1, True), (1, True)]
 
 
@@ -98,3 +95,4 @@ async def test_stopping_settles_what_was_submitted(tmp_path: Path):
     await groups.writer.stop()
     assert all(submitted.done.done() for submitted in jobs)
     assert groups.facts() == list(range(1, 30))
+    groups.store.close()

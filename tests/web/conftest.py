@@ -13,6 +13,7 @@ from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.records.rights import Caller, Role
+from moorage.storage.sqlite.records import SqliteRecords
 from moorage.web.connections import CONNECTIONS_MAX
 from moorage.web.server import WebServer
 
@@ -125,7 +126,7 @@ def connections_max():
 
 @pytest.fixture
 async def site(tmp_path, tokens, connections_max, described):
-    catalog = await open_catalog(tmp_path / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     house = House(catalog, tokens)
     server = WebServer(house, connections_max=connections_max)
     port = await server.start("127.0.0.1", 0)

@@ -7,7 +7,6 @@ everything itself.
 import contextlib
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -46,30 +45,31 @@ from moorage.catalog.mirrored.services import (
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord
 from moorage.protocol.faults import ServiceError
+from moorage.storage.base import RecordStore
 
 __all__ = ["External", "open_catalog"]
 
 
 async def open_catalog(
-    path: Path, sources: CodeSources | None = None, external: External | None = None
+    records: RecordStore, sources: CodeSources | None = None, external: External | None = None
 ) -> Catalog:
-    """Open or create the file, load what it holds, and read an external registry a first time.
+    """Open the records, load what they hold, and read an external registry a first time.
 
     Where the registry does not answer, the catalog opens all the same: asks are refused with
     `unavailable` until it does.
 
     Args:
-        path: The file; its folder must exist.
+        records: Not open yet; the catalog closes them.
         sources: Where the code of policies may come from; None: no files, and all public hosts.
         external: Which services are mirrored; None: none.
 
     Raises:
-        ServiceError: `unavailable`: the file is no catalog, is damaged, or is newer.
+        ServiceError: `unavailable`: they are no catalog, are damaged, or are newer.
 
     """
     external, sources = external or External(), sources or CodeSources()
     async with AsyncExitStack() as stack:
-        store = await DocumentStore.open(path)
+        store = await DocumentStore.open(records)
         stack.push_async_callback(store.close)
         loaded = await store.run(load)
         aliases, machines = Aliases(store), Machines()

@@ -161,13 +161,16 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[AgentStore]":
         AgentStore,
         AgentStoreError,
     )
+    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
+    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     if not settings.data_dir.is_dir():
         typer.echo(f"moored: {settings.data_dir} is no data folder of a server", err=True)
         raise typer.Exit(EXIT_USAGE)
     try:
-        with contextlib.closing(AgentStore(settings.data_dir)) as store:
+        rows = open_storage(settings.storage, settings.data_dir).agents()
+        with contextlib.closing(AgentStore(rows)) as store:
             yield store
-    except (AgentStoreError, OSError) as error:
+    except (AgentStoreError, StorageError, OSError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None

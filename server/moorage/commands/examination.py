@@ -21,12 +21,15 @@ from moorage.backends.registry import Examination, kinds
 from moorage.config.settings import Config
 from moorage.core.state.facts import ClusterRemoved
 from moorage.ledger.base import LedgerError
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import ClusterId
 from moorage.policy import Fleet
 from moorage.records.findings import DoctorFinding
 from moorage.sandbox.host.sandbox import JailError, Sandbox
 from moorage.sandbox.wire.limits import Limits
+from moorage.storage.base import StorageError
+from moorage.storage.opening import need_postgres
+from moorage.storage.sqlite.storage import SqliteStorage
 from moorage_client.inventory.control_groups import cpu_limit, memory_limit
 from moorage_client.inventory.this_machine import cpu_milli, memory_mib
 
@@ -47,7 +50,7 @@ def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
         DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
         *asyncio.run(_sandbox(config.sandbox)),
-        _advised(asyncio.run(_ledger(config.data_dir)), advice),
+        *_storage(config, advice),
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
         _sizes(),
@@ -104,11 +107,26 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
     ]
 
 
+def _storage(config: Config, advice: str) -> list[DoctorFinding]:
+    """Return what there is to say of where the ledger is."""
+    if not config.storage:
+        return [_advised(asyncio.run(_ledger(config.data_dir)), advice)]
+    try:
+        need_postgres()
+    except StorageError as error:
+        return [DoctorFinding("storage", "broken", str(error))]
+    from moorage.storage.postgres.examination import (  # noqa: PLC0415  # An extra.
+        examine as examine_database,
+    )
+
+    return examine_database(config.storage)
+
+
 async def _ledger(folder: Path) -> DoctorFinding:
     parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))  # noqa: ASYNC240  # Nothing else runs on this loop.
     try:
         with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
-            ledger = SqliteLedger(Path(trial) / "ledger.db")
+            ledger = StoredLedger(SqliteStorage(Path(trial)).facts())
             await ledger.open()
             await ledger.append([ClusterRemoved(ClusterId("doctor"))], 0.0)
             await ledger.close()

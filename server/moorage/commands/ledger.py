@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,7 +19,7 @@ def ledger_verify(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
     """Look at every fact and record; exit 1 if one is damaged. The daemon may be running."""
-    folder = load_config({"data_dir": data}, config).data_dir
+    folder = _folder(data, config)
     from moorage.commands.ledger_care import verify  # noqa: PLC0415  # As in serve.
 
     with _ledger_errors():
@@ -47,7 +48,7 @@ def ledger_repair(
 
     The damaged files are kept in a folder beside them. Prefer a backup, where there is one.
     """
-    folder = load_config({"data_dir": data}, config).data_dir
+    folder = _folder(data, config)
     from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
 
     with _ledger_errors():
@@ -64,6 +65,16 @@ def ledger_repair(
         raise typer.Exit(1)
     typer.echo(f"The damaged files are kept in {done.copy}. Workloads of lost leases are stopped,")
     typer.echo("and clusters are registered again, when the daemon starts.")
+
+
+def _folder(data: Path | None, config: Path | None) -> Path:
+    """Return the data folder; refuse a server whose ledger is elsewhere."""
+    settings = load_config({"data_dir": data}, config)
+    if settings.storage and data is None:
+        reason = "this server keeps its ledger in PostgreSQL, whose own tools verify and restore it"
+        typer.echo(f"moored: {reason}; --data DIR looks at the files of a folder", err=True)
+        raise typer.Exit(1)
+    return settings.data_dir
 
 
 def _list(title: str, sentences: list[str]) -> None:

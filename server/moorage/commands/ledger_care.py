@@ -4,7 +4,6 @@ Both look at the ledger and at the catalog, and at all of it: a start looks at w
 """
 
 import shutil
-import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 
 from moorage.catalog.embedded import verification as catalog
 from moorage.ledger import repairing, walk
-from moorage.ledger.base import LedgerError
-from moorage.ledger.lock import WriterLock
+from moorage.ledger.base import LedgerError, translated
 from moorage.protocol.faults import ServiceError
+from moorage.storage.base import StorageError
+from moorage.storage.sqlite.lock import WriterLock
 
 LEDGER = "ledger.db"
 CATALOG = "catalog.db"
@@ -95,7 +95,8 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
 
     """
     lock = WriterLock(data / LEDGER)
-    lock.acquire()
+    with translated():
+        lock.acquire()
     try:
         found = verify(data)
         if not found.findings:
@@ -115,7 +116,7 @@ def repair(data: Path, *, accept_loss: bool) -> RepairReport:
             repairing.rebuild(data / LEDGER, found.ledger, left)
         if found.catalog.findings:
             catalog.rebuild(data / CATALOG, found.catalog)
-    except sqlite3.Error as error:
+    except StorageError as error:
         raise LedgerError(f"{data} cannot be repaired: {error}. Restore a backup.") from error
     finally:
         lock.release()

@@ -16,6 +16,7 @@ from moorage.commands.ledger import ledger
 from moorage.commands.prices import prices
 from moorage.commands.replay import replay
 from moorage.commands.serve import serve
+from moorage.commands.storage import storage
 from moorage.commands.token import token
 from moorage.config.described import settings_help
 from moorage.daemon.observability.standard_streams import StandardStream
@@ -66,6 +67,7 @@ app.command(short_help="Tell what works here, and why not.")(doctor)
 app.command(short_help="Measure, as ratios to a baseline of the same run.")(bench)
 app.command(short_help="Ask AWS for instance types and prices.")(prices)
 app.add_typer(ledger, name="ledger")
+app.add_typer(storage, name="storage")
 app.add_typer(token, name="token")
 app.add_typer(agent, name="agent")
 app.add_typer(audit, name="audit")

@@ -1,4 +1,4 @@
-"""`moored token`: named tokens of a server, in its data folder. The server may be running."""
+"""`moored token`: named tokens of a server. The server may be running."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,9 @@ from moorage.commands.options import DataOption, FileOption, JsonFlag, read_dura
 from moorage.config.settings import Config
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Role
+
+if TYPE_CHECKING:
+    from moorage.daemon.access.token_store import TokenStore
 
 token = typer.Typer(help="Create, list and revoke tokens of callers.", no_args_is_help=True)
 
@@ -48,11 +51,10 @@ def token_create(
     now = time.time()
     expires_at = _end(expires, now)
     settings = _settings(data, config)
-    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
 
     with _store_errors():
         settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with contextlib.closing(TokenStore(settings.data_dir)) as store:
+        with contextlib.closing(_store(settings)) as store:
             made = store.create(name, role, tenant, now, expires_at)
         row = {"role": role, "tenant": tenant, "expires_at": expires_at}
         _note(settings, "token.created", name, row)
@@ -69,10 +71,12 @@ def token_list(
 ) -> None:
     """List all named tokens, with those that expired or were revoked."""
     settings = _settings(data, config)
-    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
 
     now = time.time()
-    with _store_errors(), contextlib.closing(TokenStore(settings.data_dir)) as store:
+    with (
+        _store_errors(),
+        contextlib.closing(_store(settings)) as store,
+    ):
         known = list(store.tokens().values())
     if as_json:
         rows = [
@@ -90,7 +94,8 @@ def token_list(
         typer.echo(json.dumps(rows))
         return
     if not known:
-        typer.echo(f"No tokens in {settings.data_dir}; `moored token create` makes one")
+        place = "the database" if settings.storage else settings.data_dir
+        typer.echo(f"No tokens in {place}; `moored token create` makes one")
     for each in known:
         terms = _terms(each.role, each.tenant, each.expires_at)
         typer.echo(f"{each.name}: {each.state(now)}, {terms}")
@@ -104,9 +109,11 @@ def token_revoke(
 ) -> None:
     """Refuse a token from now on; a running server ends its open sessions within a second."""
     settings = _settings(data, config)
-    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
 
-    with _store_errors(), contextlib.closing(TokenStore(settings.data_dir)) as store:
+    with (
+        _store_errors(),
+        contextlib.closing(_store(settings)) as store,
+    ):
         if store.revoke(name, time.time()):
             _note(settings, "token.revoked", name)
             typer.echo(f"Token “{name}” is revoked.")
@@ -118,6 +125,13 @@ def _settings(data: Path | None, config: Path | None) -> Config:
     """Return the settings. Those of addresses may wait for a first token."""
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     return load_config({"data_dir": data, **loopback}, config)
+
+
+def _store(settings: Config) -> "TokenStore":
+    from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
+    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
+
+    return TokenStore(open_storage(settings.storage, settings.data_dir).tokens())
 
 
 def _note(settings: Config, what: str, name: str, after: dict[str, Any] | None = None) -> None:
@@ -160,9 +174,10 @@ def _terms(role: Role, tenant: str, expires_at: float | None) -> str:
 @contextlib.contextmanager
 def _store_errors() -> Iterator[None]:
     from moorage.daemon.access.token_store import TokenStoreError  # noqa: PLC0415  # As in serve.
+    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
 
     try:
         yield
-    except (TokenStoreError, OSError) as error:
+    except (TokenStoreError, StorageError, OSError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None

@@ -26,6 +26,7 @@ __all__ = [
     "QUOTAS",
     "RAY",
     "ROLES",
+    "STORAGE",
     "TOKENS",
     "URL",
     "QuotaSetting",
@@ -121,6 +122,14 @@ def _read_ray(value: Any) -> str:
     if not isinstance(value, str) or not _RAY.fullmatch(value):
         raise ValueError
     if value != "auto" and not 0 < int(value.rpartition(":")[2]) < 1 << 16:
+        raise ValueError
+    return value
+
+
+def _read_storage(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or len(value) > URL_CHARS_MAX:
+        raise ValueError
+    if urllib.parse.urlsplit(value).scheme not in {"postgresql", "postgres"}:
         raise ValueError
     return value
 
@@ -223,6 +232,9 @@ ISSUER: Final = SettingKind(
 ROLES: Final = SettingKind(
     f"`VALUE=ROLE`, separated by commas (in the file a table); roles are {', '.join(Role)}",
     _read_roles,
+)
+STORAGE: Final = SettingKind(
+    "the address of a PostgreSQL database: `postgresql://user@host:port/database`", _read_storage
 )
 RAY: Final = SettingKind(
     "the address of a Ray cluster: `ray://host:port`, `host:port` or `auto`", _read_ray

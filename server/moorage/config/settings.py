@@ -25,6 +25,7 @@ from moorage.config.kinds import (
     PORT,
     RAY,
     ROLES,
+    STORAGE,
     TOKENS,
     URL,
 )
@@ -155,6 +156,15 @@ class Config(ShareSettings):
             default="`$XDG_STATE_HOME/moored`, else `~/.local/state/moored`",
         ),
     ]
+    storage: Annotated[
+        str,
+        Setting(
+            STORAGE,
+            "Database that takes the place of the files for ledger, catalog, tokens and secret; "
+            "one server at a time. Needs `pip install '.[postgres]'` in a checkout.",
+            default="SQLite files in `data_dir`",
+        ),
+    ] = field(default="", repr=False)
     tokens: Annotated[
         Mapping[str, str],
         Setting(
@@ -292,8 +302,8 @@ class Config(ShareSettings):
                     *(x.about for x in kinds().values() if x.about),
                 )
             ),
-            default="`local,memory`; `memory` where there are `tokens`, or where other machines "
-            "reach `host` or `http_host`",
+            default="`local,memory`; `memory` where there are `tokens` or `storage`, or where "
+            "other machines reach `host` or `http_host`",
         ),
     ] = BACKENDS_BY_DEFAULT
     policy_code_root: Annotated[

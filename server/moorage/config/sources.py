@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.backends.registry import BrokenKind, kinds
-from moorage.config.kinds import TOKENS, URL
+from moorage.config.kinds import STORAGE, TOKENS, URL
 from moorage.setting_kinds import PREFIX, Setting
 
 CONFIG_FILE: Final = "MOORAGE_CONFIG"
@@ -212,7 +212,7 @@ def read(setting: Setting, source: str, value: Any) -> Any:
         return kind.read(value)
     except ValueError:
         # A secret is never repeated: errors end up in logs.
-        got = "" if kind in {TOKENS, URL} else f", got {value!r}"
+        got = "" if kind in {STORAGE, TOKENS, URL} else f", got {value!r}"
         raise ConfigError(setting.name, source, f"expected {kind.expected}{got}") from None
 
 

@@ -2,17 +2,15 @@
 
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from moorage.config.kinds import REMOTE_TOKEN_CHARS_MIN
 from moorage.config.sources import EXTERNAL_SERVICES, ConfigError
 from moorage.protocol.origins import is_loopback
 from moorage.setting_kinds import PREFIX
+from moorage.storage.sqlite import TOKENS_FILE
 
-__all__ = ["NAMED_TOKENS_FILE", "check_together", "has_tenants"]
-
-NAMED_TOKENS_FILE: Final = "tokens.db"
-"""In the data folder; `moored token create` makes it."""
+__all__ = ["check_together", "has_tenants"]
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:
@@ -22,9 +20,12 @@ def has_tenants(chosen: Mapping[str, Any]) -> bool:
 
 
 def _has_tokens(chosen: Mapping[str, Any]) -> bool:
-    """Return whether there are tokens in the settings or the data folder, or an issuer of them."""
-    named = chosen["data_dir"] / NAMED_TOKENS_FILE
-    return bool(chosen["tokens"] or chosen["oidc_issuer"]) or named.exists()
+    """Return whether there are tokens in the settings or the data folder, or an issuer of them.
+
+    Those in a database may be there: the start looks.
+    """
+    named = chosen["data_dir"] / TOKENS_FILE
+    return bool(chosen["tokens"] or chosen["oidc_issuer"] or chosen["storage"]) or named.exists()
 
 
 def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> None:

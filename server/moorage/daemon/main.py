@@ -30,6 +30,7 @@ from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.cell import jail
 from moorage.sandbox.host.sandbox import JailError
+from moorage.storage.base import StorageError
 
 EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
@@ -39,6 +40,14 @@ STOP_SECONDS_MAX: Final = 25.0
 ledger, as after a crash."""
 EXIT_BROKEN: Final = 70
 """A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
+_CANNOT_START: Final = (
+    LedgerError,
+    StorageError,
+    ServiceError,
+    JailError,
+    BackendError,
+    OSError,
+)
 _ENVIRONMENT: Final = (47, 48)
 """Where this process got its variables, in `/proc/self/stat`, counted from the state on."""
 GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
@@ -99,7 +108,7 @@ async def _serve(
     measures.watch(partial(gauges.log_counters, log))
     try:
         daemon = await start(config, measures)
-    except (LedgerError, ServiceError, JailError, BackendError, OSError) as failure:
+    except _CANNOT_START as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
             advice = ""

@@ -28,7 +28,7 @@ from moorage.daemon import descriptors, pruning
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
-from moorage.daemon.access.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.access.rates import TenantRates
 from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
@@ -78,11 +78,13 @@ from moorage.daemon.workloads.control import WorkloadControl
 from moorage.extras import install_command
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import is_loopback
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
+from moorage.storage.opening import open_storage
 from moorage.web.server import WebServer
 from moorage.web.services import Console, SignInFlow, WebServices
 
@@ -97,6 +99,7 @@ class Stores:
     allocator: Allocator
     lease_tokens: LeaseTokens
     named_tokens: TokenStore
+    agents: AgentStore
     audit: AuditLog
     catalog: Catalog
 
@@ -181,7 +184,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     stores = await _open_stores(config, stack)
     core = _core(config, stores, measures, tasks)
     runners = await _open_runners(config, stores, core, stack)
-    agents = _agents(config, stores, runners, stack)
+    agents = _agents(config, stores, runners)
     requests = _requests(config, stores, core, runners, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests)
     # What was loaded stays. Without this, collections that look through ten thousand documents
@@ -236,26 +239,31 @@ def _tls(config: Config) -> ServerTls | None:
 async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     with _naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
         config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ledger = SqliteLedger(config.data_dir / "ledger.db")
+    storage = open_storage(config.storage, config.data_dir)
+    ledger = StoredLedger(storage.facts())
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
-    tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
+    tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
     stack.callback(audit.close)
-    named_tokens = TokenStore(config.data_dir)
+    named_tokens = TokenStore(storage.tokens())
     stack.callback(named_tokens.close)
+    agents = AgentStore(storage.agents())
+    stack.callback(agents.close)
     allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
     allocator.replay(recovery.facts, recovery.fencing)
-    path = config.data_dir / "catalog.db"
-    if recovery.last_seq and not path.exists():
+    records = storage.records()
+    if recovery.last_seq and not storage.has_records():
         lost = "the clusters, policies, aliases and executors that this server had are gone"
         mend = "stop it and put the file back from a backup, or register and publish them again"
-        log.error("damage", finding=f"{path} is not there, beside a ledger: {lost}; {mend}")
-    catalog = await services.open_catalog(config)
+        log.error(
+            "damage", finding=f"{records.place} is not there, beside a ledger: {lost}; {mend}"
+        )
+    catalog = await services.open_catalog(config, records)
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
-    return Stores(ledger, allocator, tokens, named_tokens, audit, catalog)
+    return Stores(ledger, allocator, tokens, named_tokens, agents, audit, catalog)
 
 
 def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> Core:
@@ -271,6 +279,9 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
     issuer, browsers = _issuer(config, tasks)
     tokens = Tokens(config.tokens, config.operators, stores.named_tokens, issuer)
+    if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
+        reason = "no tokens are in the database, and other machines reach this server: make one"
+        raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
     logins = None
     if config.console:
         logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)
@@ -390,13 +401,11 @@ async def _open_runners(
     return Runners(sandbox, workloads, backends)
 
 
-def _agents(config: Config, stores: Stores, runners: Runners, stack: AsyncExitStack) -> AgentRoster:
-    store = AgentStore(config.data_dir)
-    stack.callback(store.close)
+def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
-    door = AgentRoster(store, fleet, stores.catalog.clusters, config.agent_lost_seconds)
+    door = AgentRoster(stores.agents, fleet, stores.catalog.clusters, config.agent_lost_seconds)
     door.open()
     return door
 

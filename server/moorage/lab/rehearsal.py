@@ -49,6 +49,7 @@ from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Code, Lease, RequestId, SessionId, Tenant
 from moorage.sandbox.host.contract import HostServices, Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
+from moorage.storage.sqlite.storage import SqliteStorage
 
 Document = dict[str, Any]
 
@@ -117,7 +118,7 @@ class Rehearsal:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-"))
-            self._catalog = await open_catalog(Path(folder) / "catalog.db")
+            self._catalog = await open_catalog(SqliteStorage(Path(folder)).records())
             stack.push_async_callback(self._catalog.close)
             self._sandbox = Sandbox(
                 fleet=self.allocator.state.fleet,

@@ -12,7 +12,6 @@ and candidates are not. Those that were refused at once, and advice, left nothin
 
 import asyncio
 import hashlib
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -59,9 +58,10 @@ from moorage.lab import trace
 from moorage.lab.churn import Churn, arrivals
 from moorage.lab.errors import CommandError
 from moorage.ledger.base import LedgerEntry, LedgerError
-from moorage.ledger.inspection import copy_ledger
-from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.stored import StoredLedger
 from moorage.model import Ask, Demand, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+from moorage.storage.base import StorageError
+from moorage.storage.sqlite.facts import SqliteFacts, copy_ledger
 
 FOR_EVER_SECONDS: Final = 1e9
 """How long something is held whose release was not seen."""
@@ -208,7 +208,7 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
     with tempfile.TemporaryDirectory(prefix="moorage-") as place:
         copy = Path(place) / LEDGER_FILE
         await asyncio.to_thread(_copy, folder / LEDGER_FILE, copy)
-        ledger = SqliteLedger(copy)
+        ledger = StoredLedger(SqliteFacts(copy))
         try:
             recovery = await ledger.open()
             now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet)]
@@ -235,11 +235,11 @@ def _copy(source: Path, copy: Path) -> None:
         raise CommandError(f"{source}: there is no ledger; expected a daemon's data directory")
     try:
         copy_ledger(source, copy)
-    except sqlite3.Error as error:
-        raise CommandError(f"{source} cannot be read: {error}") from error
+    except StorageError as error:
+        raise CommandError(str(error)) from error
 
 
-async def _entries(ledger: SqliteLedger) -> Any:
+async def _entries(ledger: StoredLedger) -> Any:
     last = 0
     while page := await ledger.read(after=last):
         for entry in page:

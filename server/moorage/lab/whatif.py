@@ -29,12 +29,13 @@ from moorage.core.turns.events import (
 from moorage.core.turns.turn import Turn
 from moorage.daemon.policies.finder import code_of
 from moorage.lab.rehearsal import SESSION, Document, Rehearsal
-from moorage.ledger.codec import FactRow, unseal
+from moorage.ledger.codec import unseal
 from moorage.model import Ask, Cluster, ClusterId, Lease, Node, NodeId, PolicyRef, RequestId, Tenant
 from moorage.protocol.changes import AddedNodes, Change, CordonMode
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits
+from moorage.storage.base import FactRow
 
 SHOWN_MAX: Final = 1_000
 """Rows of each kind in the answer; the others are counted."""

@@ -15,11 +15,12 @@ The exceptions:
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from moorage.core.state.facts import Fact
+from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed, StorageLocked
 
 PENDING_FACTS_MAX: Final = 50_000
 """Facts handed over and not yet durable. Beyond it `append` waits for room, in order of call."""
@@ -43,15 +44,12 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
     Args:
         place: The ledger, as its owner calls it.
         pid: The process that holds it, as it wrote down itself; None where it has not yet.
+        reason: All of it in words; empty for what a file says.
 
     """
 
-    def __init__(self, place: str, pid: int | None) -> None:
-        holder = "another process" if pid is None else f"process {pid}"
-        super().__init__(
-            f"{place} is in use by {holder}: one ledger has one writer. "
-            "Stop that process, or give this one another data directory."
-        )
+    def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
+        super().__init__(reason or str(StorageLocked(place, pid)))
         self.place = place
         self.pid = pid
 
@@ -66,11 +64,7 @@ class LedgerCorrupt(LedgerError):  # noqa: N818  # As LedgerLocked.
     """
 
     def __init__(self, place: str, finding: str) -> None:
-        super().__init__(
-            f"{place} is damaged: {finding}. Nothing was changed. Check the disk, and restore the "
-            "data directory from a backup. `moored ledger verify` says what is damaged; "
-            "`moored ledger repair` goes on without it, once you accept the loss."
-        )
+        super().__init__(str(StorageCorrupt(place, finding)))
         self.place = place
         self.finding = finding
 
@@ -172,6 +166,15 @@ class Ledger(Protocol):
     @property
     def is_full(self) -> bool:
         """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        ...
+
+    def check(self) -> None:
+        """Refuse to go on after a failure, also where nothing is being written.
+
+        Raises:
+            LedgerFailed: Writing failed, or another server writes.
+
+        """
         ...
 
     async def open(self) -> Recovery:
@@ -293,6 +296,16 @@ class Ledger(Protocol):
         ...
 
 
-def place_of(path: Path) -> str:
-    """Name a ledger file for messages."""
-    return f"the ledger {path}"
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the errors of the storage into those of the ledger."""
+    try:
+        yield
+    except StorageLocked as no:
+        raise LedgerLocked(no.place, no.pid, str(no)) from no
+    except StorageCorrupt as no:
+        raise LedgerCorrupt(no.place, no.finding) from no
+    except StorageFailed as no:
+        raise LedgerFailed(str(no)) from no
+    except StorageError as no:
+        raise LedgerError(str(no)) from no

@@ -9,7 +9,7 @@ instead of dropping what it does not know. `UPGRADES` brings older versions up t
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -48,6 +48,7 @@ from moorage.core.state.facts import (
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
 from moorage.model import DEVICE
+from moorage.storage.base import FactRow
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns the JSON object of one version into that of the next."""
@@ -245,20 +246,6 @@ _decode_line: Final = msgspec.json.Decoder(_Line).decode
 
 FACTS: Final = Codec(KINDS, UPGRADES)
 """The codec of every ledger."""
-
-
-class FactRow(NamedTuple):
-    """One fact as it is stored."""
-
-    seq: int
-    at: float
-    kind: str
-    version: int
-    subject: str
-    body: bytes
-    checksum: int
-    chain: int
-    """Of its own checksum and of all before it: a fact that was exchanged shows in the next."""
 
 
 def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:

@@ -22,7 +22,8 @@ from moorage.ledger.base import (
     LedgerLocked,
     Recovery,
 )
-from moorage.ledger.codec import FACTS, FactRow, seal, unseal
+from moorage.ledger.codec import FACTS, seal, unseal
+from moorage.storage.base import FactRow
 
 _PLACE = "the ledger in memory"
 
@@ -66,6 +67,9 @@ class MemoryLedger:
     def is_full(self) -> bool:
         """See `Ledger.is_full`."""
         return False
+
+    def check(self) -> None:
+        """See `Ledger.check`."""
 
     async def open(self) -> Recovery:
         """See `Ledger.open`."""

@@ -4,23 +4,19 @@ The state is rebuilt from the newest good checkpoint and the facts behind it, up
 is missing: what came after that is not taken, since it speaks of what is unknown.
 """
 
-import sqlite3
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from moorage.core.state.facts import Counted
-from moorage.durability import DurableMark, owner_only, sync_directory
-from moorage.ledger import tables
-from moorage.ledger.base import LedgerError
-from moorage.ledger.codec import FACTS, FactRow, is_sealed, link, seal
+from moorage.ledger.base import CHECKPOINTS_KEPT, LedgerError, translated
+from moorage.ledger.codec import FACTS, is_sealed, link, seal
 from moorage.ledger.contents import LedgerContents, changes_of
-from moorage.ledger.fencing import LABEL as FENCING
-from moorage.ledger.fencing import fencing_path
-from moorage.ledger.inspection import LABEL, mark_path, run
 from moorage.ledger.walk import HeldFacts, LedgerWalk, windows
+from moorage.storage.base import Checkpoint, FactRow, run
+from moorage.storage.sqlite import facts
+from moorage.storage.sqlite.fact_tables import FactTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,36 +146,26 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
     """Put a ledger of what is left in the place of a damaged one. Keep a copy of that first.
 
     Raises:
-        OSError: A file cannot be written.
-        sqlite3.Error: Likewise.
+        LedgerError: A file cannot be written.
 
     """
-    new = ledger.with_name(ledger.name + ".new")
-    new.unlink(missing_ok=True)
-    owner_only(new)
-    with closing(tables.connect(new)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        if left.rows:
-            with closing(tables.connect_to_look(ledger)) as old:
-                _copy(old, connection, found, left.rows)
-        _fill(connection, found, left)
-        connection.execute("COMMIT")
-        connection.execute("PRAGMA journal_mode=DELETE")  # All in one file, synced.
-    for end in ("-wal", "-shm"):  # They belong to the old one, and would be read into the new.
-        ledger.with_name(ledger.name + end).unlink(missing_ok=True)
-    new.replace(ledger)
-    sync_directory(ledger.parent)
-    DurableMark(mark_path(ledger), LABEL, *left.last, found.mark.writes).close()
     reserved = max(found.fencing.first, found.fencing_seen)
     if not found.fencing.known:
         # What was given out is unknown: microseconds go faster than grants ever did.
         reserved = max(reserved, time.time_ns() // 1000)
-    DurableMark(fencing_path(ledger), FENCING, reserved, 0, found.fencing.writes).close()
+
+    def fill(new: FactTables) -> None:
+        if left.rows:
+            with facts.looking(ledger) as old:
+                _copy(old, new, found, left.rows)
+        _fill(new, found, left)
+
+    last, fencing = (*left.last, found.mark.writes), (reserved, found.fencing.writes)
+    with translated():
+        facts.rebuild(ledger, fill, last, fencing)
 
 
-def _copy(
-    old: sqlite3.Connection, new: sqlite3.Connection, found: LedgerWalk, rows: Sequence[HeldFacts]
-) -> None:
+def _copy(old: FactTables, new: FactTables, found: LedgerWalk, rows: Sequence[HeldFacts]) -> None:
     chains = {row.seq: row.chain for row in rows}
     for _, stored, _ in windows(old, found):
         # Once: a damaged file may show one twice, or another one under its name.
@@ -189,19 +175,18 @@ def _copy(
             if row.seq in chains and is_sealed(row)
         ]
         if good:
-            tables.insert(new, good)
+            new.insert(good)
 
 
-def _fill(connection: sqlite3.Connection, found: LedgerWalk, left: Salvage) -> None:
-    now = time.time()
+def _fill(new: FactTables, found: LedgerWalk, left: Salvage) -> None:
     if left.filler is not None:
-        tables.insert(connection, [left.filler])
-    connection.executemany("INSERT INTO lost VALUES (?,?,?)", [(*gap, now) for gap in left.lost])
-    tables.set_pruned(connection, found.pruned)
+        new.insert([left.filler])
+    new.note_lost(left.lost, time.time())
+    new.set_pruned(found.pruned)
     if left.checkpoint is None:
-        tables.finish_checkpoint(connection, tables.checkpoint(1, left.last[0], 0, 0))
+        new.finish_checkpoint(Checkpoint.finished(1, left.last[0], 0, 0), CHECKPOINTS_KEPT)
     for finished, parts in reversed(found.checkpoints):
         if finished.seq <= left.last[0] or finished.seq == left.checkpoint:
             for number, body in enumerate(parts):
-                tables.insert_part(connection, finished.number, number, body)
-            tables.finish_checkpoint(connection, finished)
+                new.insert_part(finished.number, number, body)
+            new.finish_checkpoint(finished, CHECKPOINTS_KEPT)

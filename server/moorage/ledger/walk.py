@@ -4,9 +4,7 @@ Unlike a start, this looks at the whole history, and goes on behind what cannot 
 """
 
 import contextlib
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, assert_never
@@ -44,20 +42,21 @@ from moorage.core.state.facts import (
     WaitExtended,
     Warmed,
 )
-from moorage.durability import Found, log_damage, read_mark
-from moorage.ledger import tables
-from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, place_of
-from moorage.ledger.codec import FACTS, FactRow, link, unseal
+from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, translated
+from moorage.ledger.codec import FACTS, link, unseal
 from moorage.ledger.contents import ContentChange, changes_of
-from moorage.ledger.fencing import LABEL as FENCING
-from moorage.ledger.fencing import fencing_path
-from moorage.ledger.inspection import LABEL, is_new, mark_path, missing, run, without_checkpoint
+from moorage.ledger.inspection import without_checkpoint
+from moorage.storage.base import Checkpoint, FactRow, StorageCorrupt, run
+from moorage.storage.sqlite.fact_tables import FactTables
+from moorage.storage.sqlite.facts import is_unmade, looking, missing, place_of, read_marks
+from moorage.storage.sqlite.fencing import fencing_path
+from moorage.storage.sqlite.files import UNREADABLE, log_damage
+from moorage.storage.sqlite.marks import Found
 
 _WINDOW: Final = 1_000
 """Facts that are read at once; where that fails, one by one."""
 FINDINGS_MAX: Final = 100
 """Of one file; more only say the same."""
-_UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
 
 
 class HeldFacts(NamedTuple):
@@ -100,8 +99,8 @@ class LedgerWalk:
     findings: list[str] = field(default_factory=list[str])
     unknown: list[FactUnknown] = field(default_factory=list[FactUnknown])
     rows: list[HeldFacts] = field(default_factory=list[HeldFacts])
-    checkpoints: list[tuple[tables.Checkpoint, list[bytes]]] = field(
-        default_factory=list[tuple[tables.Checkpoint, list[bytes]]]
+    checkpoints: list[tuple[Checkpoint, list[bytes]]] = field(
+        default_factory=list[tuple[Checkpoint, list[bytes]]]
     )
     pruned: int = 0
     lost: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -124,11 +123,10 @@ def walk(ledger: Path) -> LedgerWalk:
         OSError: A file cannot be read at all.
 
     """
-    if not ledger.exists() and not mark_path(ledger).exists():
+    mark, fencing = read_marks(ledger)
+    if not ledger.exists() and not mark.exists:
         raise LedgerError(f"{ledger}: there is no ledger; expected a daemon's data directory.")
-    found = LedgerWalk(
-        mark=read_mark(mark_path(ledger), LABEL), fencing=read_mark(fencing_path(ledger), FENCING)
-    )
+    found = LedgerWalk(mark=mark, fencing=fencing)
     for each in (found.mark, found.fencing):
         if each.doubt:
             found.say(f"{each.doubt}.")
@@ -136,8 +134,8 @@ def walk(ledger: Path) -> LedgerWalk:
         found.unread = True
         found.say(f"{ledger.name} is missing, with all its facts.")
         return found
-    with _survived(ledger, found), closing(tables.connect_to_look(ledger)) as connection:
-        _look_at(connection, ledger, found)
+    with _survived(ledger, found), translated(), looking(ledger) as tables:
+        _look_at(tables, ledger, found)
     if 0 < found.fencing.first < found.fencing_seen:
         found.say(
             f"{fencing_path(ledger).name} has numbers up to {found.fencing.first} reserved, and "
@@ -151,70 +149,68 @@ def _survived(ledger: Path, found: LedgerWalk) -> Iterator[None]:
     """Let one check fail by itself, so that the others still run."""
     try:
         yield
-    except _UNREADABLE as no:
+    except UNREADABLE as no:
         found.unread = True
         found.say(f"{ledger.name} cannot be read: {no}.")
 
 
-def _look_at(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
-    connection.execute("BEGIN")  # One moment of a ledger that may be in use.
-    if _is_new(connection, ledger, found):
+def _look_at(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
+    if _is_new(tables, ledger, found):
         if found.mark.first:
             found.unread = True
             found.say(f"{ledger.name} is empty; {run(1, found.mark.first)} should be there.")
         return
     with _survived(ledger, found):
-        if lacking := missing(connection, found.mark, new=False):
+        if lacking := missing(tables, found.mark, new=False):
             found.say(f"{ledger.name}: {lacking}.")
             if where := log_damage(ledger):
                 found.say(where)
     with _survived(ledger, found):
-        for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
-            if line != "ok":
-                found.say(f"{ledger.name}: {line}.")
-    found.pruned = _pruned(connection, ledger, found)
+        for line in tables.findings(FINDINGS_MAX):
+            found.say(f"{ledger.name}: {line}.")
+    found.pruned = _pruned(tables, ledger, found)
     with _survived(ledger, found):
-        found.lost = tables.lost(connection)
+        found.lost = tables.lost()
     with _survived(ledger, found):
-        _walk_facts(connection, ledger, found)
+        _walk_facts(tables, ledger, found)
     with _survived(ledger, found):
-        _walk_checkpoints(connection, ledger, found)
+        _walk_checkpoints(tables, ledger, found)
     if found.pruned and not found.checkpoints:
         found.say(f"{ledger.name}: {without_checkpoint(found.pruned)}.")
 
 
-def _walk_checkpoints(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
-    for checkpoint in tables.checkpoints(connection):
-        parts = tables.checkpoint_parts(connection, checkpoint)
+def _walk_checkpoints(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
+    for checkpoint in tables.checkpoints():
+        parts = tables.checkpoint_parts(checkpoint)
         if parts is None or not _is_readable(checkpoint, parts, ledger, found):
             found.say(f"{ledger.name}: the checkpoint as of fact {checkpoint.seq} is damaged.")
         else:
             found.checkpoints.append((checkpoint, parts))
 
 
-def _is_new(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> bool:
+def _is_new(tables: FactTables, ledger: Path, found: LedgerWalk) -> bool:
     try:
-        return is_new(connection, ledger, found.mark)
-    except LedgerCorrupt as no:
+        return is_unmade(tables, ledger, found.mark)
+    except StorageCorrupt as no:
         found.say(f"{ledger.name}: {no.finding}.")
         return False
 
 
-def _pruned(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> int:
+def _pruned(tables: FactTables, ledger: Path, found: LedgerWalk) -> int:
     try:
-        return tables.pruned_seq(connection)
-    except _UNREADABLE:  # The row is not there, or the table.
+        return tables.pruned_seq()
+    except UNREADABLE:  # The row is not there, or the table.
         found.say(f"{ledger.name} does not say which facts were deleted for their age.")
     with _survived(ledger, found):
-        return tables.first_seq(connection) - 1
+        return tables.first_seq() - 1
     return 0
 
 
-def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
+def _walk_facts(tables: FactTables, ledger: Path, found: LedgerWalk) -> None:
     place = place_of(ledger)
     before: FactRow | None = None
     expected = found.pruned + 1
-    for row in _said(connection, ledger, found):
+    for row in _said(tables, ledger, found):
         try:
             entry = unseal(row, place)
         except FactUnknown as no:
@@ -237,16 +233,14 @@ def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk)
         before, expected = row, row.seq + 1
 
 
-def _said(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
-    for facts, rows, doubt in windows(connection, found):
+def _said(tables: FactTables, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
+    for facts, rows, doubt in windows(tables, found):
         if doubt:
             found.say(f"{ledger.name}: not all of {facts} can be read: {doubt}.")
         yield from rows
 
 
-def windows(
-    connection: sqlite3.Connection, found: LedgerWalk
-) -> Iterator[tuple[str, list[FactRow], str]]:
+def windows(tables: FactTables, found: LedgerWalk) -> Iterator[tuple[str, list[FactRow], str]]:
     """Read all facts that SQLite can read, some at a time.
 
     In a damaged tree other bounds find other facts: what must find the same asks in the same way.
@@ -256,27 +250,27 @@ def windows(
 
     """
     last = found.mark.first
-    with contextlib.suppress(*_UNREADABLE):  # Others may be readable where the last one is not.
-        last = max(last, tables.last_seq(connection))
+    with contextlib.suppress(*UNREADABLE):  # Others may be readable where the last one is not.
+        last = max(last, tables.last_seq())
     for start in range(found.pruned, last, _WINDOW):
         end = min(start + _WINDOW, last)
-        yield run(start + 1, end), *_readable(connection, start, end)
+        yield run(start + 1, end), *_readable(tables, start, end)
 
 
-def _readable(connection: sqlite3.Connection, after: int, last: int) -> tuple[list[FactRow], str]:
+def _readable(tables: FactTables, after: int, last: int) -> tuple[list[FactRow], str]:
     try:
-        return tables.between(connection, after, last), ""
-    except _UNREADABLE as no:
+        return tables.between(after, last), ""
+    except UNREADABLE as no:
         doubt = str(no)
     rows: list[FactRow] = []
     for seq in range(after, last):
-        with contextlib.suppress(*_UNREADABLE):
-            rows += tables.between(connection, seq, seq + 1)
+        with contextlib.suppress(*UNREADABLE):
+            rows += tables.between(seq, seq + 1)
     return rows, doubt
 
 
 def _is_readable(
-    checkpoint: tables.Checkpoint, parts: list[bytes], ledger: Path, found: LedgerWalk
+    checkpoint: Checkpoint, parts: list[bytes], ledger: Path, found: LedgerWalk
 ) -> bool:
     try:
         for part in parts:

@@ -18,7 +18,8 @@ from moorage.lab.errors import CommandError
 
 _ELSEWHERE: Final = {**EXTERNAL_SERVICES, **EXECUTION_NAMES}
 NOT_INHERITED: Final = frozenset(
-    {CONFIG_FILE, "MOORAGE_HOST", "MOORAGE_HTTP_HOST", "MOORAGE_TOKENS", *_ELSEWHERE}
+    {CONFIG_FILE, *(f"MOORAGE_{each}" for each in ("HOST", "HTTP_HOST", "STORAGE", "TOKENS"))}
+    | {*_ELSEWHERE}
     | {f"MOORAGE_{setting.upper()}" for setting in _ELSEWHERE.values()}
 )
 """Variables of an operator's own daemon that a command does not follow: it plays on a loopback

@@ -7,6 +7,7 @@ import pytest
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 
 
 def machine(name, cpus=8, **more):
@@ -19,7 +20,7 @@ def farm(*nodes, **more):
 
 @pytest.fixture
 async def clusters(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     yield catalog.clusters
     await catalog.close()
 

@@ -16,6 +16,7 @@ from moorage.catalog.embedded.aliases import (
 from moorage.catalog.embedded.store import DocumentStore, StoredRow
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 
 
 def swapped(alias: Alias, version: str, standing: str, digest: str = "") -> Alias:
@@ -82,7 +83,7 @@ def test_the_history_is_bounded() -> None:
 
 
 async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
-    store = await DocumentStore.open(tmp_path / "catalog.db")
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     aliases = Aliases(store)
     made = Alias("r:stable", "r:1-x", Canary("r:2-x", 5.0), "r:3-x")
     await aliases.change("r:stable", lambda _: made)
@@ -98,7 +99,7 @@ async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
         await aliases.change("r:stable", refuse)
     assert aliases.all() == [made]
     await store.close()
-    again = await DocumentStore.open(tmp_path / "catalog.db")
+    again = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     kept = await again.run(lambda database: [row.id for row in database.rows("alias")])
     assert kept == ["r:stable"]
     aliases = Aliases(again)
@@ -111,7 +112,7 @@ async def test_a_change_is_durable_when_it_is_told(tmp_path) -> None:
 
 
 async def test_there_are_at_most_so_many(tmp_path) -> None:
-    store = await DocumentStore.open(tmp_path / "catalog.db")
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     aliases = Aliases(store)
     await store.run(
         lambda database: [

@@ -1,9 +1,8 @@
-"""The embedded catalog, on a real SQLite file: services, hot path, changes, restarts."""
+"""The embedded catalog, on a SQLite file and a PostgreSQL: services, hot path, restarts."""
 
 import asyncio
 import contextlib
 import sqlite3
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -21,6 +20,7 @@ from moorage.catalog.embedded.store import Database
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import RecordTables, SqliteRecords
 
 POLICY = "class AIOSv1PolicyRule:\n    pass\n"
 URI = "first:1.0-beta"
@@ -38,12 +38,12 @@ def metrics(name, free=5):
 class Opened:
     """A catalog that can be closed and opened again, and the changes it reported."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, place):
+        self.place = place
         self.changes = []
 
     async def open(self):
-        self.catalog = await open_catalog(self.path)
+        self.catalog = await open_catalog(self.place.records())
         self.catalog.memory.listeners.append(self.changes.append)
         return self.catalog
 
@@ -54,8 +54,8 @@ class Opened:
 
 
 @pytest.fixture
-async def opened(tmp_path):
-    opened = Opened(tmp_path / "catalog.db")
+async def opened(place):
+    opened = Opened(place)
     await opened.open()
     yield opened
     await opened.catalog.close()
@@ -173,7 +173,7 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
         seen.extend(other.execute("SELECT id FROM records").fetchall())
         other.close()
 
-    catalog = await open_catalog(path)
+    catalog = await open_catalog(SqliteRecords(path))
     catalog.memory.listeners.append(on_change)
     await catalog.clusters.create(cluster("c1"))
     assert seen == [("c1",)]
@@ -351,10 +351,7 @@ async def test_everything_is_there_after_a_restart(opened):
 async def test_a_damaged_record_is_named_at_start(opened):
     await opened.catalog.clusters.create(cluster("c1"))
     await opened.catalog.close()
-    connection = sqlite3.connect(opened.path)
-    connection.execute("UPDATE records SET document = '{\"id\": 7}'")
-    connection.commit()
-    connection.close()
+    opened.place.spoil(b'{"id": 7}')
     await opened.open()
     assert not opened.catalog.memory.known("c1")
     (warning,) = opened.catalog.warnings
@@ -383,17 +380,17 @@ def test_the_numbers_of_the_limits(records, size, allowed):
     connection.execute("CREATE TABLE usage (kind TEXT, records INTEGER, bytes INTEGER)")
     connection.execute("INSERT INTO usage VALUES ('cluster', ?, ?)", (records, size))
     with contextlib.nullcontext() if allowed else refused(Code.TOO_LARGE):
-        check_limits(Database(connection, Path(), []), "cluster")
+        check_limits(Database(RecordTables(connection), "", []), "cluster")
     connection.close()
 
 
 async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):
-    first = await open_catalog(tmp_path / "c.db")
+    first = await open_catalog(SqliteRecords(tmp_path / "c.db"))
     node = {"id": "n", "gpus": {"count": 2}}
     for name in ("a", "b"):
         await first.clusters.create({"id": name, "nodes": {"nodeData": [node]}})
     await first.close()
-    catalog = await open_catalog(tmp_path / "c.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "c.db"))
     more = {"id": "n", "gpus": {"count": 3}}
     await catalog.clusters.update("a", {"$set": {"nodes": {"nodeData": [more]}}})
     for _ in range(2):

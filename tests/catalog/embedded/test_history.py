@@ -10,6 +10,7 @@ from moorage.catalog.embedded.store import DocumentStore, StoredRow
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 
 URI = "a:1-b"
 POLICY = "class AIOSv1PolicyRule: ...\n"
@@ -17,7 +18,7 @@ POLICY = "class AIOSv1PolicyRule: ...\n"
 
 @pytest.fixture
 async def catalog(tmp_path):
-    opened = await open_catalog(tmp_path / "catalog.db")
+    opened = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     yield opened
     await opened.close()
 
@@ -66,13 +67,13 @@ async def test_it_survives_a_restart(catalog, tmp_path):
     await publish(catalog)
     await catalog.policies.delete(URI, "dan")
     await catalog.close()
-    again = await open_catalog(tmp_path / "catalog.db")
+    again = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     assert [each["what"] for each in await again.policies.history(URI)] == ["registered", "removed"]
     await again.close()
 
 
 async def test_the_first_change_stays_however_many_follow(tmp_path):
-    store = await DocumentStore.open(tmp_path / "catalog.db")
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
 
     def work(database):
         history.note(database, URI, "ann", "registered", "d")
@@ -88,7 +89,7 @@ async def test_the_first_change_stays_however_many_follow(tmp_path):
 
 
 async def test_the_oldest_history_without_a_policy_makes_room(tmp_path):
-    store = await DocumentStore.open(tmp_path / "catalog.db")
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
 
     def work(database):
         database.put("policy", StoredRow("live:1-a", b"{}"))

@@ -9,21 +9,21 @@ import pytest
 from moorage.catalog.embedded.store import JOBS_MAX, DocumentStore, StoredRow, Usage
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 
 
 @pytest.fixture
-async def store(tmp_path):
-    store = await DocumentStore.open(tmp_path / "catalog.db")
+async def store(place):
+    store = await DocumentStore.open(place.records())
     yield store
     await store.close()
 
 
-async def test_records_outlive_the_store(tmp_path):
-    path = tmp_path / "catalog.db"
-    first = await DocumentStore.open(path)
+async def test_records_outlive_the_store(place):
+    first = await DocumentStore.open(place.records())
     await first.run(lambda db: db.put("policy", StoredRow("p", b"{}", b"files")))
     await first.close()
-    second = await DocumentStore.open(path)
+    second = await DocumentStore.open(place.records())
     assert await second.run(lambda db: db.get("policy", "p")) == StoredRow("p", b"{}", b"files")
     assert await second.run(lambda db: db.get("cluster", "p")) is None
     await second.close()
@@ -95,7 +95,7 @@ async def test_more_jobs_than_the_queue_holds_are_refused(store):
 
 
 async def test_close_finishes_accepted_jobs_and_refuses_later_ones(tmp_path):
-    store = await DocumentStore.open(tmp_path / "catalog.db")
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     accepted = asyncio.create_task(store.run(lambda db: db.put("cluster", StoredRow("a", b"1"))))
     await asyncio.sleep(0)
     await asyncio.gather(store.close(), store.close(), accepted)
@@ -107,10 +107,10 @@ async def test_close_finishes_accepted_jobs_and_refuses_later_ones(tmp_path):
 async def test_files_that_are_no_catalog_are_refused(tmp_path):
     (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
     with pytest.raises(ServiceError) as caught:
-        await DocumentStore.open(tmp_path / "text.db")
+        await DocumentStore.open(SqliteRecords(tmp_path / "text.db"))
     assert caught.value.code is Code.UNAVAILABLE
     with pytest.raises(ServiceError, match="cannot be opened"):
-        await DocumentStore.open(tmp_path / "missing" / "catalog.db")
+        await DocumentStore.open(SqliteRecords(tmp_path / "missing" / "catalog.db"))
 
 
 async def test_a_file_of_a_newer_release_is_refused(tmp_path):
@@ -119,12 +119,14 @@ async def test_a_file_of_a_newer_release_is_refused(tmp_path):
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(ServiceError, match=r"catalog\.db has format 99, .* moored of a newer"):
-        await DocumentStore.open(path)
+        await DocumentStore.open(SqliteRecords(path))
 
 
-async def test_writes_are_in_wal_mode_and_durable(store, tmp_path):
+async def test_writes_are_in_wal_mode_and_durable(tmp_path):
+    store = await DocumentStore.open(SqliteRecords(tmp_path / "catalog.db"))
     await store.run(lambda db: db.put("cluster", StoredRow("a", b"1")))
     other = sqlite3.connect(tmp_path / "catalog.db")
     assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert other.execute("SELECT id FROM records").fetchall() == [("a",)]
     other.close()
+    await store.close()

@@ -8,6 +8,7 @@ from moorage.catalog.opening import External, open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import parse_filter
+from moorage.storage.sqlite.records import SqliteRecords
 
 BUSY = {"blockId": "busy", "instances": [{"latency": 90}]}
 IDLE = {"blockId": "idle", "instances": [{"latency": 5}]}
@@ -32,7 +33,7 @@ async def opened(tmp_path, faulty):
             block_metrics=faulty.url, timeout_seconds=0.5, metrics_fresh_seconds=fresh_seconds
         )
         path = tmp_path / f"{len(catalogs)}.db"
-        catalog = await open_catalog(path, external=external)
+        catalog = await open_catalog(SqliteRecords(path), external=external)
         catalogs.append(catalog)
         for name in ("busy", "idle"):
             await catalog.blocks.create({"id": name})

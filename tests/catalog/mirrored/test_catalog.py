@@ -21,6 +21,7 @@ from moorage.catalog.changes import (
 from moorage.catalog.opening import External, open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.sqlite.records import SqliteRecords
 
 POLICY = "class AIOSv1PolicyRule:\n    pass\n"
 URI = "first:1.0-beta"
@@ -121,7 +122,7 @@ class Opened:
             **{"timeout_seconds": 1.0, "cluster_refresh_seconds": 3600.0, **more},
         )
         path = self.path / f"{len(self.catalogs)}.db"
-        catalog = await open_catalog(path, external=external)
+        catalog = await open_catalog(SqliteRecords(path), external=external)
         self.catalogs.append(catalog)
         if follow:
             catalog.memory.listeners.insert(0, self.hear)

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from moorage.catalog.mirrored.prometheus import PrometheusPoller, PrometheusSource
 from moorage.catalog.mirrored.samples import QUERIES
 from moorage.catalog.opening import open_catalog
+from moorage.storage.sqlite.records import SqliteRecords
 from moorage.testing.daemon_process import daemon
 
 NOW = 1_000_000.0
@@ -87,7 +88,7 @@ def small() -> Iterator[Small]:
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     await catalog.clusters.create(cluster())
     yield catalog
     await catalog.close()

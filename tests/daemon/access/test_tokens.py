@@ -16,24 +16,25 @@ import pytest
 from moorage.daemon.access.token_store import TokenStore, TokenStoreError
 from moorage.daemon.access.tokens import FOLLOW_SECONDS, Tokens
 from moorage.records.rights import Role
+from moorage.storage.sqlite.storage import SqliteStorage
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[TokenStore]:
     """The store of a server."""
-    with contextlib.closing(TokenStore(tmp_path)) as store:
+    with contextlib.closing(TokenStore(SqliteStorage(tmp_path).tokens())) as store:
         yield store
 
 
 def create(folder: Path, name: str, role: Role = Role.CLIENT) -> str:
     """Make a token as another process does."""
-    with contextlib.closing(TokenStore(folder)) as other:
+    with contextlib.closing(TokenStore(SqliteStorage(folder).tokens())) as other:
         return other.create(name, role, "ann", time.time(), None)
 
 
 def revoke(folder: Path, name: str) -> bool:
     """Revoke a token as another process does."""
-    with contextlib.closing(TokenStore(folder)) as other:
+    with contextlib.closing(TokenStore(SqliteStorage(folder).tokens())) as other:
         return other.revoke(name, time.time())
 
 
@@ -139,7 +140,8 @@ def test_concurrent_creators_lose_no_token(tmp_path: Path, store: TokenStore) ->
         "import sys, pathlib\n"
         "from moorage.daemon.access.token_store import TokenStore\n"
         "from moorage.records.rights import Role\n"
-        "store = TokenStore(pathlib.Path(sys.argv[1]))\n"
+        "from moorage.storage.sqlite.storage import SqliteStorage\n"
+        "store = TokenStore(SqliteStorage(pathlib.Path(sys.argv[1])).tokens())\n"
         "for n in range(20):\n"
         "    store.create(f'{sys.argv[2]}-{n}', Role.CLIENT, 'ann', 0.0, None)\n"
     )

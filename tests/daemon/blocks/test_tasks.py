@@ -19,6 +19,7 @@ from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
+from moorage.storage.sqlite.records import SqliteRecords
 
 HERE = Tenant("here")
 
@@ -56,7 +57,7 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db")
+    catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
     house = House(catalog)
     yield house
     await house.sandbox.close()

@@ -1,4 +1,4 @@
-"""One SQLite file and the only thread that touches it; the embedded catalog's disk.
+"""The records of the embedded catalog, and the only thread that touches them.
 
 Jobs run one after another in the order they were submitted, each in a transaction of its own.
 When a job's transaction is durable, its `publish` runs on the event loop, also in that order and
@@ -7,30 +7,26 @@ apart because a client hung up.
 """
 
 import asyncio
+import contextlib
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args
 
 from moorage.catalog.embedded.integrity import (
-    FORMAT,
-    LABEL,
     check_tallies,
     checksum,
-    commits,
     damaged,
     is_intact,
-    look,
-    mark_path,
+    unavailable,
 )
-from moorage.durability import DurableMark, next_of, note_release, owner_only
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.storage.base import RecordRow, RecordStore, RecordTable, StorageError
 
-__all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow", "Usage", "new_file"]
+__all__ = ["JOBS_MAX", "Database", "DocumentStore", "Kind", "StoredRow", "Usage"]
 
 JOBS_MAX: Final = 1024
 """Jobs waiting for the thread; one more is refused with `busy`."""
@@ -50,39 +46,8 @@ Kind = Literal[
 ]
 T = TypeVar("T")
 _KINDS: Final = get_args(Kind)
-
-# `usage` follows `records` by triggers, so that limits are checked in the transaction that would
-# break them, without counting rows, and that a record cannot go missing without a word.
-_SCHEMA: Final = """
-CREATE TABLE records (
-    kind TEXT NOT NULL, id TEXT NOT NULL, document BLOB NOT NULL, files BLOB NOT NULL,
-    checksum INTEGER NOT NULL, PRIMARY KEY (kind, id)
-);
-CREATE TABLE damaged (kind, id, document, files, checksum, why TEXT NOT NULL);
-CREATE TABLE commits (number INTEGER NOT NULL);
-INSERT INTO commits VALUES (0);
-CREATE TABLE usage (
-    kind TEXT PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    checksums INTEGER NOT NULL
-);
-INSERT INTO usage VALUES
-    ('cluster', 0, 0, 0), ('metrics', 0, 0, 0), ('policy', 0, 0, 0), ('alias', 0, 0, 0),
-    ('context', 0, 0, 0), ('executor', 0, 0, 0), ('history', 0, 0, 0), ('block', 0, 0, 0),
-    ('block_metrics', 0, 0, 0);
-CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
-    UPDATE usage SET records = records + 1, checksums = checksums + new.checksum,
-        bytes = bytes + length(new.document) + length(new.files) WHERE kind = new.kind;
-END;
-CREATE TRIGGER record_changed AFTER UPDATE ON records BEGIN
-    UPDATE usage SET checksums = checksums + new.checksum - old.checksum,
-        bytes = bytes + length(new.document) + length(new.files)
-        - length(old.document) - length(old.files) WHERE kind = new.kind;
-END;
-CREATE TRIGGER record_removed AFTER DELETE ON records BEGIN
-    UPDATE usage SET records = records - 1, checksums = checksums - old.checksum,
-        bytes = bytes - length(old.document) - length(old.files) WHERE kind = old.kind;
-END;
-"""
+_BOUNDED_ELSEWHERE: Final = frozenset(("alias", "context", "executor", "history"))
+"""Kinds whose bytes do not count: they have bounds of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +78,21 @@ class Database:
     """What a job may do, within its transaction.
 
     Args:
-        connection: In a transaction.
-        path: The file, for messages.
+        records: In a transaction.
+        place: What the catalog is called in messages.
         warnings: Gets a sentence for each record that was set aside.
 
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, warnings: list[str]) -> None:
-        self._connection = connection
-        self._path = path
+    def __init__(self, records: RecordTable, place: str, warnings: list[str]) -> None:
+        self._records = records
+        self._place = place
         self._warnings = warnings
+        self.has: Callable[[Kind, str], bool] = records.has
+        self.ids: Callable[[Kind], list[str]] = records.ids
+        self.remove: Callable[[Kind, str], bool] = records.remove
+        self.count: Callable[[Kind], int] = records.count
+        self.remove_oldest_without: Callable[[Kind, Kind], None] = records.remove_oldest_without
 
     def get(self, kind: Kind, record_id: str) -> StoredRow | None:
         """Return a record, or None.
@@ -131,82 +101,36 @@ class Database:
             ServiceError: `unavailable`: it is damaged.
 
         """
-        found = self._connection.execute(
-            "SELECT id, document, files, checksum FROM records WHERE kind = ? AND id = ?",
-            (kind, record_id),
-        ).fetchone()
-        if found is None:
+        row = self._records.get(kind, record_id)
+        if row is None:
             return None
-        *values, stored = found
-        if not is_intact(kind, (values[0], values[1], values[2]), stored):
-            raise damaged(self._path, f"the {kind} {record_id} does not match its checksum")
-        return StoredRow(*values)
-
-    def has(self, kind: Kind, record_id: str) -> bool:
-        """Return whether there is such a record."""
-        found = self._connection.execute(
-            "SELECT 1 FROM records WHERE kind = ? AND id = ?", (kind, record_id)
-        )
-        return found.fetchone() is not None
-
-    def ids(self, kind: Kind) -> list[str]:
-        """Return the ids of all records of a kind."""
-        found = self._connection.execute("SELECT id FROM records WHERE kind = ?", (kind,))
-        return [each for (each,) in found]
+        if not is_intact(kind, row):
+            raise damaged(self._place, f"the {kind} {record_id} does not match its checksum")
+        return StoredRow(row.id, row.document, row.files)
 
     def put(self, kind: Kind, row: StoredRow) -> None:
         """Store a record, in the place of the one with its id if there is one."""
-        self._connection.execute(
-            "INSERT INTO records VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE"
-            " SET document = excluded.document, files = excluded.files,"
-            " checksum = excluded.checksum",
-            (
-                kind,
-                row.id,
-                row.document,
-                row.files,
-                checksum(kind, row.id, row.document, row.files),
-            ),
-        )
-
-    def remove(self, kind: Kind, record_id: str) -> bool:
-        """Delete a record; return whether there was one."""
-        deleted = self._connection.execute(
-            "DELETE FROM records WHERE kind = ? AND id = ?", (kind, record_id)
-        )
-        return deleted.rowcount > 0
+        values = (row.id, row.document, row.files)
+        self._records.put(kind, RecordRow(*values, checksum(kind, *values)))
 
     def rows(self, kind: Kind) -> list[StoredRow]:
         """Return all records of a kind, by id; those that are damaged are set aside."""
         good: list[StoredRow] = []
-        bad: list[tuple[int, object]] = []
-        found = self._connection.execute(
-            "SELECT id, document, files, checksum, rowid FROM records WHERE kind = ? ORDER BY id",
-            (kind,),
-        )
-        for record_id, document, files, stored, number in found:
-            if is_intact(kind, (record_id, document, files), stored):
-                good.append(StoredRow(record_id, document, files))
+        for number, row in self._records.rows(kind):
+            if is_intact(kind, row):
+                good.append(StoredRow(row.id, row.document, row.files))
             else:
-                bad.append((number, record_id))
-        for number, record_id in bad:
-            self._set_aside(kind, number, record_id, "it does not match its checksum")
+                self._set_aside(kind, number, row.id, "it does not match its checksum")
         return good
 
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
         """Keep a record that cannot be read where it is in no other record's way, and say so."""
-        (number,) = self._connection.execute(
-            "SELECT rowid FROM records WHERE kind = ? AND id = ?", (kind, record_id)
-        ).fetchone()
-        self._set_aside(kind, number, record_id, why)
+        self._set_aside(kind, self._records.number_of(kind, record_id), record_id, why)
 
     def _set_aside(self, kind: Kind, number: int, record_id: object, why: str) -> None:
-        self._connection.execute(
-            "INSERT INTO damaged SELECT *, ? FROM records WHERE rowid = ?", (why, number)
-        )
-        self._connection.execute("DELETE FROM records WHERE rowid = ?", (number,))
+        self._records.set_aside(number, why)
         self._warnings.append(
-            f"the {kind} {str(record_id)[:300]} in {self._path} was set aside and is not served:"
+            f"the {kind} {str(record_id)[:300]} in {self._place} was set aside and is not served:"
             f" {why}. Store it again, or restore the data directory from a backup."
         )
 
@@ -219,44 +143,20 @@ class Database:
             ServiceError: `unavailable`: something is missing.
 
         """
-        for kind in check_tallies(self._connection, self._path, frozenset(_KINDS)):
+        for kind in check_tallies(self._records, self._place, frozenset(_KINDS)):
             before = len(self._warnings)
             self.rows(cast("Kind", kind))  # Sets aside what it finds.
             if len(self._warnings) == before:
-                raise damaged(self._path, f"a {kind} is not the one that was stored last")
-            self._connection.execute(
-                "UPDATE usage SET checksums = (SELECT coalesce(sum(checksum), 0) FROM records"
-                " WHERE kind = ?1) WHERE kind = ?1",
-                (kind,),
-            )
+                raise damaged(self._place, f"a {kind} is not the one that was stored last")
+            self._records.take_tally(kind)
         self.rows("executor")
         self.rows("history")
 
-    def count(self, kind: Kind) -> int:
-        """Return how many records of a kind there are, by counting them."""
-        found = self._connection.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,))
-        (records,) = found.fetchone()
-        return int(records)
-
-    def remove_oldest_without(self, kind: Kind, other: Kind) -> None:
-        """Delete the oldest record of a kind whose id no record of another kind has."""
-        self._connection.execute(
-            "DELETE FROM records WHERE rowid = (SELECT min(rowid) FROM records WHERE kind = ?"
-            " AND id NOT IN (SELECT id FROM records WHERE kind = ?))",
-            (kind, other),
-        )
-
     def usage(self, kind: Kind) -> Usage:
-        """Return how much is stored, this transaction included.
-
-        Aliases, contexts, executors and histories have bounds of their own.
-        """
-        found = self._connection.execute(
-            "SELECT sum(records) FILTER (WHERE kind = ?), sum(bytes) FILTER (WHERE kind NOT IN"
-            " ('alias', 'context', 'executor', 'history')) FROM usage",
-            (kind,),
-        ).fetchone()
-        return Usage(*found)
+        """Return how much is stored, this transaction included."""
+        found = self._records.usage()
+        total = sum(size for each, (_, size) in found.items() if each not in _BOUNDED_ELSEWHERE)
+        return Usage(found[kind][0], total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,20 +168,19 @@ class _Job(Generic[T]):
 
 
 class DocumentStore:
-    """The thread and its queue. Make one with `await Store.open(path)`.
+    """The thread and its queue. Make one with `await DocumentStore.open(records)`.
 
     Args:
-        path: The file; it is created where it does not exist, its folder is not.
+        records: Not open yet.
 
     Attributes:
         warnings: What was damaged and is done without, each a sentence for the log.
 
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, records: RecordStore) -> None:
         self.warnings: list[str] = []
-        self._path = path
-        self._mark: DurableMark | None = None
+        self._records = records
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -289,15 +188,15 @@ class DocumentStore:
         self._thread = threading.Thread(target=self._work, name="catalog", daemon=True)
 
     @classmethod
-    async def open(cls, path: Path) -> "DocumentStore":
-        """Open or create the file and start the thread.
+    async def open(cls, records: RecordStore) -> "DocumentStore":
+        """Open or create the tables and start the thread.
 
         Raises:
-            ServiceError: `unavailable`: the file cannot be opened, is no catalog, is not whole, or
-                was written by another release.
+            ServiceError: `unavailable`: they cannot be opened, are no catalog, are not whole, or
+                were written by another release.
 
         """
-        store = cls(path)
+        store = cls(records)
         store._thread.start()
         try:
             await store.run(lambda database: database.tally())
@@ -351,91 +250,34 @@ class DocumentStore:
 
     # In the thread -------------------------------------------------------------------------
 
-    def _transact(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
-        assert self._mark is not None
-        connection.execute(f"PRAGMA synchronous = {'FULL' if job.durable else 'NORMAL'}")
-        self._mark.sync_in_time()
-        connection.execute("BEGIN")
-        before = connection.total_changes
-        try:
-            result = job.work(Database(connection, self._path, self.warnings))
-            counted = job.durable and connection.total_changes > before
-            if counted:
-                connection.execute("UPDATE commits SET number = number + 1")
-            number = commits(connection) if counted else 0
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        if counted:
-            self._mark.write(number, 0)
-        return result
-
     def _work(self) -> None:
-        connection: sqlite3.Connection | None = None
-        while (job := next_of(self._jobs, self._mark)) is not None:
+        is_open = False
+        while (job := self._next()) is not None:
             try:
-                if connection is None:
-                    connection, self._mark = _connect(self._path, self.warnings)
-                result = self._transact(connection, job)
-            except (sqlite3.Error, OSError) as error:
-                fault = ServiceError(
-                    Code.UNAVAILABLE,
-                    f"the catalog's database {self._path} failed: {error};"
-                    " check the disk and the file's permissions",
-                )
-                self._loop.call_soon_threadsafe(_fail, job.future, fault)
+                if not is_open:
+                    self.warnings += self._records.open()
+                    is_open = True
+                result = self._records.transact(partial(self._do, job), durable=job.durable)
+            except StorageError as error:
+                self._loop.call_soon_threadsafe(_fail, job.future, unavailable(error))
             except BaseException as error:  # noqa: BLE001  # Whatever it is, the caller must know.
                 self._loop.call_soon_threadsafe(_fail, job.future, error)
             else:
                 self._loop.call_soon_threadsafe(_finish, job, result)
-        if connection is not None:
-            connection.close()
-        if self._mark is not None:
-            self._mark.close()
+        self._records.close()
         self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
+    def _do(self, job: _Job[T], records: RecordTable) -> T:
+        return job.work(Database(records, self._records.place, self.warnings))
 
-def new_file(connection: sqlite3.Connection) -> None:
-    """Make the tables of a catalog."""
-    connection.executescript(
-        f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {FORMAT.current}; COMMIT;"
-    )
-
-
-def _connect(path: Path, warnings: list[str]) -> tuple[sqlite3.Connection, DurableMark]:
-    try:
-        owner_only(path)
-        found = look(path)
-        mark = DurableMark(mark_path(path), LABEL, found.first, found.second, found.writes)
-    except OSError as error:
-        raise ServiceError(
-            Code.UNAVAILABLE,
-            f"the catalog's database {path} cannot be opened: {error}; the data directory must be"
-            " one that this user may write to",
-        ) from error
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
-        connection.execute("PRAGMA busy_timeout = 5000")
-        connection.execute("PRAGMA journal_mode = WAL")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            new_file(connection)
-        elif version < FORMAT.current:
-            connection.execute("BEGIN IMMEDIATE")
-            FORMAT.migrate(connection, version)
-            connection.execute(f"PRAGMA user_version = {FORMAT.current}")
-            connection.execute("COMMIT")
-        if version and found.doubt:
-            warnings.append(f"the catalog {path}: {found.doubt}; it was written again.")
-        note_release(connection)
-        mark.write_both(commits(connection), 0)
-    except BaseException:
-        connection.close()
-        mark.close()
-        raise
-    return connection, mark
+    def _next(self) -> _Job[Any] | None:
+        """Wait for a job; meanwhile do what is due by time."""
+        while True:
+            wait_seconds = None
+            with contextlib.suppress(StorageError):  # The next job says so.
+                wait_seconds = self._records.upkeep()
+            with contextlib.suppress(queue.Empty):
+                return self._jobs.get(timeout=wait_seconds)
 
 
 # On the event loop -----------------------------------------------------------------------------

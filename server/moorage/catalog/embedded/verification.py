@@ -1,9 +1,7 @@
 """What is wrong in a catalog's file, and the same file without it: `verify` and `repair`."""
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,23 +9,18 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.documents.encoding import decode
-from moorage.catalog.embedded.integrity import (
-    LABEL,
-    commits,
-    is_intact,
-    mark_path,
-    refuse_format,
-    tallied,
-)
+from moorage.catalog.embedded.integrity import is_intact, unavailable
 from moorage.catalog.embedded.records import stored_files
-from moorage.catalog.embedded.store import StoredRow, new_file
-from moorage.durability import DurableMark, Found, log_damage, owner_only, read_mark, sync_directory
+from moorage.catalog.embedded.store import StoredRow
 from moorage.protocol.faults import ServiceError
+from moorage.storage.base import RecordRow, StorageError
+from moorage.storage.sqlite import records
+from moorage.storage.sqlite.files import UNREADABLE, log_damage
+from moorage.storage.sqlite.marks import Found, read_mark
+from moorage.storage.sqlite.records import RecordTables
 
 FINDINGS_MAX: Final = 100
 """Of one file; more only say the same."""
-_UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
-_SELECT: Final = "SELECT kind, id, document, files, checksum FROM records WHERE rowid"
 
 
 @dataclass(slots=True)
@@ -63,7 +56,7 @@ def walk(path: Path) -> CatalogWalk:
         OSError: A file cannot be read at all.
 
     """
-    found = CatalogWalk(mark=read_mark(mark_path(path), LABEL))
+    found = CatalogWalk(mark=read_mark(records.mark_path(path), records.LABEL))
     if not path.exists():
         if found.mark.exists:
             found.say(f"{path.name} is missing, with all its records.")
@@ -71,19 +64,18 @@ def walk(path: Path) -> CatalogWalk:
     if found.mark.doubt:
         found.say(f"{found.mark.doubt}.")
     try:
-        address = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True)) as connection:
-            _look_at(connection, path, found)
-    except _UNREADABLE as no:
+        with records.looking(path) as tables:
+            _look_at(tables, path, found)
+    except StorageError as no:
+        raise unavailable(no) from no
+    except UNREADABLE as no:
         found.say(f"{path.name} cannot be read: {no}.")
     return found
 
 
-def _look_at(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> None:
-    connection.execute("BEGIN")  # One moment of a catalog that may be in use.
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    refuse_format(connection, path, version)
-    changes = commits(connection) if version else 0
+def _look_at(tables: RecordTables, path: Path, found: CatalogWalk) -> None:
+    version = tables.refuse_format(records.place_of(path))
+    changes = tables.commits() if version else 0
     found.missing = max(found.mark.first - changes, 0)
     if found.missing:
         found.say(f"{path.name} has seen {changes} changes of {found.mark.first}.")
@@ -93,32 +85,32 @@ def _look_at(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> 
         return
     for look in (_check, _look_at_records, _count):  # One that fails takes no other with it.
         try:
-            look(connection, path, found)
-        except _UNREADABLE as no:
+            look(tables, path, found)
+        except UNREADABLE as no:
             found.say(f"{path.name} cannot be read: {no}.")
 
 
-def _check(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> None:
-    for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
-        if line != "ok":
-            found.say(f"{path.name}: {line}.")
+def _check(tables: RecordTables, path: Path, found: CatalogWalk) -> None:
+    for line in tables.findings(FINDINGS_MAX):
+        found.say(f"{path.name}: {line}.")
 
 
-def _count(connection: sqlite3.Connection, _: Path, found: CatalogWalk) -> None:
-    found.stored = dict(connection.execute("SELECT kind, records FROM usage"))
+def _count(tables: RecordTables, _: Path, found: CatalogWalk) -> None:
+    found.stored = {kind: count for kind, (count, _) in tables.usage().items()}
 
 
-def _look_at_records(connection: sqlite3.Connection, path: Path, found: CatalogWalk) -> None:
-    for row in _rows(connection, path, found):
-        kind, record_id, document, files, stored = row
-        if not is_intact(kind, (record_id, document, files), stored):
-            found.say(f"{path.name}: the {kind} {record_id!r} does not match its checksum.")
+def _look_at_records(tables: RecordTables, path: Path, found: CatalogWalk) -> None:
+    for kind, *values in _rows(tables, path, found):
+        row = RecordRow(*values)
+        if not is_intact(kind, row):
+            found.say(f"{path.name}: the {kind} {row.id!r} does not match its checksum.")
             continue
-        if kind == "policy" and (doubt := _doubt(StoredRow(record_id, document, files))):
+        if kind == "policy" and (doubt := _doubt(StoredRow(row.id, row.document, row.files))):
             found.say(f"{path.name}: {doubt}.")
-        found.rows.append(row)
-    for kind, rights in tallied(connection).items():
-        if not all(rights):
+        found.rows.append((kind, *row))
+    for kind, tally in tables.tallies().items():
+        there = (tally.records_there, tally.checksums_there)
+        if there != (tally.records, tally.checksums):
             found.say(f"{path.name}: the records of kind {kind} are not those that were stored.")
 
 
@@ -130,21 +122,16 @@ def _doubt(row: StoredRow) -> str:
     return ""
 
 
-def _rows(
-    connection: sqlite3.Connection, path: Path, found: CatalogWalk
-) -> Iterator[tuple[Any, ...]]:
-    (last,) = connection.execute("SELECT coalesce(max(rowid), 0) FROM records").fetchone()
-    for start in range(0, last, 100):
+def _rows(tables: RecordTables, path: Path, found: CatalogWalk) -> Iterator[tuple[Any, ...]]:
+    for start in range(0, tables.last_number(), 100):
         try:
-            yield from connection.execute(
-                f"{_SELECT} > ? AND rowid <= ? ORDER BY rowid", (start, start + 100)
-            ).fetchall()
-        except _UNREADABLE as no:
+            yield from tables.numbered(start, start + 100)
+        except UNREADABLE as no:
             found.say(f"{path.name}: not all of records {start} to {start + 100}: {no}.")
-            for number in range(start + 1, start + 101):
+            for number in range(start, start + 100):
                 try:
-                    yield from connection.execute(f"{_SELECT} = ?", (number,)).fetchall()
-                except _UNREADABLE:
+                    yield from tables.numbered(number, number + 1)
+                except UNREADABLE:
                     continue  # It was said of all of them.
 
 
@@ -177,21 +164,7 @@ def rebuild(path: Path, found: CatalogWalk) -> None:
     """Put a catalog of what is left in the place of a damaged one. Keep a copy of that first.
 
     Raises:
-        OSError: A file cannot be written.
-        sqlite3.Error: Likewise.
+        StorageError: A file cannot be written.
 
     """
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    owner_only(new)
-    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
-        new_file(connection)
-        connection.execute("BEGIN")
-        connection.executemany("INSERT OR IGNORE INTO records VALUES (?,?,?,?,?)", found.rows)
-        connection.execute("UPDATE commits SET number = ?", (found.mark.first,))
-        connection.execute("COMMIT")
-    for end in ("-wal", "-shm"):  # They belong to the old one, and would be read into the new.
-        path.with_name(path.name + end).unlink(missing_ok=True)
-    new.replace(path)
-    sync_directory(path.parent)
-    DurableMark(mark_path(path), LABEL, found.mark.first, 0, found.mark.writes).close()
+    records.rebuild(path, found.mark, found.rows)

@@ -11,14 +11,10 @@ bits that cannot be guessed, so that no search finds it.
 import binascii
 import hashlib
 import hmac
-import os
-import secrets
-from pathlib import Path
 from typing import Final
 
 from moorage.model import Lease, RequestId
 
-SECRET_BYTES: Final = 32
 _TOKEN_BYTES: Final = 18
 _SAFE_IN_URLS: Final = bytes.maketrans(b"+/", b"-_")
 
@@ -49,42 +45,3 @@ class LeaseTokens:
 def digest(token: str) -> str:
     """Return what is kept of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def open_secret(path: Path) -> bytes:
-    """Return the secret in a file that only its owner may read; made where it is missing.
-
-    Raises:
-        OSError: It cannot be read or written, or holds something else.
-
-    """
-    try:
-        secret = path.read_bytes()
-    except FileNotFoundError:
-        return _make_secret(path)
-    if len(secret) != SECRET_BYTES:
-        raise OSError(
-            f"{path}: expected {SECRET_BYTES} bytes, got {len(secret)}. Restore it from a backup, "
-            "or delete it: leases then stand, but their tokens cannot be told again."
-        )
-    return secret
-
-
-def _make_secret(path: Path) -> bytes:
-    secret, unfinished = secrets.token_bytes(SECRET_BYTES), path.with_name(path.name + ".new")
-    unfinished.unlink(missing_ok=True)  # A crash may have left one.
-    with open(unfinished, "xb", opener=_private) as file:  # Path.open has no opener.
-        file.write(secret)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # Else a crash could forget the name that tokens depend on.
-    finally:
-        os.close(folder)
-    return secret
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -1,38 +1,23 @@
-"""Named tokens in the data folder: `moored token` writes them, a running server reads them.
+"""Named tokens: `moored token` writes them, a running server reads them.
 
-Only digests are stored. A running server sees a change at once, since it looks for one with each
-token that a client shows.
+Only digests are stored.
 """
 
+import contextlib
 import secrets
-import sqlite3
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-from moorage.config.together import NAMED_TOKENS_FILE
 from moorage.daemon.access.lease_tokens import digest
-from moorage.daemon.access.shared_file import SharedFile
 from moorage.records.rights import Role
+from moorage.storage.base import StorageError, TokenRow, TokenRows
 
 __all__ = ["NamedToken", "TokenStore", "TokenStoreError"]
 
 TOKEN_PREFIX: Final = "moor_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 _TOKEN_BYTES: Final = 24
-_TABLE: Final = """
-CREATE TABLE IF NOT EXISTS tokens (
-    name TEXT PRIMARY KEY,
-    digest TEXT NOT NULL UNIQUE,
-    role TEXT NOT NULL,
-    tenant TEXT NOT NULL,
-    created_at REAL NOT NULL,
-    expires_at REAL,
-    revoked_at REAL
-) STRICT;
-"""
-_COLUMNS: Final = "name, digest, role, tenant, created_at, expires_at, revoked_at"
 
 
 class TokenStoreError(Exception):
@@ -76,26 +61,28 @@ class TokenStore:
     """Named tokens of one server.
 
     Args:
-        folder: Its data folder. Where it has no tokens yet, the first `create` makes the file.
+        rows: Where they are.
 
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = SharedFile(folder / NAMED_TOKENS_FILE, _TABLE, TokenStoreError)
+    def __init__(self, rows: TokenRows) -> None:
+        self._rows = rows
+        self._version: object = None
         self._tokens: dict[str, NamedToken] = {}
 
     def tokens(self) -> Mapping[str, NamedToken]:
         """Return all tokens by digest: expired and revoked ones, too.
 
         Raises:
-            TokenStoreError: The file cannot be read.
+            TokenStoreError: They cannot be read.
 
         """
-        with self._file.reading() as connection:
-            if connection is not None:
-                rows = connection.execute(f"SELECT {_COLUMNS} FROM tokens ORDER BY name")  # noqa: S608  # Fixed.
-                found = (msgspec.convert(row, NamedToken) for row in map(dict, rows))
+        with self._errors():
+            version = self._rows.version()
+            if version != self._version:
+                found = (msgspec.convert(row._asdict(), NamedToken) for row in self._rows.rows())
                 self._tokens = {each.digest: each for each in found}
+                self._version = version
         return self._tokens
 
     def create(
@@ -104,40 +91,40 @@ class TokenStore:
         """Store a new token and return it; it cannot be read again.
 
         Raises:
-            TokenStoreError: A token has this name, or the file cannot be written.
+            TokenStoreError: A token has this name, or it cannot be stored.
 
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
-        row = (name, digest(token), role.value, tenant, now, expires_at)
-        with self._file.writing() as connection:
-            try:
-                connection.execute(
-                    "INSERT INTO tokens (name, digest, role, tenant, created_at, expires_at)"
-                    " VALUES (?, ?, ?, ?, ?, ?)",
-                    row,
-                )
-            except sqlite3.IntegrityError:
+        row = TokenRow(name, digest(token), role.value, tenant, now, expires_at)
+        with self._errors():
+            if not self._rows.insert(row):
                 reason = f"a token “{name}” exists; choose another name"
-                raise TokenStoreError(reason) from None
+                raise TokenStoreError(reason)
         return token
 
     def revoke(self, name: str, now: float) -> bool:
         """Refuse a token from now on; return False if it was revoked already.
 
         Raises:
-            TokenStoreError: No token has this name, or the file cannot be written.
+            TokenStoreError: No token has this name, or it cannot be stored.
 
         """
-        with self._file.writing() as connection:
-            found = connection.execute("SELECT revoked_at FROM tokens WHERE name = ?", (name,))
-            row = found.fetchone()
-            if row is None:
-                reason = f"no token is named “{name}”; `moored token list` shows all"
-                raise TokenStoreError(reason)
-            if row[0] is None:
-                connection.execute("UPDATE tokens SET revoked_at = ? WHERE name = ?", (now, name))
-        return row[0] is None
+        with self._errors():
+            revoked = self._rows.revoke(name, now)
+        if revoked is None:
+            reason = f"no token is named “{name}”; `moored token list` shows all"
+            raise TokenStoreError(reason)
+        return revoked
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Let go of them."""
+        self._rows.close()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            raise TokenStoreError(str(error)) from error
+        except ValueError as error:
+            raise TokenStoreError(f"{self._rows.place}: {error}") from error

@@ -1,50 +1,28 @@
-"""Agents and their joining tokens, in the data folder: `moored agent` writes them, too.
+"""Agents and their joining tokens: `moored agent` writes them, too.
 
 Only digests of tokens and keys are stored.
 """
 
+import contextlib
 import secrets
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
 from moorage.backends.agents.backend import Place
 from moorage.daemon.access.lease_tokens import digest
-from moorage.daemon.access.shared_file import SharedFile
 from moorage.model import ClusterId, NodeId
+from moorage.storage.base import AgentRows, StorageError
 
 __all__ = ["USED", "AgentRecord", "AgentStore", "AgentStoreError", "JoiningToken"]
 
-AGENTS_FILE: Final = "agents.db"
-"""In the data folder; `moored agent token` makes it."""
 TOKEN_PREFIX: Final = "moor_join_"  # noqa: S105  # By it, scanners for leaked secrets know a token.
 KEY_PREFIX: Final = "moor_agent_"
 _SECRET_BYTES: Final = 24
-_TABLES: Final = """
-CREATE TABLE IF NOT EXISTS tokens (
-    digest TEXT PRIMARY KEY,
-    cluster_id TEXT NOT NULL,
-    expires_at REAL NOT NULL,
-    agent TEXT NOT NULL DEFAULT ''
-) STRICT;
-CREATE TABLE IF NOT EXISTS agents (
-    cluster_id TEXT NOT NULL,
-    node_id TEXT NOT NULL,
-    agent TEXT NOT NULL,
-    digest TEXT NOT NULL UNIQUE,
-    joined_at REAL NOT NULL,
-    connected INTEGER NOT NULL DEFAULT 0,
-    changed_at REAL NOT NULL,
-    address TEXT NOT NULL DEFAULT '',
-    release TEXT NOT NULL DEFAULT '',
-    revoked INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (cluster_id, node_id)
-) STRICT;
-"""
-
-
+_SEPARATOR: Final = "\n"
+"""In keys: no name of a cluster or node has it."""
+T = TypeVar("T")
 USED: Final = (
     "this joining token was used by another agent; `moored agent token` makes one for each machine"
 )
@@ -68,7 +46,7 @@ class JoiningToken(msgspec.Struct, frozen=True):
     digest: str
     cluster_id: str
     expires_at: float
-    agent: str
+    agent: str = ""
 
 
 class AgentRecord(msgspec.Struct, frozen=True):
@@ -80,8 +58,8 @@ class AgentRecord(msgspec.Struct, frozen=True):
         agent: Its own id, made once.
         digest: SHA-256 of its key, in hexadecimal.
         joined_at: In seconds since the epoch.
+        changed_at: Since when it is, or is not, connected, likewise.
         connected: Whether it is.
-        changed_at: Since when, likewise.
         address: Where it last came from.
         release: Of its program.
         revoked: Whether its key is refused.
@@ -93,11 +71,11 @@ class AgentRecord(msgspec.Struct, frozen=True):
     agent: str
     digest: str
     joined_at: float
-    connected: bool
     changed_at: float
-    address: str
-    release: str
-    revoked: bool
+    connected: bool = False
+    address: str = ""
+    release: str = ""
+    revoked: bool = False
 
     @property
     def place(self) -> Place:
@@ -114,12 +92,13 @@ class AgentStore:
     """Agents of one server.
 
     Args:
-        folder: Its data folder.
+        rows: Where they are stored.
 
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = SharedFile(folder / AGENTS_FILE, _TABLES, AgentStoreError)
+    def __init__(self, rows: AgentRows) -> None:
+        self._rows = rows
+        self._version: object = None
         self._tokens: dict[str, JoiningToken] = {}
         self._agents: dict[Place, AgentRecord] = {}
 
@@ -127,24 +106,23 @@ class AgentStore:
         """Return all agents, with revoked ones.
 
         Raises:
-            AgentStoreError: The file cannot be read.
+            AgentStoreError: They cannot be read.
 
         """
-        with self._file.reading() as connection:
-            if connection is not None:
-                rows = connection.execute("SELECT * FROM agents ORDER BY cluster_id, node_id")
-                found = [msgspec.convert(dict(row), AgentRecord, strict=False) for row in rows]
-                self._agents = {each.place: each for each in found}
-                rows = connection.execute("SELECT * FROM tokens")
-                tokens = [msgspec.convert(dict(row), JoiningToken) for row in rows]
-                self._tokens = {each.digest: each for each in tokens}
+        with self._errors():
+            version = self._rows.version()
+            if version != self._version:
+                documents = self._rows.rows()
+                self._agents = {each.place: each for each in _read(documents, AgentRecord)}
+                self._tokens = {each.digest: each for each in _read(documents, JoiningToken)}
+                self._version = version
         return self._agents
 
     def find(self, secret: str, now: float) -> AgentRecord | JoiningToken | None:
         """Return whose key this is, or the joining token; None: it lets nothing in.
 
         Raises:
-            AgentStoreError: The file cannot be read.
+            AgentStoreError: They cannot be read.
 
         """
         agents, shown = self.agents(), digest(secret)
@@ -157,100 +135,136 @@ class AgentStore:
         """Store a new joining token and return it; forget those that have expired.
 
         Raises:
-            AgentStoreError: The file cannot be written.
+            AgentStoreError: It cannot be stored.
 
         """
         token = TOKEN_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
-        with self._file.writing() as connection:
-            connection.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
-            connection.execute(
-                "INSERT INTO tokens (digest, cluster_id, expires_at) VALUES (?, ?, ?)",
-                (digest(token), cluster_id, expires_at),
-            )
+        with self._change() as documents:
+            for each in _read(documents, JoiningToken):
+                if each.expires_at <= now:
+                    del documents[_key(each)]
+            _put(documents, JoiningToken(digest(token), cluster_id, expires_at))
         return token
 
     def join(self, token: JoiningToken, place: Place, agent: str, now: float) -> str:
         """Note that an agent has used its token; return its key.
 
         Raises:
-            AgentStoreError: Another one used the token, or the file cannot be written.
+            AgentStoreError: Another one used the token, or it cannot be stored.
 
         """
         key = KEY_PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
-        with self._file.writing() as connection:
-            used = connection.execute(
-                "UPDATE tokens SET agent = ? WHERE digest = ? AND agent IN ('', ?)",
-                (agent, token.digest, agent),
-            )
-            if not used.rowcount:
+        with self._change() as documents:
+            found = _get(documents, JoiningToken, token.digest)
+            if found is None or found.agent not in {"", agent}:
                 raise AgentStoreError(USED)
-            connection.execute(
-                "INSERT OR REPLACE INTO agents"
-                " (cluster_id, node_id, agent, digest, joined_at, changed_at)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (*place, agent, digest(key), now, now),
-            )
+            _put(documents, msgspec.structs.replace(found, agent=agent))
+            _put(documents, AgentRecord(*place, agent, digest(key), now, now))
         return key
 
     def note_connection(self, place: Place, address: str, release: str, now: float) -> None:
-        """Note that an agent is connected."""
-        with self._file.writing() as connection:
-            connection.execute(
-                "UPDATE agents SET connected = 1, changed_at = ?, address = ?, release = ?"
-                " WHERE cluster_id = ? AND node_id = ?",
-                (now, address, release, *place),
-            )
+        """Note that an agent is connected.
+
+        Raises:
+            AgentStoreError: It cannot be stored.
+
+        """
+        with self._change() as documents:
+            found = _get(documents, AgentRecord, *place)
+            if found is not None:
+                news = {"connected": True, "address": address, "release": release}
+                _put(documents, msgspec.structs.replace(found, changed_at=now, **news))
 
     def note_disconnection(self, place: Place | None, now: float) -> None:
-        """Note that an agent, or every one, is not connected."""
-        with self._file.writing() as connection:
-            connection.execute(
-                "UPDATE agents SET connected = 0, changed_at = ? WHERE connected"
-                " AND (?2 IS NULL OR (cluster_id, node_id) = (?2, ?3))",
-                (now, *(place or (None, None))),
-            )
+        """Note that an agent, or every one, is not connected.
+
+        Raises:
+            AgentStoreError: It cannot be stored.
+
+        """
+        with self._change() as documents:
+            for each in _read(documents, AgentRecord):
+                if each.connected and place in {None, each.place}:
+                    _put(documents, msgspec.structs.replace(each, connected=False, changed_at=now))
 
     def revoke(self, name: str) -> AgentRecord:
         """Refuse the key of an agent from now on.
 
         Raises:
-            AgentStoreError: There is no such agent, or the file cannot be written.
+            AgentStoreError: There is no such agent, or it cannot be stored.
 
         """
-        found = self._named(name)
-        with self._file.writing() as connection:
-            connection.execute("DELETE FROM tokens WHERE agent = ?", (found.agent,))
-            connection.execute(
-                "UPDATE agents SET revoked = 1 WHERE cluster_id = ? AND node_id = ?", found.place
-            )
+        with self._change() as documents:
+            found = _take(documents, name)
+            _put(documents, msgspec.structs.replace(found, revoked=True))
         return found
 
     def forget(self, name: str) -> AgentRecord:
         """Remove an agent that will not come back.
 
         Raises:
-            AgentStoreError: There is no such agent, it is connected, or the file cannot be written.
+            AgentStoreError: There is no such agent, it is connected, or it cannot be stored.
 
         """
-        found = self._named(name)
-        if found.connected:
-            reason = f"{name} is connected, and what its leases run there would run on"
-            raise AgentStoreError(
-                f"{reason}; drain it (`moorage fleet drain`), end its agent first"
-            )
-        with self._file.writing() as connection:
-            connection.execute("DELETE FROM tokens WHERE agent = ?", (found.agent,))
-            connection.execute(
-                "DELETE FROM agents WHERE cluster_id = ? AND node_id = ?", found.place
-            )
+        with self._change() as documents:
+            found = _take(documents, name)
+            if found.connected:
+                reason = f"{name} is connected, and what its leases run there would run on"
+                raise AgentStoreError(
+                    f"{reason}; drain it (`moorage fleet drain`), end its agent first"
+                )
         return found
 
-    def _named(self, name: str) -> AgentRecord:
-        for each in self.agents().values():
-            if each.name == name:
-                return each
-        raise AgentStoreError(f"no agent is named {name}; `moored agent list` shows all")
-
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Let go of them."""
+        self._rows.close()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[dict[str, bytes]]:
+        with self._errors(), self._rows.change() as documents:
+            yield documents
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError as error:
+            raise AgentStoreError(str(error)) from error
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise AgentStoreError(f"{self._rows.place}: {error}") from error
+
+
+def _key(record: AgentRecord | JoiningToken) -> str:
+    if isinstance(record, AgentRecord):
+        return _SEPARATOR.join(("AgentRecord", *record.place))
+    return _SEPARATOR.join(("JoiningToken", record.digest))
+
+
+def _put(documents: dict[str, bytes], record: AgentRecord | JoiningToken) -> None:
+    documents[_key(record)] = msgspec.json.encode(record)
+
+
+def _get(documents: Mapping[str, bytes], kind: type[T], *names: str) -> T | None:
+    found = documents.get(_SEPARATOR.join((kind.__name__, *names)))
+    return None if found is None else msgspec.json.decode(found, type=kind)
+
+
+def _read(documents: Mapping[str, bytes], kind: type[T]) -> list[T]:
+    prefix = kind.__name__ + _SEPARATOR
+    return [
+        msgspec.json.decode(document, type=kind)
+        for key, document in documents.items()
+        if key.startswith(prefix)
+    ]
+
+
+def _take(documents: dict[str, bytes], name: str) -> AgentRecord:
+    """Remove an agent and the tokens that it used; return it."""
+    for found in _read(documents, AgentRecord):
+        if found.name == name:
+            del documents[_key(found)]
+            for each in _read(documents, JoiningToken):
+                if each.agent == found.agent:
+                    del documents[_key(each)]
+            return found
+    raise AgentStoreError(f"no agent is named {name}; `moored agent list` shows all")

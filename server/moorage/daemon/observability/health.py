@@ -59,9 +59,15 @@ class Health:
 
 
 async def follow_disk(ledger: Ledger) -> None:
-    """Say once that the disk is full, and once that it no longer is, until cancelled."""
+    """Say once that the disk is full, and once that it no longer is, until cancelled.
+
+    Raises:
+        LedgerFailed: The ledger failed while nothing was being written.
+
+    """
     full = False
     while True:
+        ledger.check()
         if ledger.is_full != full:
             full = not full
             if full:

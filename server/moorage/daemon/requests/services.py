@@ -40,6 +40,7 @@ from moorage.protocol.json_bounds import LARGE_BYTES
 from moorage.records.rights import Caller
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
+from moorage.storage.base import RecordStore
 
 _OVER_HTTP: Final = {
     "manage": "POST /policy/URI/manage",
@@ -50,9 +51,9 @@ _OVER_HTTP: Final = {
 """Operations that have a path of their own."""
 
 
-async def open_catalog(config: Config) -> Catalog:
+async def open_catalog(config: Config, records: RecordStore) -> Catalog:
     """Open the embedded catalog, or the one that mirrors the services that `config` names."""
-    path, root = config.data_dir / "catalog.db", config.policy_code_root
+    root = config.policy_code_root
     hosts = frozenset(config.policy_code_hosts) or None
     external = External(
         clusters=config.cluster_service_url,
@@ -67,7 +68,7 @@ async def open_catalog(config: Config) -> Catalog:
         stale_seconds_max=config.external_stale_seconds_max,
     )
     store = urlsplit(config.policy_db_url).hostname or ""
-    return await opening.open_catalog(path, CodeSources(root, hosts, store), external)
+    return await opening.open_catalog(records, CodeSources(root, hosts, store), external)
 
 
 def prometheus_source(config: Config) -> PrometheusSource:

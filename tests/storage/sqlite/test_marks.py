@@ -1,25 +1,17 @@
 """Marks: two copies, each believed only where it is as it was written; and who may read files."""
 
-import queue
 import sqlite3
 import stat
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from moorage.durability import (
-    DurableMark,
-    Format,
-    Reserve,
-    next_of,
-    note_release,
-    owner_only,
-    read_mark,
-)
+from moorage.storage.formats import Format
+from moorage.storage.sqlite.files import note_release, owner_only, writer_of
+from moorage.storage.sqlite.marks import REFILL_SECONDS, DurableMark, Reserve, read_mark
 
 COPY_BYTES = 4096
 
@@ -96,28 +88,31 @@ def test_a_database_and_what_lies_beside_it_is_its_owners(tmp_path: Path):
     connection.close()
 
 
-def test_room_that_came_back_is_noticed_although_nothing_is_written(tmp_path: Path):
-    reserve, jobs = Reserve(tmp_path / "reserve"), queue.SimpleQueue[str]()
+def test_a_reserve_says_when_to_look_for_room_again(tmp_path: Path, monkeypatch):
+    reserve = Reserve(tmp_path / "reserve")
+    assert reserve.refill() is None
     assert reserve.spend()
-    with ThreadPoolExecutor() as threads:
-        taken = threads.submit(next_of, jobs, None, reserve)
-        while reserve.spent:
-            assert not taken.done()
-            time.sleep(0.01)  # There is no event to wait for.
-        jobs.put("a job")
-        assert taken.result(30) == "a job"
+    assert reserve.refill() == REFILL_SECONDS
+    later = time.monotonic() + REFILL_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert reserve.refill() is None
+    assert not reserve.spent
 
 
 def test_a_format_is_migrated_step_by_step_or_refused():
     found = Format(3, {1: ["CREATE TABLE a(x)", "CREATE TABLE b(x)"], 2: ["DROP TABLE a"]})
+    assert found.refusal(1, "") == ""
+    assert list(found.migration(1)) == ["CREATE TABLE a(x)", "CREATE TABLE b(x)", "DROP TABLE a"]
+    assert "format 0, and moored" in found.refusal(0, "")
+    assert "start moored of a newer release" in found.refusal(4, "")
+    assert "start moored 7.0" in found.refusal(4, "7.0")
+
+
+def test_a_database_says_which_release_writes_it():
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        assert found.refusal(connection, 1) == ""
-        found.migrate(connection, 1)
-        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("b",)]
-        assert "format 0, and moored" in found.refusal(connection, 0)
-        assert "start moored of a newer release" in found.refusal(connection, 4)
+        assert writer_of(connection) == ""
         connection.execute("CREATE TABLE release(version)")
         connection.execute("INSERT INTO release VALUES ('7.0')")
-        assert "start moored 7.0" in found.refusal(connection, 4)
+        assert writer_of(connection) == "7.0"
         note_release(connection)
-        assert f"start moored {version('moorage')}" in found.refusal(connection, 4)
+        assert writer_of(connection) == version("moorage")

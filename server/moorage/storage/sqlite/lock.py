@@ -1,4 +1,4 @@
-"""The single-writer lock of a ledger that lives in files. `SqliteLedger` takes it.
+"""The single-writer lock of a ledger that lives in files. `SqliteFacts` takes it.
 
 A `flock` on a file beside the database: the kernel drops it with the process that holds it,
 however that dies. It is not left to SQLite, whose own locks come and go with transactions. The
@@ -12,7 +12,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from moorage.ledger.base import LedgerError, LedgerLocked, place_of
+from moorage.storage.base import StorageError, StorageLocked
 
 _PID_BYTES = 32
 
@@ -34,15 +34,15 @@ class WriterLock:
         """Take it, at once or not at all, and write down who has it.
 
         Raises:
-            LedgerLocked: Another process (or another ledger of this one) has it.
-            LedgerError: The file cannot be made.
+            StorageLocked: Another process (or another ledger of this one) has it.
+            StorageError: The file cannot be made.
 
         """
         flags = os.O_RDWR | os.O_CLOEXEC
         try:
             descriptor = os.open(self._path, flags | os.O_CREAT, 0o600)
         except OSError as no:
-            raise LedgerError(
+            raise StorageError(
                 f"cannot make {self._path}: {no.strerror}. The data directory must be a "
                 "directory that this user may write to."
             ) from no
@@ -60,12 +60,12 @@ class WriterLock:
         except BlockingIOError:
             holder = os.pread(self._descriptors[0], _PID_BYTES, 0).decode(errors="replace").strip()
             self.release()
-            raise LedgerLocked(
-                place_of(self._ledger), int(holder) if holder.isdecimal() else None
+            raise StorageLocked(
+                f"the ledger {self._ledger}", int(holder) if holder.isdecimal() else None
             ) from None
         except OSError as no:
             self.release()
-            raise LedgerError(
+            raise StorageError(
                 f"cannot lock {self._path}: {no.strerror}. Use a file system with file locks."
             ) from no
 

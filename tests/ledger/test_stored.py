@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from moorage.core.state.facts import Fact, Renewed
-from moorage.ledger import tables
 from moorage.ledger.base import CHECKPOINTS_KEPT, PENDING_FACTS_MAX, LedgerCorrupt, LedgerError
-from moorage.ledger.sqlite import CHECKPOINT_PART_FACTS, SqliteLedger
+from moorage.ledger.stored import CHECKPOINT_PART_FACTS, StoredLedger
 from moorage.ledger.walk import walk
 from moorage.model import RequestId
+from moorage.storage.sqlite.fact_tables import ROWS_PER_STATEMENT, SQL, connect_to_write
+from moorage.storage.sqlite.facts import SqliteFacts
 
 NOW = 1_763_647_000.125
 
@@ -34,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def filled(path: Path, facts: int) -> None:
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered(1, facts), NOW)
     await ledger.close()
@@ -49,7 +50,7 @@ def run(path: Path, statement: str) -> list[tuple[object, ...]]:
 
 
 def test_every_commit_is_synced(path: Path):
-    connection = tables.connect(path)
+    connection = connect_to_write(path, str(path))
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     connection.close()
@@ -57,7 +58,7 @@ def test_every_commit_is_synced(path: Path):
 
 async def test_only_its_owner_may_read_it(tmp_path: Path):
     path = tmp_path / "made" / "too" / "ledger.sqlite"
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered(1, 1), NOW)
     names = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
@@ -76,8 +77,8 @@ async def test_facts_are_readable_with_the_sqlite_shell(path: Path):
 
 
 async def test_an_append_beyond_one_statement_is_one_transaction(path: Path):
-    facts = numbered(1, 2 * tables.ROWS_PER_STATEMENT + 1)
-    ledger = SqliteLedger(path)
+    facts = numbered(1, 2 * ROWS_PER_STATEMENT + 1)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     assert await ledger.append(facts, NOW) == len(facts)
     await ledger.close()
@@ -85,7 +86,7 @@ async def test_an_append_beyond_one_statement_is_one_transaction(path: Path):
 
 
 async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     sizes = (PENDING_FACTS_MAX, 2, PENDING_FACTS_MAX + 1, 1)
     calls, last = [], 0
@@ -102,7 +103,7 @@ async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
 
 
 async def test_only_the_newest_checkpoints_are_kept(path: Path):
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     await ledger.append(numbered(1, 9), NOW)
     for seq in range(1, 10):
@@ -118,13 +119,13 @@ async def test_only_the_newest_checkpoints_are_kept(path: Path):
 async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
     await filled(path, 3)
     run(path, "INSERT INTO checkpoint_part VALUES (1, 0, 'torn')")
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
     assert list(recovery.facts) == numbered(1, 3)
     await ledger.checkpoint(3, numbered(7, 8))
     await ledger.close()
     assert run(path, "SELECT DISTINCT checkpoint FROM checkpoint_part") == [(2,)]
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     assert list((await ledger.open()).facts) == numbered(7, 8)
     await ledger.close()
 
@@ -132,10 +133,10 @@ async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
 @pytest.mark.parametrize(
     ("statement", "parameters"),
     [
-        (tables.SELECT_LAST, ()),
-        (tables.SELECT_AFTER, (5, 10)),
-        (tables.SELECT_ABOUT, ("r-1", 5, 10)),
-        (tables.SELECT_PARTS, (1,)),
+        (SQL["last"], ()),
+        (SQL["after"], (5, 10)),
+        (SQL["about"], ("r-1", 5, 10)),
+        (SQL["parts"], (1,)),
     ],
 )
 async def test_no_question_scans_the_history(
@@ -153,14 +154,14 @@ async def test_a_file_that_is_no_database_is_left_alone(path: Path):
     spoil(path, b"not a database, but long enough to look at" * 100)
     before = contents(path)
     with pytest.raises(LedgerCorrupt, match=r"file is not a database.*from a backup"):
-        await SqliteLedger(path).open()
+        await StoredLedger(SqliteFacts(path)).open()
     assert contents(path) == before
 
 
 async def test_a_foreign_database_is_left_alone(path: Path):
     run(path, "CREATE TABLE recipes(name TEXT)")
     with pytest.raises(LedgerError, match=r"no ledger of Moorage.*another data directory"):
-        await SqliteLedger(path).open()
+        await StoredLedger(SqliteFacts(path)).open()
     assert run(path, "SELECT name FROM sqlite_master") == [("recipes",)]
 
 
@@ -170,7 +171,7 @@ async def test_a_newer_format_is_refused(path: Path):
     with pytest.raises(
         LedgerError, match=rf"has format 99, .*: start moored {version('moorage')},"
     ):
-        await SqliteLedger(path).open()
+        await StoredLedger(SqliteFacts(path)).open()
     run(path, "UPDATE release SET version = '9.1'")
     with pytest.raises(LedgerError, match=r"ledger\.sqlite has format 99, .*: start moored 9\.1,"):
         walk(path)
@@ -179,14 +180,14 @@ async def test_a_newer_format_is_refused(path: Path):
 async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="directory that this user may write to"):
-        await SqliteLedger(tmp_path / "file" / "ledger.sqlite").open()
+        await StoredLedger(SqliteFacts(tmp_path / "file" / "ledger.sqlite")).open()
 
 
 async def test_a_torn_file_is_noticed(path: Path):
     await filled(path, 5000)
     whole = contents(path)
     spoil(path, whole[: len(whole) // 2])
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     with pytest.raises(LedgerCorrupt, match="malformed"):
         list((await ledger.open()).facts)
     await ledger.close()
@@ -195,7 +196,7 @@ async def test_a_torn_file_is_noticed(path: Path):
 async def test_rotten_text_is_noticed(path: Path):
     await filled(path, 3)
     run(path, "UPDATE fact SET subject = CAST(x'ff' AS TEXT) WHERE seq = 2")
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     recovery = await ledger.open()
     with pytest.raises(LedgerCorrupt, match="UTF-8"):
         list(recovery.facts)
@@ -203,7 +204,7 @@ async def test_rotten_text_is_noticed(path: Path):
 
 
 async def test_a_pruned_file_does_not_grow(path: Path):
-    ledger = SqliteLedger(path)
+    ledger = StoredLedger(SqliteFacts(path))
     await ledger.open()
     sizes, last = [], 0
     for _ in range(8):

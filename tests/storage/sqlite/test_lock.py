@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from moorage.ledger.base import LedgerError, LedgerLocked
-from moorage.ledger.lock import WriterLock
+from moorage.storage.base import StorageError, StorageLocked
+from moorage.storage.sqlite.lock import WriterLock
 
 HOLDER = """
 import subprocess, sys
 from pathlib import Path
-from moorage.ledger.lock import WriterLock
+from moorage.storage.sqlite.lock import WriterLock
 WriterLock(Path(sys.argv[1])).acquire()
 # A child that outlives its parent must not have inherited the lock.
 child = subprocess.Popen([sys.executable, "-c", "input()"], close_fds=False)
@@ -27,13 +27,13 @@ def test_it_falls_with_its_holder_however_that_dies(tmp_path: Path):
         assert holder.stdout is not None
         assert int(holder.stdout.readline()) > 0
         lock = WriterLock(path)
-        with pytest.raises(LedgerLocked, match=f"in use by process {holder.pid}") as caught:
+        with pytest.raises(StorageLocked, match=f"in use by process {holder.pid}") as caught:
             lock.acquire()
         assert caught.value.pid == holder.pid
         holder.send_signal(signal.SIGKILL)
         holder.wait(60)
         lock.acquire()
-        with pytest.raises(LedgerLocked):
+        with pytest.raises(StorageLocked):
             WriterLock(path).acquire()
         lock.release()
         lock.release()
@@ -45,14 +45,14 @@ def test_a_holder_that_has_not_written_its_name_yet_is_another_process(tmp_path:
     lock = WriterLock(path)
     lock.acquire()
     (tmp_path / "ledger.sqlite.lock").write_text("")
-    with pytest.raises(LedgerLocked, match="in use by another process") as caught:
+    with pytest.raises(StorageLocked, match="in use by another process") as caught:
         WriterLock(path).acquire()
     assert caught.value.pid is None
     lock.release()
 
 
 def test_a_place_without_a_directory_is_named(tmp_path: Path):
-    with pytest.raises(LedgerError, match=r"cannot make .*missing/ledger.sqlite.lock"):
+    with pytest.raises(StorageError, match=r"cannot make .*missing/ledger.sqlite.lock"):
         WriterLock(tmp_path / "missing" / "ledger.sqlite").acquire()
 
 
@@ -65,7 +65,7 @@ def test_a_lock_file_that_is_removed_lets_no_other_in(tmp_path: Path):
         holder.stdout.readline()
         for _ in range(2):  # The first try has made another one.
             (tmp_path / "ledger.sqlite.lock").unlink()
-            with pytest.raises(LedgerLocked):
+            with pytest.raises(StorageLocked):
                 WriterLock(path).acquire()
         holder.kill()
         holder.wait(60)

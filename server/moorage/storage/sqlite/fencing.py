@@ -1,16 +1,15 @@
 """Fencing numbers, reserved in blocks apart from the ledger: whatever it loses, none comes twice.
 
-A number is seen outside only after its grant is durable, and `ledger.writer.GroupCommit` reserves
-before it commits. So every number that was ever seen lies within what is written here.
+A number is seen outside only after its grant is durable, and `SqliteFacts` reserves before it
+commits. So every number that was ever seen lies within what is written here.
 """
 
 from pathlib import Path
 from typing import Final
 
-from moorage.durability import DurableMark, Found, read_mark
+from moorage.storage.base import FENCING_BLOCK
+from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
 
-BLOCK: Final = 10_000
-"""Numbers reserved at a time. A crash leaves the rest of a block unused."""
 LABEL: Final = "fencing"
 
 
@@ -47,7 +46,7 @@ class Fencing:
     def reserve(self, number: int) -> None:
         """Have a number, and those before it, reserved when this returns."""
         if number > self._reserved:
-            self._reserved = number + BLOCK
+            self._reserved = number + FENCING_BLOCK
             self._mark.write_both(self._reserved, 0)
         self._used = max(self._used, number)
 

@@ -1,24 +1,18 @@
-"""The ledger in one SQLite file: what the daemon uses by default.
+"""The ledger in a database: what the daemon uses.
 
-Three parties share the file: the writing thread (`ledger.writer.GroupCommit`), one reading
-    connection
-for questions and for recovery, and no other process, which `ledger.lock.WriterLock` sees to.
+A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside it.
 """
 
 import asyncio
-import sqlite3
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.core.state.facts import Fact, Granted
-from moorage.durability import DurableMark, Found, Reserve, owner_only, sync_directory
-from moorage.ledger import tables
 from moorage.ledger.base import (
+    CHECKPOINTS_KEPT,
     COMMIT_SECONDS_MAX,
+    PAGE_BYTES_MAX,
     PAGE_FACTS_MAX,
     PENDING_FACTS_MAX,
     LedgerCorrupt,
@@ -26,51 +20,42 @@ from moorage.ledger.base import (
     LedgerError,
     LedgerFailed,
     Recovery,
-    place_of,
+    translated,
 )
 from moorage.ledger.codec import FACTS, seal, unseal
-from moorage.ledger.fencing import Fencing
-from moorage.ledger.inspection import LABEL, check_linked, look, mark_path, without_checkpoint
-from moorage.ledger.lock import WriterLock
-from moorage.ledger.tables import Checkpoint
+from moorage.ledger.inspection import check_linked, without_checkpoint
 from moorage.ledger.writer import GroupCommit, WriteJob
+from moorage.storage.base import Checkpoint, Facts, FactStore
 
 CHECKPOINT_PART_FACTS: Final = 200
 """Facts encoded and written at a time: about a millisecond of the interpreter lock."""
 
 
 class _Opened(NamedTuple):
-    connection: sqlite3.Connection
     recovery: Recovery
     chain: int
-    mark: DurableMark
-    fencing: Fencing
-    reserve: Reserve
+    checkpoint_number: int
+    lost: list[tuple[int, int]]
 
 
-class SqliteLedger:
-    """`ledger.base.Ledger` on a file. Read the contract there.
+class StoredLedger:
+    """`ledger.base.Ledger` in a database. Read the contract there.
 
     Args:
-        path: The database file; made where it is missing, its directory too. Readable by its
-            owner only: requests of tenants are in it.
+        store: The facts in that database.
 
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._place = place_of(path)
-        self._lock = WriterLock(path)
+    def __init__(self, store: FactStore) -> None:
+        self._store = store
+        self._place = store.place
         self._writer: GroupCommit | None = None
-        self._reader: sqlite3.Connection | None = None
         self._asking = asyncio.Lock()
-        self._reading = threading.Lock()
         self._failure: LedgerFailed | None = None
         self._durable_seq = 0
         self._given_seq = 0
         self._chain = 0
         self._lost: list[tuple[int, int]] = []
-        self._reserve: Reserve | None = None
         self._pending = 0
         self._append_lock = asyncio.Lock()
         self._space = asyncio.Event()
@@ -86,7 +71,12 @@ class SqliteLedger:
     @property
     def is_full(self) -> bool:
         """See `Ledger.is_full`."""
-        return self._reserve is not None and self._reserve.spent
+        return self._store.is_full
+
+    def check(self) -> None:
+        """See `Ledger.check`."""
+        if self._failure is not None:
+            raise LedgerFailed(str(self._failure))
 
     async def open(self) -> Recovery:
         """See `Ledger.open`."""
@@ -96,17 +86,10 @@ class SqliteLedger:
         opened = await asyncio.to_thread(self._open)
         recovery = opened.recovery
         self._durable_seq = self._given_seq = recovery.last_seq
-        self._chain = opened.chain
+        self._chain, self._lost = opened.chain, opened.lost
         self._checkpoint_seq = recovery.checkpoint_seq
-        self._writer = GroupCommit(
-            opened.connection,
-            self._path,
-            opened.mark,
-            opened.fencing,
-            opened.reserve,
-            self._settled,
-        )
-        self._reserve = opened.reserve
+        self._checkpoint_number = opened.checkpoint_number
+        self._writer = GroupCommit(self._store, self._settled)
         return recovery
 
     async def append(self, facts: Sequence[Fact], at: float) -> int:
@@ -142,7 +125,7 @@ class SqliteLedger:
                     f"between the last checkpoint's ({self._checkpoint_seq}) and the last fact "
                     f"({self._given_seq})."
                 )
-            while await self._work(tables.sweep):
+            while await self._work(lambda facts: facts.sweep()):
                 pass
             number = self._checkpoint_number = self._checkpoint_number + 1
             parts = checksum = 0
@@ -152,8 +135,8 @@ class SqliteLedger:
                 await self._work(_part_writer(number, parts, body))
                 checksum = zlib.crc32(body, checksum)
                 parts += 1
-            finished = tables.checkpoint(number, seq, parts, checksum)
-            await self._work(lambda connection: tables.finish_checkpoint(connection, finished))
+            finished = Checkpoint.finished(number, seq, parts, checksum)
+            await self._work(lambda facts: facts.finish_checkpoint(finished, CHECKPOINTS_KEPT))
             self._checkpoint_seq = seq
 
     async def history(
@@ -168,9 +151,7 @@ class SqliteLedger:
 
     async def prune(self, before: float, bytes_max: int) -> bool:
         """See `Ledger.prune`."""
-        return bool(
-            await self._work(lambda connection: tables.prune(connection, before, bytes_max))
-        )
+        return bool(await self._work(lambda facts: _prune(facts, before, bytes_max)))
 
     async def kept_since(self) -> float | None:
         """See `Ledger.kept_since`."""
@@ -190,96 +171,57 @@ class SqliteLedger:
         except TimeoutError:
             raise self._fail(f"the disk took longer than {COMMIT_SECONDS_MAX:g} s") from None
         finally:
-            with self._reading:
-                if self._reader is not None:
-                    self._reader.close()
-                    self._reader = None
-            self._lock.release()
+            self._store.close()
         if self._failure is not None:
             raise self._failure
 
     # Opening: in a thread, since a log left by a crash is read back first.
 
-    def _open(self) -> "_Opened":
-        with ExitStack() as opened, tables.translated(self._path):
-            self._make_file(opened)
-            found = look(self._path)
-            fencing, mark = self._beside(opened, found)
-            connection = opened.enter_context(closing(tables.connect(self._path)))
-            reader = opened.enter_context(closing(tables.connect_reader(self._path)))
-            last_seq = tables.last_seq(connection)
-            checkpoint, parts, warnings = self._newest_good(connection, last_seq)
-            self._checkpoint_number = tables.last_checkpoint_number(connection)
-            self._lost = tables.lost(connection)
-            chain = tables.chain_of(connection, last_seq) or 0
-            mark.write_both(last_seq, chain)
-            opened.pop_all()
-        self._reader = reader
-        doubts = [doubt for doubt in (found.doubt, fencing.found.doubt) if last_seq and doubt]
-        warnings += [f"{self._place}: {doubt}; it was written again." for doubt in doubts]
-        checkpoint_seq = checkpoint.seq if checkpoint else 0
-        facts = self._recovered(parts, checkpoint_seq, last_seq)
-        recovery = Recovery(facts, last_seq, checkpoint_seq, tuple(warnings), fencing.floor)
-        reserve = Reserve(self._path.with_suffix(".reserve"))
-        return _Opened(connection, recovery, chain, mark, fencing, reserve)
-
-    def _beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, DurableMark]:
-        """Open what lies beside the database; a database without it would be refused."""
-        try:
-            fencing = Fencing(self._path)
-            opened.callback(fencing.close, clean=False)
-            mark = DurableMark(
-                mark_path(self._path), LABEL, found.first, found.second, found.writes
-            )
-        except OSError as no:
-            raise LedgerError(f"{self._place} cannot be opened: {no}.") from no
-        opened.callback(mark.close)
-        return fencing, mark
-
-    def _make_file(self, opened: ExitStack) -> None:
-        """Lock, and see to it that the file exists and that its name outlives a power cut."""
-        directory = self._path.parent
-        try:
-            if not directory.exists():
-                directory.mkdir(parents=True, exist_ok=True)
-                sync_directory(directory.parent)
-            owner_only(self._path)  # First: the lock is on this file, too.
-            self._lock.acquire()
-            opened.callback(self._lock.release)
-            sync_directory(directory)
-        except OSError as no:
-            raise LedgerError(
-                f"{self._place} cannot be opened: {no}. The data directory must be a directory "
-                "that this user may write to."
-            ) from no
+    def _open(self) -> _Opened:
+        with translated():
+            opened = self._store.open()
+            try:
+                with self._store.reading() as facts:
+                    last_seq = facts.last_seq()
+                    checkpoint, parts, damaged = self._newest_good(facts, last_seq)
+                    number, lost = facts.last_checkpoint_number(), facts.lost()
+                    chain = facts.chain_of(last_seq) or 0
+                if damaged:
+                    self._store.commit([], 0, [_drop(each) for each in damaged])
+            except BaseException:
+                self._store.end_writing(clean=False)
+                self._store.close()
+                raise
+        warnings = opened.warnings + [
+            f"{self._place}: the checkpoint as of fact {each.seq} is damaged and was dropped; "
+            "more facts are replayed instead. Check the disk."
+            for each in damaged
+        ]
+        seq = checkpoint.seq if checkpoint else 0
+        facts_left = self._recovered(parts, seq, last_seq)
+        recovery = Recovery(facts_left, last_seq, seq, tuple(warnings), opened.fencing)
+        return _Opened(recovery, chain, number, lost)
 
     def _newest_good(
-        self, connection: sqlite3.Connection, last_seq: int
-    ) -> tuple[Checkpoint | None, list[bytes], list[str]]:
-        warnings: list[str] = []
-        finished = tables.checkpoints(connection)
+        self, facts: Facts, last_seq: int
+    ) -> tuple[Checkpoint | None, list[bytes], list[Checkpoint]]:
+        """Return the newest checkpoint that can be read, its parts, and newer ones that cannot."""
+        finished = facts.checkpoints()
         if finished and finished[0].seq > last_seq:
             raise LedgerCorrupt(
                 self._place,
                 f"its newest checkpoint is as of fact {finished[0].seq}, but its facts end with "
                 f"{last_seq}",
             )
-        newest, parts, damaged = None, list[bytes](), list[Checkpoint]()
+        damaged = list[Checkpoint]()
         for checkpoint in finished:
-            found = tables.checkpoint_parts(connection, checkpoint)
-            if found is not None:
-                newest, parts = checkpoint, found
-                break
+            parts = facts.checkpoint_parts(checkpoint)
+            if parts is not None:
+                return checkpoint, parts, damaged
             damaged.append(checkpoint)
-        if newest is None and (pruned := tables.pruned_seq(connection)):
+        if pruned := facts.pruned_seq():
             raise LedgerCorrupt(self._place, without_checkpoint(pruned))
-        for checkpoint in damaged:
-            warnings.append(
-                f"{self._place}: the checkpoint as of fact {checkpoint.seq} is damaged and was "
-                "dropped; more facts are replayed instead. Check the disk."
-            )
-            tables.drop_checkpoint(connection, checkpoint)
-        return newest, parts, warnings
+        return None, [], damaged
 
     def _recovered(self, parts: list[bytes], checkpoint_seq: int, last_seq: int) -> Iterator[Fact]:
         where = f"the checkpoint as of fact {checkpoint_seq}"
@@ -303,31 +245,24 @@ class SqliteLedger:
             return await asyncio.to_thread(self._entries, after, limit, subject)
 
     def _entries(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
-        with self._reading:
-            if self._reader is None:
-                raise self._closed()
-            with tables.translated(self._path), tables.one_moment(self._reader):
-                if subject is None:
-                    after = max(after, tables.pruned_seq(self._reader))
-                rows = tables.page(self._reader, after, min(limit, PAGE_FACTS_MAX), subject)
-                chain = tables.chain_of(self._reader, after) if subject is None else None
+        with translated(), self._store.reading() as facts:
+            if subject is None:
+                after = max(after, facts.pruned_seq())
+            rows = facts.page(after, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX, subject)
+            chain = facts.chain_of(after) if subject is None else None
         entries = [unseal(row, self._place) for row in rows]
         if subject is None:
             check_linked(rows, after, chain, self._lost, self._place)
         return entries
 
     def _kept_since(self) -> float | None:
-        with self._reading:
-            if self._reader is None:
-                raise self._closed()
-            with tables.translated(self._path), tables.one_moment(self._reader):
-                return tables.kept_since(self._reader)
+        with translated(), self._store.reading() as facts:
+            return facts.oldest_at() if facts.pruned_seq() else None
 
     # Writing.
 
     def _usable(self) -> GroupCommit:
-        if self._failure is not None:
-            raise LedgerFailed(str(self._failure))
+        self.check()
         if self._writer is None:
             raise self._closed()
         return self._writer
@@ -335,7 +270,7 @@ class SqliteLedger:
     def _closed(self) -> LedgerError:
         return LedgerError(f"{self._place} is not open.")
 
-    async def _work(self, work: Callable[[sqlite3.Connection], object]) -> object:
+    async def _work(self, work: Callable[[Facts], object]) -> object:
         """Have a change to the tables made durable, and return what it returned."""
         writer = self._usable()
         job = WriteJob(asyncio.get_running_loop().create_future(), work=work)
@@ -367,7 +302,17 @@ class SqliteLedger:
         self._space.set()
 
 
-def _part_writer(
-    checkpoint: int, number: int, body: bytes
-) -> Callable[[sqlite3.Connection], object]:
-    return lambda connection: tables.insert_part(connection, checkpoint, number, body)
+def _part_writer(checkpoint: int, number: int, body: bytes) -> Callable[[Facts], object]:
+    return lambda facts: facts.insert_part(checkpoint, number, body)
+
+
+def _drop(checkpoint: Checkpoint) -> Callable[[Facts], object]:
+    return lambda facts: facts.drop_checkpoint(checkpoint)
+
+
+def _prune(facts: Facts, before: float, bytes_max: int) -> bool:
+    """Delete some of the oldest facts: only such as both checkpoints stand for."""
+    finished = facts.checkpoints()
+    if len(finished) < CHECKPOINTS_KEPT:
+        return False
+    return facts.prune(min(each.seq for each in finished), before, bytes_max)

@@ -1,0 +1,495 @@
+"""What a store is for the ledger, the catalog and tokens: its interface, its rows and its errors.
+
+All of it is synchronous. What writes is called by one thread, which its user owns: the ledger's
+writer, the catalog's thread.
+
+The exceptions:
+
+    StorageError            the database cannot do this; the message says what to do
+    ├── StorageLocked       another process writes it
+    ├── StorageCorrupt      what is there is not what was written
+    └── StorageFailed       writing or reading failed
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+SECRET_BYTES: Final = 32
+FENCING_BLOCK: Final = 10_000
+"""Fencing numbers reserved at a time. A crash leaves the rest of a block unused."""
+T = TypeVar("T")
+
+
+class StorageError(Exception):
+    """The database cannot do this; the message says what to do."""
+
+
+class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
+    """Another process writes this database.
+
+    Args:
+        place: The database, as its owner calls it.
+        pid: The process that holds it, as it wrote down itself; None where it has not yet.
+        reason: All of it in words; empty for what a file says.
+
+    """
+
+    def __init__(self, place: str, pid: int | None, reason: str = "") -> None:
+        holder = "another process" if pid is None else f"process {pid}"
+        super().__init__(
+            reason
+            or f"{place} is in use by {holder}: one ledger has one writer. "
+            "Stop that process, or give this one another data directory."
+        )
+        self.place = place
+        self.pid = pid
+
+
+class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
+    """What is in the database is not what was written.
+
+    Args:
+        place: The database, as its owner calls it.
+        finding: What is wrong, and where.
+
+    """
+
+    def __init__(self, place: str, finding: str) -> None:
+        super().__init__(
+            f"{place} is damaged: {finding}. Nothing was changed. Check the disk, and restore the "
+            "data directory from a backup. `moored ledger verify` says what is damaged; "
+            "`moored ledger repair` goes on without it, once you accept the loss."
+        )
+        self.place = place
+        self.finding = finding
+
+
+class StorageFailed(StorageError):  # noqa: N818  # As StorageLocked.
+    """The database refused. What was being written may or may not be there."""
+
+
+class FactRow(NamedTuple):
+    """One fact as it is stored."""
+
+    seq: int
+    at: float
+    kind: str
+    version: int
+    subject: str
+    body: bytes
+    checksum: int
+    chain: int
+    """Of its own checksum and of all before it: a fact that was exchanged shows in the next."""
+
+
+class Checkpoint(NamedTuple):
+    """One finished checkpoint.
+
+    Args:
+        number: Grows with every checkpoint that is begun; unfinished ones leave only parts.
+        seq: The fact as of which it was taken.
+        parts: How many parts it has.
+        checksum: CRC-32 of the parts' bytes, in order, and then of the other numbers.
+
+    """
+
+    number: int
+    seq: int
+    parts: int
+    checksum: int
+
+    @classmethod
+    def finished(cls, number: int, seq: int, parts: int, checksum: int) -> "Checkpoint":
+        """Return a finished checkpoint, given the CRC-32 of its parts."""
+        return cls(number, seq, parts, zlib.crc32(f"{number} {seq} {parts}".encode(), checksum))
+
+
+def run(first: int, last: int) -> str:
+    """Return a name for facts that follow one another."""
+    return f"fact {first}" if first == last else f"facts {first} to {last}"
+
+
+class Facts(Protocol):
+    """The tables of a ledger, within one transaction."""
+
+    def last_seq(self) -> int:
+        """Return the seq of the last fact, 0 where there is none."""
+        ...
+
+    def pruned_seq(self) -> int:
+        """Return the last fact that was deleted for its age or for room; 0 where none was."""
+        ...
+
+    def oldest_at(self) -> float:
+        """Return when the oldest fact was appended. Only where there is one."""
+        ...
+
+    def chain_of(self, seq: int) -> int | None:
+        """Return the chain of a fact; 0 before the first one, None where the fact is not there."""
+        ...
+
+    def lost(self) -> list[tuple[int, int]]:
+        """Return the first and the last of each run of facts whose loss was accepted, in order."""
+        ...
+
+    def page(
+        self, after: int, limit: int, bytes_max: int, subject: str | None = None
+    ) -> list[FactRow]:
+        """Return up to `limit` facts after a seq; a page ends with the fact that exceeds the bytes.
+
+        With a subject, only facts about this lease, request or cluster.
+        """
+        ...
+
+    def prune(self, limit: int, before: float, bytes_max: int) -> bool:
+        """Delete some of the oldest facts. Return whether there are more to delete.
+
+        Args:
+            limit: Only facts before this seq.
+            before: Those that were appended before this go, in seconds since the epoch.
+            bytes_max: As long as more than this is used, others go, too.
+
+        """
+        ...
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the finished checkpoints, newest first."""
+        ...
+
+    def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
+        """Return the parts of a checkpoint, or None where they are not as they were written."""
+        ...
+
+    def last_checkpoint_number(self) -> int:
+        """Return the highest number of a checkpoint, finished or not; 0 where there is none."""
+        ...
+
+    def insert_part(self, checkpoint: int, number: int, body: bytes) -> None:
+        """Add one part of a checkpoint that is not finished yet."""
+        ...
+
+    def finish_checkpoint(self, finished: Checkpoint, keep: int) -> None:
+        """Make a checkpoint count, and all but the newest `keep` not count any more."""
+        ...
+
+    def drop_checkpoint(self, finished: Checkpoint) -> None:
+        """Make a checkpoint not count any more; its parts go with the next sweeps."""
+        ...
+
+    def sweep(self) -> bool:
+        """Delete some parts of checkpoints that do not count. Return whether there were any.
+
+        Only to be called while no checkpoint is being written.
+        """
+        ...
+
+
+class OpenedFacts(NamedTuple):
+    """What a store of facts says when it is opened.
+
+    Args:
+        fencing: Fencing numbers up to this one may have been given out.
+        warnings: Damage beside the facts that was survived, each a sentence for the log.
+
+    """
+
+    fencing: int
+    warnings: list[str]
+
+
+class FactStore(Protocol):
+    """The facts of one ledger, which one process writes."""
+
+    @property
+    def place(self) -> str:
+        """What the ledger is called in messages."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        ...
+
+    def open(self) -> OpenedFacts:
+        """Take the single-writer lock, verify, and make the tables where there are none.
+
+        Raises:
+            StorageLocked: Another process has it.
+            StorageCorrupt: What is there cannot be trusted.
+            StorageError: It cannot be opened.
+
+        """
+        ...
+
+    def reading(self) -> AbstractContextManager[Facts]:
+        """Read in one moment of the facts, whatever is written meanwhile. In any thread.
+
+        Raises:
+            StorageError: It is not open, damaged, or cannot be read.
+
+        """
+        ...
+
+    def commit(
+        self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
+    ) -> list[object]:
+        """Have facts and other changes durable when this returns: all of them or none.
+
+        Args:
+            rows: Facts, in order.
+            fencing: The highest fencing number in them; 0 where there is none.
+            works: Other changes, done in order after the facts are there.
+
+        Returns:
+            What the works returned.
+
+        Raises:
+            StorageFailed: It may or may not be there, and nothing more may be committed.
+            StorageError: Likewise.
+
+        """
+        ...
+
+    def upkeep(self) -> float | None:
+        """Do what is due by time; return in how many seconds there is more, None: never.
+
+        Called by the writing thread, after each commit and then while it waits.
+
+        Raises:
+            StorageFailed: Nothing more may be committed.
+
+        """
+        ...
+
+    def end_writing(self, *, clean: bool) -> None:
+        """Let go of what only the writing thread uses. `clean`: every commit succeeded."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the rest, and of the lock."""
+        ...
+
+
+class RecordRow(NamedTuple):
+    """One record of the catalog as it is stored. A damaged one may hold values of any type."""
+
+    id: Any
+    document: Any
+    files: Any
+    checksum: Any
+
+
+class RecordTally(NamedTuple):
+    """What there should be of a kind of records, and what there is."""
+
+    records: int
+    checksums: int
+    records_there: int
+    checksums_there: int
+
+
+class RecordTable(Protocol):
+    """The records of a catalog, within one transaction."""
+
+    def get(self, kind: str, record_id: str) -> RecordRow | None:
+        """Return a record, or None."""
+        ...
+
+    def has(self, kind: str, record_id: str) -> bool:
+        """Return whether there is such a record."""
+        ...
+
+    def ids(self, kind: str) -> list[str]:
+        """Return the ids of all records of a kind."""
+        ...
+
+    def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
+        """Return all records of a kind, by id, with the number of each."""
+        ...
+
+    def put(self, kind: str, row: RecordRow) -> None:
+        """Store a record, in the place of the one with its id if there is one."""
+        ...
+
+    def remove(self, kind: str, record_id: str) -> bool:
+        """Delete a record; return whether there was one."""
+        ...
+
+    def remove_oldest_without(self, kind: str, other: str) -> None:
+        """Delete the oldest record of a kind whose id no record of another kind has."""
+        ...
+
+    def number_of(self, kind: str, record_id: str) -> int:
+        """Return the number of a record that is there."""
+        ...
+
+    def set_aside(self, number: int, why: str) -> None:
+        """Move a record to where it is in no other record's way."""
+        ...
+
+    def count(self, kind: str) -> int:
+        """Return how many records of a kind there are, by counting them."""
+        ...
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """Return by kind how many records there are, and their bytes, without counting them."""
+        ...
+
+    def tallies(self) -> dict[str, RecordTally]:
+        """Return by kind what there should be, and what there is."""
+        ...
+
+    def take_tally(self, kind: str) -> None:
+        """Let what is there of a kind be what there should be."""
+        ...
+
+
+class RecordStore(Protocol):
+    """The records of one catalog. One thread opens and uses it."""
+
+    @property
+    def place(self) -> str:
+        """What the catalog is called in messages."""
+        ...
+
+    def open(self) -> list[str]:
+        """Verify, and make the tables where there are none.
+
+        Returns:
+            Damage that was survived, each a sentence for the log.
+
+        Raises:
+            StorageError: It cannot be opened, or is not whole.
+
+        """
+        ...
+
+    def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
+        """Run `work` in a transaction and return its result; all of it is undone if it raises.
+
+        Args:
+            work: Reads and writes records.
+            durable: False where the last seconds may be lost with the machine's power.
+
+        Raises:
+            StorageError: The database refused.
+
+        """
+        ...
+
+    def upkeep(self) -> float | None:
+        """Do what is due by time; return in how many seconds there is more, None: never."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. A second call does nothing."""
+        ...
+
+
+class TokenRow(NamedTuple):
+    """A named token as it is stored: only its digest is."""
+
+    name: str
+    digest: str
+    role: str
+    tenant: str
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+
+
+class TokenRows(Protocol):
+    """The named tokens of one server."""
+
+    @property
+    def place(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    def version(self) -> object:
+        """Return what is another value after each change; None: there are no tokens yet."""
+        ...
+
+    def rows(self) -> list[TokenRow]:
+        """Return all of them, by name."""
+        ...
+
+    def insert(self, row: TokenRow) -> bool:
+        """Store a new one; False: another one has its name."""
+        ...
+
+    def revoke(self, name: str, at: float) -> bool | None:
+        """Revoke one; False: it was revoked before, None: no token has this name."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class AgentRows(Protocol):
+    """Agents and joining tokens, each a document under its key."""
+
+    @property
+    def place(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    def version(self) -> object:
+        """Return what is another value after each change; None: there are none yet."""
+        ...
+
+    def rows(self) -> dict[str, bytes]:
+        """Return all documents by key."""
+        ...
+
+    def change(self) -> AbstractContextManager[dict[str, bytes]]:
+        """Give all documents in a transaction; what differs at its end is stored."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def changed_rows(
+    before: Mapping[str, bytes], after: Mapping[str, bytes]
+) -> tuple[list[tuple[str, bytes]], list[tuple[str]]]:
+    """Return the rows that a change puts, and the keys that it deletes."""
+    put = [(key, document) for key, document in after.items() if before.get(key) != document]
+    return put, [(key,) for key in before if key not in after]
+
+
+class Storage(Protocol):
+    """One database with everything that a server must not lose."""
+
+    def facts(self) -> FactStore:
+        """Return the ledger's part."""
+        ...
+
+    def records(self) -> RecordStore:
+        """Return the catalog's part."""
+        ...
+
+    def tokens(self) -> TokenRows:
+        """Return the named tokens."""
+        ...
+
+    def agents(self) -> AgentRows:
+        """Return the agents and their joining tokens."""
+        ...
+
+    def has_records(self) -> bool:
+        """Return whether a catalog was ever made here."""
+        ...
+
+    def secret(self) -> bytes:
+        """Return the secret that the tokens of leases are made of; made where there is none.
+
+        Raises:
+            StorageError: It cannot be read or made.
+
+        """
+        ...

@@ -1,0 +1,40 @@
+"""Opening the database that the configuration names."""
+
+from pathlib import Path
+
+from moorage.extras import install_command
+from moorage.storage.base import Storage, StorageError
+from moorage.storage.sqlite.storage import SqliteStorage
+
+
+def open_storage(address: str, folder: Path) -> Storage:
+    """Return where a server has what it must not lose.
+
+    Args:
+        address: Of a PostgreSQL database; empty: the folder.
+        folder: The data folder.
+
+    Raises:
+        StorageError: The extra `postgres` is missing, or it is no address.
+
+    """
+    if not address:
+        return SqliteStorage(folder)
+    need_postgres()
+    from moorage.storage.postgres.storage import PostgresStorage  # noqa: PLC0415  # An extra.
+
+    return PostgresStorage(address)
+
+
+def need_postgres() -> None:
+    """Refuse to go on without the extra `postgres`.
+
+    Raises:
+        StorageError: It is missing.
+
+    """
+    try:
+        import psycopg  # noqa: F401, PLC0415  # Whether it is there.
+    except ImportError as error:  # Without libpq, psycopg raises another than ModuleNotFoundError.
+        way = f"{install_command('postgres')}, or leave out storage"
+        raise StorageError(f"storage needs psycopg: {way}") from error

@@ -1,0 +1,106 @@
+"""Connections to PostgreSQL: what they are called, how their sessions are set, what errors mean."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from moorage.storage.base import StorageError, StorageFailed
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+CONNECT_SECONDS_MAX: Final = 10
+_KEEPALIVE: Final = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+_SESSION: Final = """
+SET search_path = moorage;
+SET default_transaction_isolation = 'read committed';
+SET client_connection_check_interval = '200ms';
+SET idle_in_transaction_session_timeout = '10s';
+SET lock_timeout = '10s';
+SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
+SET tcp_user_timeout = '15s'
+"""
+"""The server ends the session of a client that is gone, and so frees what it had locked."""
+
+
+def place_of(address: str) -> str:
+    """Name a database for messages: never with a password.
+
+    Raises:
+        StorageError: It is no address of one.
+
+    """
+    try:
+        parts = conninfo_to_dict(address)
+    except psycopg.Error:  # Its text repeats the address, in which a password may be.
+        raise StorageError(
+            "storage: expected postgresql://USER@HOST:PORT/DATABASE, as libpq takes it (the value "
+            "is not shown: a password may be in it)"
+        ) from None
+    host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", "its socket")
+    port = parts.get("port") or os.environ.get("PGPORT", "5432")
+    user = parts.get("user") or os.environ.get("PGUSER", "")
+    name = parts.get("dbname") or os.environ.get("PGDATABASE", user)
+    return f"the database {name or 'of this user'} at {host}, port {port},"
+
+
+def connect(address: str, purpose: str) -> Connection:
+    """Open a session of this process.
+
+    Raises:
+        StorageError: The database does not answer, or does not let this user in.
+
+    """
+    place = place_of(address)
+    options: dict[str, Any] = {
+        **_KEEPALIVE,
+        "application_name": f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63],
+        "client_encoding": "utf8",
+    }
+    if "connect_timeout" not in conninfo_to_dict(address):
+        options["connect_timeout"] = CONNECT_SECONDS_MAX
+    try:
+        connection: Connection = psycopg.connect(address, autocommit=True, **options)
+    except psycopg.Error as error:
+        raise StorageError(
+            f"{place} cannot be reached: {_words(error)}. Check `storage` (MOORAGE_STORAGE), that "
+            "the database runs, and that it lets this user in."
+        ) from error
+    try:
+        connection.execute(_SESSION)
+    except psycopg.Error as error:
+        connection.close()
+        raise StorageError(
+            f"{place} cannot be used: {_words(error)}. PostgreSQL 14 or newer is needed, without "
+            "a pooler between."
+        ) from error
+    return connection
+
+
+@contextlib.contextmanager
+def translated(place: str) -> Iterator[None]:
+    """Turn what PostgreSQL raises into this package's errors.
+
+    Raises:
+        StorageFailed: It refused, or the connection broke.
+
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        raise StorageFailed(
+            f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "
+            "what was acknowledged is safe."
+        ) from error
+
+
+def _words(error: psycopg.Error) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,61 @@
+"""What of a database is not fit to be the storage of a server: `moored doctor` shows it."""
+
+import time
+from contextlib import closing
+from typing import Final
+
+from moorage.records.findings import DoctorFinding
+from moorage.storage.base import StorageError
+from moorage.storage.postgres.connection import Connection, connect, place_of, translated
+from moorage.storage.postgres.leadership import SQL, check_server
+
+CLOCK_SECONDS_MAX: Final = 1.0
+"""Of difference to this machine's clock."""
+_LOSES: Final = {"off", "local"}
+
+
+def examine(address: str) -> list[DoctorFinding]:
+    """Return what there is to say of a database; never raises for what is merely broken."""
+    try:
+        with closing(connect(address, "doctor")) as connection, translated(place_of(address)):
+            check_server(connection, place_of(address))
+            return _findings(connection)
+    except StorageError as error:
+        return [DoctorFinding("storage", "broken", str(error))]
+
+
+def _findings(connection: Connection) -> list[DoctorFinding]:
+    began = time.time()
+    settings = {str(name): str(value) for name, value in connection.execute(SQL["settings"])}
+    clock = connection.execute(SQL["clock"]).fetchone()
+    exists = connection.execute(SQL["exists"]).fetchone()
+    assert clock is not None
+    assert exists is not None
+    findings = [DoctorFinding("storage", "ok", f"PostgreSQL {settings['server_version']}")]
+    if not any(exists):
+        reason = "no tables, and this role may not make them: `moored storage prepare`"
+        findings.append(DoctorFinding("storage: tables", "broken", reason))
+    elif exists[0]:
+        granted = connection.execute(SQL["use_grants"]).fetchone()
+        may_write = granted is not None and all(granted)
+        if may_write:
+            findings.append(DoctorFinding("storage: tables", "ok", "this role may write them"))
+        else:
+            reason = "this role may not write them: `moored storage prepare --for ROLE`"
+            findings.append(DoctorFinding("storage: tables", "broken", reason))
+    for name in ("fsync", "full_page_writes"):
+        if settings[name] == "off":
+            reason = f"`{name}` is off: a power cut loses what was acknowledged"
+            findings.append(DoctorFinding(f"storage: {name}", "missing", reason))
+    standbys = settings["synchronous_standby_names"]
+    if settings["synchronous_commit"] in _LOSES and standbys:
+        reason = f"it is {settings['synchronous_commit']}: commits do not wait for a standby"
+        findings.append(DoctorFinding("storage: synchronous_commit", "missing", reason))
+    if not standbys:
+        reason = "no synchronous standby: the loss of that machine loses what it acknowledged"
+        findings.append(DoctorFinding("storage: standby", "missing", reason))
+    apart = abs(float(clock[0]) - began)
+    if apart > CLOCK_SECONDS_MAX:
+        reason = f"its clock and this machine's are {apart:.1f} s apart"
+        findings.append(DoctorFinding("storage: clock", "missing", reason))
+    return findings

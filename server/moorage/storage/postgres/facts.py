@@ -1,0 +1,279 @@
+"""The ledger in PostgreSQL: a batch of facts and its fence are one statement."""
+
+import contextlib
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from moorage.storage.base import (
+    FENCING_BLOCK,
+    Checkpoint,
+    FactRow,
+    Facts,
+    OpenedFacts,
+    StorageError,
+    StorageFailed,
+)
+from moorage.storage.postgres.connection import Connection, translated
+from moorage.storage.postgres.leadership import LOOK_SECONDS, Leadership
+from moorage.storage.postgres.leadership import SQL as SCHEMA
+from moorage.storage.statements import read_statements
+
+PRUNED_PER_STEP: Final = 1_000
+"""Facts that one transaction deletes at most."""
+PARTS_PER_SWEEP: Final = 64
+"""Parts of dropped checkpoints that one transaction deletes."""
+SQL: Final = read_statements(Path(__file__).with_name("facts.sql"))
+
+
+class PostgresFactTables:
+    """`storage.base.Facts` on a connection.
+
+    Args:
+        connection: In a transaction.
+
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def last_seq(self) -> int:
+        """See `Facts.last_seq`."""
+        return int(self._value("last"))
+
+    def pruned_seq(self) -> int:
+        """See `Facts.pruned_seq`."""
+        return int(self._value("pruned"))
+
+    def oldest_at(self) -> float:
+        """See `Facts.oldest_at`."""
+        return float(self._value("oldest_at"))
+
+    def chain_of(self, seq: int) -> int | None:
+        """See `Facts.chain_of`."""
+        if seq == 0:
+            return 0
+        row = self._run("chain", seq).fetchone()
+        return None if row is None else int(row[0])
+
+    def lost(self) -> list[tuple[int, int]]:
+        """See `Facts.lost`. A database is not repaired without what it lost."""
+        return []
+
+    def page(
+        self, after: int, limit: int, bytes_max: int, subject: str | None = None
+    ) -> list[FactRow]:
+        """See `Facts.page`."""
+        rows = (
+            self._run("after", after, limit, bytes_max)
+            if subject is None
+            else self._run("about", subject.encode(), after, limit, bytes_max)
+        )
+        return [
+            FactRow(seq, at, kind, version, about.decode(), body.encode(), checksum, chain)
+            for seq, at, kind, version, about, body, checksum, chain in rows
+        ]
+
+    def prune(self, limit: int, before: float, bytes_max: int) -> bool:
+        """See `Facts.prune`."""
+        oldest = self._run("oldest", limit, PRUNED_PER_STEP).fetchall()
+        if int(self._value("used_bytes")) <= bytes_max:
+            oldest = list(takewhile(lambda row: row[1] < before, oldest))
+        if not oldest:
+            return False
+        last = oldest[-1][0]
+        self._run("delete_to", last)
+        self._run("set_pruned", last)
+        return len(oldest) == PRUNED_PER_STEP
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """See `Facts.checkpoints`."""
+        return [Checkpoint(*row) for row in self._run("checkpoints")]
+
+    def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
+        """See `Facts.checkpoint_parts`."""
+        parts = [bytes(body) for (body,) in self._run("parts", finished.number)]
+        checksum = 0
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+        number, seq, _, _ = finished
+        return parts if Checkpoint.finished(number, seq, len(parts), checksum) == finished else None
+
+    def last_checkpoint_number(self) -> int:
+        """See `Facts.last_checkpoint_number`."""
+        return int(self._value("last_checkpoint_number") or 0)
+
+    def insert_part(self, checkpoint: int, number: int, body: bytes) -> None:
+        """See `Facts.insert_part`."""
+        self._run("insert_part", checkpoint, number, body)
+
+    def finish_checkpoint(self, finished: Checkpoint, keep: int) -> None:
+        """See `Facts.finish_checkpoint`."""
+        self._run("insert_checkpoint", *finished)
+        self._run("delete_old_checkpoints", keep)
+
+    def drop_checkpoint(self, finished: Checkpoint) -> None:
+        """See `Facts.drop_checkpoint`."""
+        self._run("delete_checkpoint", finished.number)
+
+    def sweep(self) -> bool:
+        """See `Facts.sweep`."""
+        return bool(self._run("sweep", PARTS_PER_SWEEP).rowcount > 0)
+
+    def _run(self, name: str, *values: object) -> "psycopg.Cursor[tuple[Any, ...]]":
+        return self._connection.execute(SQL[name], values)
+
+    def _value(self, name: str) -> Any:
+        row = self._run(name).fetchone()
+        return None if row is None else row[0]
+
+
+class PostgresFacts:
+    """`storage.base.FactStore` in PostgreSQL. Read the contract there.
+
+    Args:
+        leadership: Of this server.
+
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
+        self._reading = threading.Lock()
+        self._fencing = self._used_fencing = 0
+
+    @property
+    def place(self) -> str:
+        """See `FactStore.place`."""
+        return self._leadership.place
+
+    @property
+    def is_full(self) -> bool:
+        """See `FactStore.is_full`. A full disk of the database fails the commit."""
+        return False
+
+    def open(self) -> OpenedFacts:
+        """See `FactStore.open`."""
+        self._leadership.take()
+        try:
+            with translated(self.place):
+                self._writer = writer = self._leadership.open_writer("ledger")
+                self._reader = self._leadership.open("reader")
+                row = writer.execute(SQL["fencing"]).fetchone()
+        except BaseException:
+            self._end_writer()
+            self.close()
+            raise
+        assert row is not None
+        self._fencing = self._used_fencing = int(row[0])
+        return OpenedFacts(self._fencing, [])
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Facts]:
+        """See `FactStore.reading`."""
+        with self._reading, translated(self.place):
+            if self._reader is None:
+                raise StorageError(f"{self.place} is not open.")
+            if self._reader.closed:  # The database ended it; the next one may be well.
+                self._reader = self._leadership.open("reader")
+            with self._reader.transaction():
+                self._reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+                yield PostgresFactTables(self._reader)
+
+    def commit(
+        self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
+    ) -> list[object]:
+        """See `FactStore.commit`."""
+        self._leadership.check_failure()
+        assert self._writer is not None
+        try:
+            with translated(self.place):
+                self._reserve(self._writer, fencing)
+                results = self._transact(self._writer, rows, works)
+        except StorageFailed as error:
+            self._leadership.fail(str(error))
+            raise
+        self._leadership.check_failure()
+        return results
+
+    def _reserve(self, writer: Connection, number: int) -> None:
+        """Have a fencing number reserved apart from the facts, some thousand at a time."""
+        if number > self._fencing:
+            reserved = number + FENCING_BLOCK
+            done = writer.execute(SQL["set_fencing"], (self._leadership.epoch, reserved))
+            if not done.rowcount:
+                raise self._leadership.deposed()
+            self._fencing = reserved
+        self._used_fencing = max(self._used_fencing, number)
+
+    def _transact(
+        self,
+        writer: Connection,
+        rows: Sequence[FactRow],
+        works: Sequence[Callable[[Facts], object]],
+    ) -> list[object]:
+        if not works:
+            self._insert(writer, rows)
+            return []
+        with writer.transaction():
+            if not writer.execute(SCHEMA["fence"], (self._leadership.epoch,)).rowcount:
+                raise self._leadership.deposed()
+            self._insert(writer, rows)
+            tables = PostgresFactTables(writer)
+            return [work(tables) for work in works]
+
+    def _insert(self, writer: Connection, rows: Sequence[FactRow]) -> None:
+        if not rows:
+            return
+        seqs, times, kinds, versions, subjects, bodies, checksums, chains = map(
+            list, zip(*rows, strict=True)
+        )
+        done = writer.execute(
+            SQL["insert"],
+            (
+                self._leadership.epoch,
+                seqs,
+                times,
+                kinds,
+                versions,
+                [subject.encode() for subject in subjects],
+                [body.decode() for body in bodies],
+                checksums,
+                chains,
+            ),
+            prepare=True,
+        )
+        if done.rowcount != len(rows):
+            raise self._leadership.deposed()
+
+    def upkeep(self) -> float | None:
+        """See `FactStore.upkeep`."""
+        self._leadership.look()
+        return LOOK_SECONDS
+
+    def end_writing(self, *, clean: bool) -> None:
+        """See `FactStore.end_writing`."""
+        if clean and self._writer is not None and self._used_fencing < self._fencing:
+            with contextlib.suppress(psycopg.Error):  # Numbers then stay reserved, and unused.
+                values = (self._leadership.epoch, self._used_fencing)
+                self._writer.execute(SQL["set_fencing"], values)
+        self._end_writer()
+
+    def _end_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def close(self) -> None:
+        """See `FactStore.close`."""
+        with self._reading:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+        self._leadership.release()

@@ -1,0 +1,153 @@
+"""The catalog in PostgreSQL. Each transaction share-locks the epoch, as those of the ledger do."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from moorage.storage.base import RecordRow, RecordTable, RecordTally, StorageFailed
+from moorage.storage.postgres.connection import Connection, translated
+from moorage.storage.postgres.leadership import SQL as SCHEMA
+from moorage.storage.postgres.leadership import Leadership
+from moorage.storage.statements import read_statements
+
+SQL: Final = read_statements(Path(__file__).with_name("records.sql"))
+T = TypeVar("T")
+
+
+class PostgresRecordTable:
+    """`storage.base.RecordTable` on a connection.
+
+    Args:
+        connection: In a transaction.
+
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def get(self, kind: str, record_id: str) -> RecordRow | None:
+        """See `RecordTable.get`."""
+        row = self._run("get", kind, record_id.encode()).fetchone()
+        return None if row is None else _row(*row)
+
+    def has(self, kind: str, record_id: str) -> bool:
+        """See `RecordTable.has`."""
+        return self._run("has", kind, record_id.encode()).fetchone() is not None
+
+    def ids(self, kind: str) -> list[str]:
+        """See `RecordTable.ids`."""
+        return [each.decode() for (each,) in self._run("ids", kind)]
+
+    def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
+        """See `RecordTable.rows`."""
+        return [(number, _row(*values)) for number, *values in self._run("rows", kind)]
+
+    def put(self, kind: str, row: RecordRow) -> None:
+        """See `RecordTable.put`."""
+        self._run("put", kind, row.id.encode(), *row[1:])
+
+    def remove(self, kind: str, record_id: str) -> bool:
+        """See `RecordTable.remove`."""
+        return bool(self._run("remove", kind, record_id.encode()).rowcount > 0)
+
+    def remove_oldest_without(self, kind: str, other: str) -> None:
+        """See `RecordTable.remove_oldest_without`."""
+        self._run("remove_oldest_without", kind, other)
+
+    def number_of(self, kind: str, record_id: str) -> int:
+        """See `RecordTable.number_of`."""
+        return self._number("number", kind, record_id.encode())
+
+    def set_aside(self, number: int, why: str) -> None:
+        """See `RecordTable.set_aside`."""
+        self._run("set_aside", number, why.replace("\0", " "))
+
+    def count(self, kind: str) -> int:
+        """See `RecordTable.count`."""
+        return self._number("count", kind)
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """See `RecordTable.usage`."""
+        return {kind: (records, size) for kind, records, size in self._run("usage")}
+
+    def tallies(self) -> dict[str, RecordTally]:
+        """See `RecordTable.tallies`."""
+        return {kind: RecordTally(*numbers) for kind, *numbers in self._run("tallies")}
+
+    def take_tally(self, kind: str) -> None:
+        """See `RecordTable.take_tally`."""
+        self._run("take_tally", kind)
+
+    def _run(self, name: str, *values: object) -> "psycopg.Cursor[tuple[Any, ...]]":
+        return self._connection.execute(SQL[name], values)
+
+    def _number(self, name: str, *values: object) -> int:
+        row = self._run(name, *values).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def _row(record_id: bytes, document: bytes, files: bytes, checksum: int) -> RecordRow:
+    return RecordRow(record_id.decode(errors="replace"), document, files, checksum)
+
+
+class PostgresRecords:
+    """`storage.base.RecordStore` in PostgreSQL. Read the contract there.
+
+    Args:
+        leadership: Of this server.
+
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._connection: Connection | None = None
+
+    @property
+    def place(self) -> str:
+        """See `RecordStore.place`."""
+        return self._leadership.place
+
+    def open(self) -> list[str]:
+        """See `RecordStore.open`."""
+        self._leadership.take()
+        try:
+            self._connection = self._leadership.open_writer("catalog")
+        except BaseException:
+            self._leadership.release()
+            raise
+        return []
+
+    def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
+        """See `RecordStore.transact`."""
+        connection = self._connection
+        assert connection is not None
+        self._leadership.check_failure()
+        try:
+            with translated(self.place), connection.transaction():
+                if not durable:
+                    connection.execute("SET LOCAL synchronous_commit = off")
+                if not connection.execute(SCHEMA["fence"], (self._leadership.epoch,)).rowcount:
+                    raise self._leadership.deposed()
+                result = work(PostgresRecordTable(connection))
+        except StorageFailed as error:
+            # Whether it is stored is unknown, and what is in memory may be another thing.
+            self._leadership.fail(str(error))
+            raise
+        self._leadership.check_failure()
+        return result
+
+    def upkeep(self) -> float | None:
+        """See `RecordStore.upkeep`: the ledger looks after the lock."""
+        return None
+
+    def close(self) -> None:
+        """See `RecordStore.close`."""
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._connection.close()
+            self._connection = None
+            self._leadership.release()

@@ -1,0 +1,9 @@
+"""The default store: SQLite files in the data folder, and what lies beside them."""
+
+from typing import Final
+
+LEDGER_FILE: Final = "ledger.db"
+CATALOG_FILE: Final = "catalog.db"
+TOKENS_FILE: Final = "tokens.db"
+SECRET_FILE: Final = "lease_secret"  # noqa: S105  # Its name.
+AGENTS_FILE: Final = "agents.db"

@@ -1,0 +1,40 @@
+"""Agents and their joining tokens in a SQLite file, which `moored agent` writes, too."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from moorage.storage.base import changed_rows
+from moorage.storage.sqlite.shared_file import SharedFile
+from moorage.storage.statements import read_statements
+
+SQL: Final = read_statements(Path(__file__).with_name("agents.sql"))
+
+
+class SqliteAgents(SharedFile):
+    """`storage.base.AgentRows` in a file. Read the contract there.
+
+    Args:
+        path: Where there is no file yet, the first change makes it.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, SQL["schema"])
+
+    def rows(self) -> dict[str, bytes]:
+        """See `AgentRows.rows`."""
+        with self.connection() as connection:
+            return dict(connection.execute(SQL["rows"]))
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[dict[str, bytes]]:
+        """See `AgentRows.change`."""
+        with self.transaction() as connection:
+            before = dict(connection.execute(SQL["rows"]))
+            after = dict(before)
+            yield after
+            put, gone = changed_rows(before, after)
+            connection.executemany(SQL["put"], put)
+            connection.executemany(SQL["delete"], gone)

@@ -1,0 +1,345 @@
+"""The ledger in one SQLite file, and what lies beside it: what the daemon uses by default.
+
+Three parties share the file: the writing thread, one reading connection for questions and for
+recovery, and no other process, which `storage.sqlite.lock.WriterLock` sees to.
+"""
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from moorage.storage.base import (
+    FactRow,
+    Facts,
+    OpenedFacts,
+    StorageCorrupt,
+    StorageError,
+    run,
+)
+from moorage.storage.sqlite.fact_tables import (
+    ROWS_PER_STATEMENT,
+    FactTables,
+    ForeignDatabaseError,
+    connect_to_write,
+)
+from moorage.storage.sqlite.fencing import LABEL as FENCING
+from moorage.storage.sqlite.fencing import Fencing, fencing_path
+from moorage.storage.sqlite.files import (
+    connect,
+    connect_to_look,
+    log_lost,
+    owner_only,
+    replacing,
+    sync_directory,
+    translated,
+)
+from moorage.storage.sqlite.lock import WriterLock
+from moorage.storage.sqlite.marks import DurableMark, Found, Reserve, read_mark
+
+LABEL: Final = "ledger"
+"""Of the mark that says how far the ledger has come: seq and chain of its last durable fact."""
+
+
+def place_of(path: Path) -> str:
+    """Name a ledger file for messages."""
+    return f"the ledger {path}"
+
+
+def mark_path(ledger: Path) -> Path:
+    """Return where it is written down how far a ledger has come."""
+    return ledger.with_suffix(".mark")
+
+
+class _Writing(NamedTuple):
+    """What only the writing thread uses."""
+
+    connection: sqlite3.Connection
+    mark: DurableMark
+    fencing: Fencing
+    reserve: Reserve
+
+
+class SqliteFacts:
+    """`storage.base.FactStore` on a file. Read the contract there.
+
+    Args:
+        path: The database file; made where it is missing, its directory too. Readable by its
+            owner only: requests of tenants are in it.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = WriterLock(path)
+        self._writing: _Writing | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._reading = threading.Lock()
+
+    @property
+    def place(self) -> str:
+        """See `FactStore.place`."""
+        return place_of(self._path)
+
+    @property
+    def is_full(self) -> bool:
+        """See `FactStore.is_full`."""
+        return self._writing is not None and self._writing.reserve.spent
+
+    def open(self) -> OpenedFacts:
+        """See `FactStore.open`."""
+        with ExitStack() as opened:
+            self._make_file(opened)
+            with translated(self.place):
+                found = look(self._path)
+                fencing, mark = self._open_beside(opened, found)
+                connection = connect_to_write(self._path, self.place)
+                opened.callback(connection.close)
+                reader = opened.enter_context(closing(connect(self._path)))
+                reader.execute("PRAGMA query_only=ON")
+                tables = FactTables(connection)
+                last_seq = tables.last_seq()
+                mark.write_both(last_seq, tables.chain_of(last_seq) or 0)
+            opened.pop_all()
+        reserve = Reserve(self._path.with_suffix(".reserve"))
+        self._writing, self._reader = _Writing(connection, mark, fencing, reserve), reader
+        doubts = [doubt for doubt in (found.doubt, fencing.found.doubt) if last_seq and doubt]
+        warnings = [f"{self.place}: {doubt}; it was written again." for doubt in doubts]
+        return OpenedFacts(fencing.floor, warnings)
+
+    def _open_beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, DurableMark]:
+        """Open what lies beside the database; a database without it would be refused."""
+        try:
+            fencing = Fencing(self._path)
+            opened.callback(fencing.close, clean=False)
+            mark = DurableMark(
+                mark_path(self._path), LABEL, found.first, found.second, found.writes
+            )
+        except OSError as no:
+            raise StorageError(f"{self.place} cannot be opened: {no}.") from no
+        opened.callback(mark.close)
+        return fencing, mark
+
+    def _make_file(self, opened: ExitStack) -> None:
+        """Lock, and see to it that the file exists and that its name outlives a power cut."""
+        directory = self._path.parent
+        try:
+            if not directory.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                sync_directory(directory.parent)
+            owner_only(self._path)  # First: the lock is on this file, too.
+            self._lock.acquire()
+            opened.callback(self._lock.release)
+            sync_directory(directory)
+        except OSError as no:
+            raise StorageError(
+                f"{self.place} cannot be opened: {no}. The data directory must be a directory "
+                "that this user may write to."
+            ) from no
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Facts]:
+        """See `FactStore.reading`."""
+        with self._reading:
+            if self._reader is None:
+                raise StorageError(f"{self.place} is not open.")
+            with translated(self.place):
+                self._reader.execute("BEGIN")
+                try:
+                    yield FactTables(self._reader)
+                finally:
+                    self._reader.execute("ROLLBACK")
+
+    def commit(
+        self, rows: Sequence[FactRow], fencing: int, works: Sequence[Callable[[Facts], object]]
+    ) -> list[object]:
+        """See `FactStore.commit`."""
+        assert self._writing
+        connection, mark, numbers, reserve = self._writing
+        with translated(self.place):
+            numbers.reserve(fencing)
+            reserve.refill()
+            try:
+                results = _transact(connection, rows, works)
+            except sqlite3.OperationalError as no:
+                # Nothing of it was written: unlike after a failed sync, it may be tried again.
+                if no.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL or not reserve.spend():
+                    raise
+                results = _transact(connection, rows, works)
+            if rows:
+                mark.write(rows[-1].seq, rows[-1].chain)
+        return results
+
+    def upkeep(self) -> float | None:
+        """See `FactStore.upkeep`."""
+        assert self._writing
+        with translated(self.place):
+            waits = (self._writing.mark.sync_in_time(), self._writing.reserve.refill())
+        return min((each for each in waits if each is not None), default=None)
+
+    def end_writing(self, *, clean: bool) -> None:
+        """See `FactStore.end_writing`."""
+        assert self._writing
+        connection, mark, fencing, reserve = self._writing
+        connection.close()
+        mark.close()
+        with contextlib.suppress(OSError):  # Numbers then stay reserved, and unused.
+            fencing.close(clean=clean)
+            reserve.close()
+
+    def close(self) -> None:
+        """See `FactStore.close`."""
+        with self._reading:
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+        self._lock.release()
+
+
+def _transact(
+    connection: sqlite3.Connection,
+    rows: Sequence[FactRow],
+    works: Sequence[Callable[[Facts], object]],
+) -> list[object]:
+    tables = FactTables(connection)
+    if not works and len(rows) <= ROWS_PER_STATEMENT:
+        tables.insert(rows)  # A single statement is its own transaction.
+        return []
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        tables.insert(rows)
+        results = [work(tables) for work in works]
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite rolls back by itself after the errors that matter most, such as a full disk.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return results
+
+
+def read_marks(ledger: Path) -> tuple[Found, Found]:
+    """Return what is written beside a ledger: how far it had come, and what numbers are reserved.
+
+    Raises:
+        OSError: A file is there and cannot be read.
+
+    """
+    return read_mark(mark_path(ledger), LABEL), read_mark(fencing_path(ledger), FENCING)
+
+
+@contextlib.contextmanager
+def looking(ledger: Path) -> Iterator[FactTables]:
+    """Read in one moment of a ledger that may be in use or damaged. Changes nothing.
+
+    Raises:
+        sqlite3.Error: SQLite cannot read it.
+
+    """
+    with closing(connect_to_look(ledger)) as connection:
+        connection.execute("BEGIN")
+        yield FactTables(connection)
+
+
+def look(ledger: Path) -> Found:
+    """Return a ledger's mark, once all is there that it speaks of. Changes nothing.
+
+    Raises:
+        StorageCorrupt: Something is missing, or nothing says whether it is.
+        StorageError: It is no ledger of this release.
+        sqlite3.Error: SQLite cannot read it.
+
+    """
+    found = read_mark(mark_path(ledger), LABEL)
+    place = place_of(ledger)
+    with looking(ledger) as tables:
+        new = is_unmade(tables, ledger, found)
+        if (found.exists or not new) and not found.known:
+            raise StorageCorrupt(
+                place,
+                f"{found.doubt}, and nothing else says how many facts it must have: "
+                f"it has {0 if new else tables.last_seq()}",
+            )
+        lacking = missing(tables, found, new=new)
+    # After a power cut the mark may be a second behind; a log that is damaged shows by itself.
+    lacking = lacking or log_lost(ledger).rstrip(".")
+    if lacking:
+        raise StorageCorrupt(place, lacking)
+    return found
+
+
+def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
+    """Return whether a ledger has no tables yet.
+
+    Raises:
+        StorageCorrupt: It does not say that it is a ledger, and its mark does.
+        StorageError: It is no ledger of this release.
+
+    """
+    try:
+        return tables.is_new(place_of(ledger))
+    except ForeignDatabaseError as no:
+        if found.known:
+            raise StorageCorrupt(place_of(ledger), "it does not say that it is a ledger") from no
+        raise
+
+
+def missing(tables: FactTables, found: Found, *, new: bool) -> str:
+    """Return what is missing in a ledger; empty where nothing is."""
+    last_seq = 0 if new else tables.last_seq()
+    if last_seq < found.first:
+        one = last_seq + 1 == found.first
+        verbs = "was durable and is" if one else "were durable and are"
+        return (
+            f"{run(last_seq + 1, found.first)} {verbs} missing; its write-ahead log, or the file "
+            "itself, is damaged, cut or gone"
+        )
+    if not new and tables.chain_of(found.first) != found.second:
+        return f"fact {found.first} is missing, or is not the one that was made durable"
+    return ""
+
+
+def copy_ledger(ledger: Path, target: Path) -> None:
+    """Copy a ledger that may be in use, as of one moment, with its mark.
+
+    Raises:
+        StorageError: It cannot be read, or the copy cannot be written.
+
+    """
+    with translated(place_of(ledger)):
+        found = read_mark(mark_path(ledger), LABEL)  # First: the copy may know more than its mark.
+        with closing(connect_to_look(ledger)) as before, closing(connect(target)) as new:
+            before.backup(new)
+        if found.known:
+            DurableMark(mark_path(target), LABEL, found.first, found.second, found.writes).close()
+
+
+def rebuild(
+    ledger: Path,
+    fill: Callable[[FactTables], None],
+    last: tuple[int, int, int],
+    fencing: tuple[int, int],
+) -> None:
+    """Put another ledger in the place of a damaged one.
+
+    Args:
+        ledger: The damaged one.
+        fill: Given the new tables, fills them.
+        last: Seq and chain of the new last fact, and how often its mark was written before.
+        fencing: The last number that is reserved, and how often that was written before.
+
+    Raises:
+        StorageError: A file cannot be written or read.
+
+    """
+    with translated(place_of(ledger)):
+        with replacing(ledger) as new, closing(connect_to_write(new, place_of(new))) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            fill(FactTables(connection))
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode=DELETE")  # All in one file, synced.
+        DurableMark(mark_path(ledger), LABEL, *last).close()
+        DurableMark(fencing_path(ledger), FENCING, fencing[0], 0, fencing[1]).close()

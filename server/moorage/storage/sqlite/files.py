@@ -1,0 +1,211 @@
+"""Files of SQLite: how they are opened, examined and replaced. All databases here use these."""
+
+import contextlib
+import os
+import sqlite3
+import struct
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from moorage.storage.base import StorageCorrupt, StorageError, StorageFailed
+
+OWNER_ONLY: Final = 0o600
+UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
+"""Raised by reading what is damaged: text that is not UTF-8, or no number where each is one."""
+BUSY_SECONDS: Final = 5.0
+_LOG_MAGIC: Final = 0x377F0682
+_LOG_HEADER_BYTES: Final = 32
+_LOG_FRAME_BYTES: Final = 24
+"""Of the header of each frame of SQLite's write-ahead log (fileformat2.html, section 4.1)."""
+
+
+@contextlib.contextmanager
+def translated(place: str, *, values: bool = True) -> Iterator[None]:
+    """Turn what SQLite and files raise into this package's errors.
+
+    Args:
+        place: What the database is called.
+        values: Also what reading values of the wrong type raises.
+
+    Raises:
+        StorageCorrupt: The file is damaged, or is no database.
+        StorageFailed: Anything else: full disk, I/O error, a foreign lock.
+
+    """
+    try:
+        yield
+    except (TypeError, ValueError) as no:
+        if not values:
+            raise
+        raise StorageCorrupt(place, f"it holds what was never written ({no})") from no
+    except (sqlite3.Error, OSError) as no:
+        code = getattr(no, "sqlite_errorcode", None)
+        # Text that is not UTF-8 comes without a code: the module finds it, not SQLite.
+        rotten = code is None and isinstance(no, sqlite3.OperationalError)
+        if rotten or (code or 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise StorageCorrupt(place, str(no)) from no
+        raise StorageFailed(
+            f"{place} failed: {no}. Make room on the disk or repair it, then start again: "
+            "what was acknowledged is safe."
+        ) from no
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a database in this thread, to be used by one thread at a time."""
+    return sqlite3.connect(
+        path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
+
+
+def connect_to_look(path: Path) -> sqlite3.Connection:
+    """Open a file that is not to be changed: its log stays as it is, also where it is damaged."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+
+
+def keep_log(connection: sqlite3.Connection, place: str) -> None:
+    """Have a write-ahead log.
+
+    Raises:
+        StorageError: There can be none.
+
+    """
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise StorageError(
+            f"{place} cannot have a write-ahead log here (mode {mode!r}). Use a data "
+            "directory on a local disk."
+        )
+
+
+def note_release(connection: sqlite3.Connection) -> None:
+    """Write down which release writes a database, for older ones that cannot read it."""
+    release = version("moorage")
+    if writer_of(connection) != release:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TABLE IF NOT EXISTS release(version TEXT NOT NULL)")
+        connection.execute("DELETE FROM release")
+        connection.execute("INSERT INTO release VALUES (?)", (release,))
+        connection.execute("COMMIT")
+
+
+def writer_of(connection: sqlite3.Connection) -> str:
+    """Return the release that wrote a database; empty where it does not say."""
+    with contextlib.suppress(sqlite3.Error):
+        for (found,) in connection.execute("SELECT version FROM release"):
+            return str(found)
+    return ""
+
+
+def check_pages(connection: sqlite3.Connection, findings_max: int) -> Iterator[str]:
+    """Yield what SQLite finds wrong with a database."""
+    for (line,) in connection.execute(f"PRAGMA integrity_check({findings_max})"):
+        if line != "ok":
+            yield str(line)
+
+
+def owner_only(path: Path) -> None:
+    """Make a database where there is none, and see that none but its owner may read it.
+
+    SQLite gives the files that it makes beside a database the database's own mode.
+
+    Raises:
+        OSError: It cannot be made, or belongs to another user.
+
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY))
+    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        if each.exists() and each.stat().st_mode & 0o777 != OWNER_ONLY:
+            each.chmod(OWNER_ONLY)
+
+
+def sync_directory(directory: Path) -> None:
+    """See to it that the names in a directory outlive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield where to write a database, which then takes the place of another one."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    owner_only(new)
+    yield new
+    for end in ("-wal", "-shm"):  # They belong to the old one, and would be read into the new.
+        path.with_name(path.name + end).unlink(missing_ok=True)
+    new.replace(path)
+    sync_directory(path.parent)
+
+
+def log_damage(database: Path) -> str:
+    """Return where a write-ahead log of SQLite ends before its time, in words.
+
+    SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
+    salts, are no damage: they were brought over into the database before.
+    """
+    return _read_log(database)[0]
+
+
+def log_lost(database: Path) -> str:
+    """Return where a log is damaged so that durable commits are lost; empty where none are.
+
+    The frames of the one that was under way at a crash may be there or not, in any order. Each
+    commit before that one was synced before the next began.
+    """
+    where, commits = _read_log(database)
+    return where if commits > 1 else ""
+
+
+def _read_log(database: Path) -> tuple[str, int]:
+    """Return where a log ends, and how many commits there seem to be from there on."""
+    try:
+        content = database.with_name(database.name + "-wal").read_bytes()
+    except FileNotFoundError:
+        return f"{database.name}-wal is not there.", 0
+    name = f"{database.name}-wal"
+    if len(content) < _LOG_HEADER_BYTES:
+        return (f"{name} is empty." if not content else f"{name} was cut in its header."), 0
+    magic, _, page_bytes, _ = struct.unpack(">4I", content[:16])
+    word_pair = struct.Struct(">2I" if magic & 1 else "<2I")
+    sums = _log_sums(word_pair, content[:24], (0, 0))
+    if magic & ~1 != _LOG_MAGIC or struct.pack(">2I", *sums) != content[24:32]:
+        # It is written and synced by itself, before the first frame.
+        where = (
+            f"{name}: its header, the first {_LOG_HEADER_BYTES} bytes, does not match its checksum."
+        )
+        return where, 2 if len(content) > _LOG_HEADER_BYTES else 0
+    frame_bytes = _LOG_FRAME_BYTES + page_bytes
+    for start in range(_LOG_HEADER_BYTES, len(content), frame_bytes):
+        frame = content[start : start + frame_bytes]
+        ours = frame[8:16] == content[16:24] or content[16:24] in content[start + frame_bytes :]
+        if not ours and len(frame) == frame_bytes:
+            return "", 0  # An earlier round begins here.
+        sums = _log_sums(word_pair, frame[:8] + frame[_LOG_FRAME_BYTES:], sums)
+        if len(frame) < frame_bytes or struct.pack(">2I", *sums) != frame[16:24]:
+            number = (start - _LOG_HEADER_BYTES) // frame_bytes + 1
+            commits = sum(
+                content[at + 8 : at + 16] == content[16:24]
+                and content[at + 4 : at + 8] != b"\0" * 4
+                for at in range(start, len(content), frame_bytes)
+            )
+            return (
+                f"{name}: frame {number}, at byte {start}, does not match its checksum; "
+                f"SQLite reads nothing of the {len(content) - start} bytes from there on."
+            ), commits
+    return f"{name} is whole as far as it goes: it was cut where a frame ends.", 0
+
+
+def _log_sums(word_pair: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """Return SQLite's checksum of a log, continued over some more of it."""
+    first, second = sums
+    content = content[: len(content) - len(content) % word_pair.size]
+    for one, other in word_pair.iter_unpack(content):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second

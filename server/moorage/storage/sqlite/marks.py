@@ -1,0 +1,199 @@
+"""What lies beside the databases, so that no loss goes unnoticed and what is promised can end.
+
+SQLite reads a write-ahead log up to the first frame that is damaged and says nothing of the rest.
+So how far a database had come is written down a second time, in a small file of its own.
+"""
+
+import contextlib
+import os
+import shutil
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from moorage.storage.sqlite.files import OWNER_ONLY, sync_directory
+
+SYNC_SECONDS: Final = 1.0
+"""How old a mark may be after a power cut. A sync with every commit would cost a third of them."""
+RESERVE_BYTES: Final = 16 << 20
+"""Reserve for releases and renewals on a full disk: some ten thousand of them."""
+REFILL_SECONDS: Final = 2.0
+_SLOT_BYTES: Final = 4096
+"""The two copies lie in blocks of their own: one torn write cannot spoil both."""
+_RECORD: Final = struct.Struct(">8sQQQ")
+_SUM: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a mark says.
+
+    Args:
+        exists: There is a file.
+        first: The first number; 0 where nothing can be read.
+        second: The second one.
+        writes: How often it was written; 0 where neither copy can be read.
+        doubt: What of it is damaged; empty where all is well.
+
+    """
+
+    exists: bool
+    first: int = 0
+    second: int = 0
+    writes: int = 0
+    doubt: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a copy that can be believed."""
+        return self.writes > 0
+
+
+def read_mark(path: Path, label: str) -> Found:
+    """Return what a mark says; never raises for damage.
+
+    Raises:
+        OSError: The file is there and cannot be read.
+
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Found(exists=False, doubt=f"{path.name} is missing")
+    copies = [_unpack(content[start : start + _SLOT_BYTES], label) for start in (0, _SLOT_BYTES)]
+    good = [copy for copy in copies if copy is not None]
+    if not good:
+        return Found(exists=True, doubt=f"neither copy in {path.name} can be read")
+    writes, first, second = max(good)
+    doubt = "" if len(good) == len(copies) else f"one of the two copies in {path.name} is damaged"
+    return Found(exists=True, first=first, second=second, writes=writes, doubt=doubt)
+
+
+def _unpack(slot: bytes, label: str) -> tuple[int, int, int] | None:
+    record, end = slot[: _RECORD.size], _RECORD.size + _SUM.size
+    if len(slot) < end or _SUM.unpack(slot[_RECORD.size : end])[0] != zlib.crc32(record):
+        return None
+    name, writes, first, second = _RECORD.unpack(record)
+    return (writes, first, second) if name.rstrip(b"\0") == label.encode() else None
+
+
+class DurableMark:
+    """A mark that is written. One thread at a time.
+
+    Args:
+        path: Its file, which is made where it is missing.
+        label: Up to eight letters that say what it is about.
+        first: The first number to begin with.
+        second: The second one.
+        writes: How often it was written before.
+
+    Attributes:
+        unsynced: Something was written that a power cut may take back.
+
+    Raises:
+        OSError: It cannot be written.
+
+    """
+
+    def __init__(self, path: Path, label: str, first: int, second: int, writes: int) -> None:
+        self._label = label.encode()
+        self._writes = writes
+        self._synced_at = time.monotonic()
+        self.unsynced = False
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+        try:
+            os.fchmod(self._descriptor, OWNER_ONLY)
+            self.write_both(first, second)
+            sync_directory(path.parent)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, first: int, second: int) -> None:
+        """Write the numbers over the older copy. It outlives the process; `sync`, the power."""
+        self._writes += 1
+        record = _RECORD.pack(self._label, self._writes, first, second)
+        slot = record + _SUM.pack(zlib.crc32(record))
+        os.pwrite(self._descriptor, slot.ljust(_SLOT_BYTES, b"\0"), self._writes % 2 * _SLOT_BYTES)
+        self.unsynced = True
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        if self.unsynced:
+            os.fdatasync(self._descriptor)
+            self.unsynced = False
+            self._synced_at = time.monotonic()
+
+    def sync_in_time(self) -> float | None:
+        """Sync where the last time is `SYNC_SECONDS` ago; return when to call again, if at all."""
+        if time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self.sync()
+        return SYNC_SECONDS if self.unsynced else None
+
+    def write_both(self, first: int, second: int) -> None:
+        """Write both copies, one after the other, each durable before the next."""
+        for _ in range(2):
+            self.write(first, second)
+            self.sync()
+
+    def close(self) -> None:
+        """Let go of the file. A second call does nothing."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # It is as if the power had been cut.
+                self.sync()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Reserve:
+    """Room on the disk that is given up when there is no other: what is promised can still end.
+
+    Args:
+        path: A file of that size, which is there while all is well.
+
+    Attributes:
+        spent: It was given up, or there was no room for it.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.spent = not self._fill()
+        self._tried_at = time.monotonic()
+
+    def spend(self) -> bool:
+        """Give it up; return whether there was any."""
+        if self.spent:
+            return False
+        self.close()
+        self.spent = True
+        return True
+
+    def refill(self) -> float | None:
+        """Take it back where there is room again; return when to call again, if at all."""
+        now = time.monotonic()
+        if self.spent and now - self._tried_at >= REFILL_SECONDS:
+            self._tried_at = now
+            self.spent = not self._fill()
+        return REFILL_SECONDS if self.spent else None
+
+    def close(self) -> None:
+        """Give the room back."""
+        self._path.unlink(missing_ok=True)
+
+    def _fill(self) -> bool:
+        try:
+            if shutil.disk_usage(self._path.parent).free < 2 * RESERVE_BYTES:
+                return False
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, OWNER_ONLY)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,311 @@
+"""The catalog in one SQLite file, with a mark beside it that says how many durable changes it saw.
+
+Each kind has the number of its records and the sum of their checksums. So it shows where a record
+went missing, and where the file as a whole fell back.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from moorage.storage.base import RecordRow, RecordTable, RecordTally, StorageCorrupt, StorageError
+from moorage.storage.formats import Format
+from moorage.storage.sqlite.files import (
+    check_pages,
+    connect_to_look,
+    log_lost,
+    note_release,
+    owner_only,
+    replacing,
+    translated,
+    writer_of,
+)
+from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
+from moorage.storage.statements import read_statements
+
+FORMAT: Final = Format(1, {})
+"""Of the tables; it is the file's `user_version`."""
+LABEL: Final = "catalog"
+"""Of the mark."""
+SQL: Final = read_statements(Path(__file__).with_name("records.sql"))
+T = TypeVar("T")
+
+
+def place_of(path: Path) -> str:
+    """Name a catalog's file for messages."""
+    return f"the catalog {path}"
+
+
+def mark_path(path: Path) -> Path:
+    """Return where it is written down how many changes a catalog has seen."""
+    return path.with_suffix(".mark")
+
+
+class RecordTables:
+    """`storage.base.RecordTable`, and what a damaged file needs on top of it.
+
+    Args:
+        connection: To the file.
+
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._execute = connection.execute
+
+    def get(self, kind: str, record_id: str) -> RecordRow | None:
+        """See `RecordTable.get`."""
+        found = self._execute(SQL["get"], (kind, record_id)).fetchone()
+        return None if found is None else RecordRow(*found)
+
+    def has(self, kind: str, record_id: str) -> bool:
+        """See `RecordTable.has`."""
+        return self._execute(SQL["has"], (kind, record_id)).fetchone() is not None
+
+    def ids(self, kind: str) -> list[str]:
+        """See `RecordTable.ids`."""
+        return [each for (each,) in self._execute(SQL["ids"], (kind,))]
+
+    def rows(self, kind: str) -> list[tuple[int, RecordRow]]:
+        """See `RecordTable.rows`."""
+        found = self._execute(SQL["rows"], (kind,))
+        return [(number, RecordRow(*values)) for number, *values in found]
+
+    def put(self, kind: str, row: RecordRow) -> None:
+        """See `RecordTable.put`."""
+        self._execute(SQL["put"], (kind, *row))
+
+    def insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Add records with their kinds; of several with one id the first."""
+        self._connection.executemany(SQL["insert"], rows)
+
+    def remove(self, kind: str, record_id: str) -> bool:
+        """See `RecordTable.remove`."""
+        return self._execute(SQL["remove"], (kind, record_id)).rowcount > 0
+
+    def remove_oldest_without(self, kind: str, other: str) -> None:
+        """See `RecordTable.remove_oldest_without`."""
+        self._execute(SQL["remove_oldest_without"], (kind, other))
+
+    def number_of(self, kind: str, record_id: str) -> int:
+        """See `RecordTable.number_of`."""
+        return int(self._execute(SQL["number"], (kind, record_id)).fetchone()[0])
+
+    def set_aside(self, number: int, why: str) -> None:
+        """See `RecordTable.set_aside`."""
+        self._execute(SQL["copy_damaged"], (why, number))
+        self._execute(SQL["remove_number"], (number,))
+
+    def count(self, kind: str) -> int:
+        """See `RecordTable.count`."""
+        return int(self._execute(SQL["count"], (kind,)).fetchone()[0])
+
+    def usage(self) -> dict[str, tuple[int, int]]:
+        """See `RecordTable.usage`."""
+        return {kind: (records, size) for kind, records, size in self._execute(SQL["usage"])}
+
+    def tallies(self) -> dict[str, RecordTally]:
+        """See `RecordTable.tallies`."""
+        return {kind: RecordTally(*numbers) for kind, *numbers in self._execute(SQL["tallies"])}
+
+    def take_tally(self, kind: str) -> None:
+        """See `RecordTable.take_tally`."""
+        self._execute(SQL["take_tally"], (kind,))
+
+    def format(self) -> int:
+        """Return the version of the tables; 0 where there are none."""
+        return int(self._execute("PRAGMA user_version").fetchone()[0])
+
+    def commits(self) -> int:
+        """Return how many durable changes there were."""
+        return int(self._execute(SQL["commits"]).fetchone()[0])
+
+    def refuse_format(self, place: str) -> int:
+        """Return the version of the tables, if this release reads it.
+
+        Raises:
+            StorageError: It does not.
+
+        """
+        found = self.format()
+        if found and (refusal := FORMAT.refusal(found, writer_of(self._connection))):
+            raise StorageError(f"{place} {refusal}. Nothing was changed.")
+        return found
+
+    def findings(self, findings_max: int) -> Iterator[str]:
+        """Yield what SQLite finds wrong with the file."""
+        return check_pages(self._connection, findings_max)
+
+    def last_number(self) -> int:
+        """Return the highest number of a record."""
+        return int(self._execute(SQL["last_number"]).fetchone()[0])
+
+    def numbered(self, after: int, last: int) -> list[tuple[Any, ...]]:
+        """Return records, with their kinds, after a number and up to another."""
+        return self._execute(SQL["numbers"], (after, last)).fetchall()
+
+
+class SqliteRecords:
+    """`storage.base.RecordStore` on a file. Read the contract there.
+
+    Args:
+        path: The file; it is created where it does not exist, its folder is not.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._mark: DurableMark | None = None
+
+    @property
+    def place(self) -> str:
+        """See `RecordStore.place`."""
+        return place_of(self._path)
+
+    def open(self) -> list[str]:
+        """See `RecordStore.open`."""
+        try:
+            owner_only(self._path)
+            with translated(self.place):
+                found = look(self._path)
+            mark = DurableMark(
+                mark_path(self._path), LABEL, found.first, found.second, found.writes
+            )
+        except OSError as error:
+            raise StorageError(
+                f"{self.place} cannot be opened: {error}; the data directory must be one that this "
+                "user may write to"
+            ) from error
+        with contextlib.ExitStack() as opened, translated(self.place):
+            opened.callback(mark.close)
+            connection = opened.enter_context(
+                closing(sqlite3.connect(self._path, isolation_level=None))
+            )
+            connection.execute("PRAGMA busy_timeout = 5000")
+            connection.execute("PRAGMA journal_mode = WAL")
+            tables = RecordTables(connection)
+            version = tables.format()
+            if version == 0:
+                _make(connection)
+            elif version < FORMAT.current:
+                connection.execute("BEGIN IMMEDIATE")
+                for statement in FORMAT.migration(version):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {FORMAT.current}")
+                connection.execute("COMMIT")
+            note_release(connection)
+            mark.write_both(tables.commits(), 0)
+            opened.pop_all()
+        self._connection, self._mark = connection, mark
+        if version and found.doubt:
+            return [f"{self.place}: {found.doubt}; it was written again."]
+        return []
+
+    def transact(self, work: Callable[[RecordTable], T], *, durable: bool) -> T:
+        """See `RecordStore.transact`."""
+        connection, mark = self._connection, self._mark
+        assert connection
+        assert mark
+        with translated(self.place, values=False):
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            mark.sync_in_time()
+            connection.execute("BEGIN")
+            before = connection.total_changes
+            number = 0
+            tables = RecordTables(connection)
+            try:
+                result = work(tables)
+                if durable and connection.total_changes > before:
+                    connection.execute(SQL["count_commit"])
+                    number = tables.commits()
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            if number:
+                mark.write(number, 0)
+        return result
+
+    def upkeep(self) -> float | None:
+        """See `RecordStore.upkeep`."""
+        if self._mark is None:
+            return None
+        with translated(self.place):
+            return self._mark.sync_in_time()
+
+    def close(self) -> None:
+        """See `RecordStore.close`."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._mark is not None:
+            self._mark.close()
+
+
+def _make(connection: sqlite3.Connection) -> None:
+    """Make the tables of a catalog."""
+    connection.executescript(
+        f"BEGIN EXCLUSIVE;\n{SQL['schema']};\nPRAGMA user_version = {FORMAT.current};\nCOMMIT;"
+    )
+
+
+@contextlib.contextmanager
+def looking(path: Path) -> Iterator[RecordTables]:
+    """Read in one moment of a catalog that may be in use or damaged. Changes nothing.
+
+    Raises:
+        sqlite3.Error: SQLite cannot read it.
+
+    """
+    with closing(connect_to_look(path)) as connection:
+        connection.execute("BEGIN")
+        yield RecordTables(connection)
+
+
+def look(path: Path) -> Found:
+    """Return a catalog's mark, once all is there that it speaks of. Changes nothing.
+
+    Raises:
+        StorageCorrupt: Changes are missing, or nothing says whether they are.
+        StorageError: Another release wrote it.
+        sqlite3.Error: It cannot be read.
+
+    """
+    found, place = read_mark(mark_path(path), LABEL), place_of(path)
+    with looking(path) as tables:
+        version = tables.refuse_format(place)
+        changes = tables.commits() if version else 0
+    if (found.exists or version) and not found.known:
+        finding = f"{found.doubt}, and nothing else says how many changes it has seen"
+        raise StorageCorrupt(place, finding)
+    if changes < found.first:
+        raise StorageCorrupt(
+            place,
+            f"it has seen {changes} changes of {found.first} that were durable; its write-ahead"
+            " log, or the file itself, is damaged, cut or gone",
+        )
+    if lost := log_lost(path):
+        raise StorageCorrupt(place, lost.rstrip("."))
+    return found
+
+
+def rebuild(path: Path, found: Found, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Put a catalog of other records in the place of a damaged one.
+
+    Raises:
+        StorageError: A file cannot be written.
+
+    """
+    with translated(place_of(path)):
+        with replacing(path) as new, closing(sqlite3.connect(new, isolation_level=None)) as file:
+            _make(file)
+            file.execute("BEGIN")
+            RecordTables(file).insert(rows)
+            file.execute(SQL["set_commits"], (found.first,))
+            file.execute("COMMIT")
+        DurableMark(mark_path(path), LABEL, found.first, 0, found.writes).close()

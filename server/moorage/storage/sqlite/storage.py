@@ -1,0 +1,81 @@
+"""The data folder as a database: which file has what."""
+
+import os
+import secrets
+from pathlib import Path
+
+from moorage.storage.base import SECRET_BYTES, StorageError
+from moorage.storage.sqlite import (
+    AGENTS_FILE,
+    CATALOG_FILE,
+    LEDGER_FILE,
+    SECRET_FILE,
+    TOKENS_FILE,
+)
+from moorage.storage.sqlite.agents import SqliteAgents
+from moorage.storage.sqlite.facts import SqliteFacts
+from moorage.storage.sqlite.files import OWNER_ONLY, sync_directory
+from moorage.storage.sqlite.records import SqliteRecords
+from moorage.storage.sqlite.tokens import SqliteTokens
+
+
+class SqliteStorage:
+    """`storage.base.Storage` in a folder. Read the contract there.
+
+    Args:
+        folder: It exists.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def facts(self) -> SqliteFacts:
+        """See `Storage.facts`."""
+        return SqliteFacts(self._folder / LEDGER_FILE)
+
+    def records(self) -> SqliteRecords:
+        """See `Storage.records`."""
+        return SqliteRecords(self._folder / CATALOG_FILE)
+
+    def tokens(self) -> SqliteTokens:
+        """See `Storage.tokens`."""
+        return SqliteTokens(self._folder / TOKENS_FILE)
+
+    def agents(self) -> SqliteAgents:
+        """See `Storage.agents`."""
+        return SqliteAgents(self._folder / AGENTS_FILE)
+
+    def has_records(self) -> bool:
+        """See `Storage.has_records`."""
+        return (self._folder / CATALOG_FILE).exists()
+
+    def secret(self) -> bytes:
+        """See `Storage.secret`."""
+        path = self._folder / SECRET_FILE
+        try:
+            secret = path.read_bytes()
+        except FileNotFoundError:
+            return _make_secret(path)
+        if len(secret) != SECRET_BYTES:
+            raise StorageError(
+                f"{path}: expected {SECRET_BYTES} bytes, got {len(secret)}. Restore it from a "
+                "backup, or delete it: leases then stand, but their tokens cannot be told again."
+            )
+        return secret
+
+
+def _make_secret(path: Path) -> bytes:
+    secret, unfinished = secrets.token_bytes(SECRET_BYTES), path.with_name(path.name + ".new")
+    unfinished.unlink(missing_ok=True)  # A crash may have left one.
+    with open(unfinished, "xb", opener=_private) as file:  # Path.open has no opener.
+        file.write(secret)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    sync_directory(path.parent)  # Else a crash could forget the name that tokens depend on.
+    return secret
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, OWNER_ONLY)

@@ -1,0 +1,13 @@
+"""SQL lies in `.sql` files beside the store that runs it, each statement under its own name."""
+
+import re
+from pathlib import Path
+
+
+def read_statements(path: Path) -> dict[str, str]:
+    """Return the statements of a file by the name in the comment line before each."""
+    _, *parts = re.split(r"^-- name: (\w+)\n", path.read_text("utf-8"), flags=re.MULTILINE)
+    return {
+        name: text.strip().removesuffix(";")
+        for name, text in zip(parts[::2], parts[1::2], strict=True)
+    }

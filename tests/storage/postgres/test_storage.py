@@ -1,0 +1,302 @@
+"""PostgreSQL as storage: the traps, each with its sentence."""
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from moorage.core.state.facts import Fact, Renewed
+from moorage.ledger.base import LedgerFailed
+from moorage.ledger.stored import StoredLedger
+from moorage.model import RequestId
+from moorage.storage.base import (
+    RecordRow,
+    StorageError,
+    StorageFailed,
+    StorageLocked,
+    TokenRow,
+)
+
+pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
+pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+
+from moorage.storage.postgres import connection, examination  # noqa: E402  # After the skip.
+from moorage.storage.postgres.shared_table import FRESH_SECONDS  # noqa: E402  # As above.
+from moorage.storage.postgres.storage import PostgresStorage, prepare  # noqa: E402  # As above.
+from moorage.storage.sqlite.storage import SqliteStorage  # noqa: E402  # As above.
+
+NOW = 1_763_647_000.125
+HOLDER = """
+import sys
+from moorage.storage.postgres.storage import PostgresStorage
+facts = PostgresStorage(sys.argv[1]).facts()
+facts.open()
+print("open", flush=True)
+input()
+"""
+
+
+def numbered(first: int, last: int) -> list[Fact]:
+    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
+
+
+@pytest.fixture
+def address(postgres) -> str:
+    return postgres.database()
+
+
+def test_a_server_that_was_killed_lets_the_next_one_in(address: str):
+    command = [sys.executable, "-c", HOLDER, address]
+    facts = PostgresStorage(address).facts()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(StorageLocked, match=f"in use by process {holder.pid} on ") as caught:
+            facts.open()
+        assert "one server writes at a time" in str(caught.value)
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(60)
+    facts.open()
+    facts.end_writing(clean=True)
+    facts.close()
+
+
+async def test_a_deposed_server_stores_nothing_and_says_so(postgres, address: str):
+    ledger = StoredLedger(PostgresStorage(address).facts())
+    await ledger.open()
+    assert await ledger.append(numbered(1, 2), NOW) == 2
+    name = address.rpartition("/")[2]
+    postgres.execute("UPDATE moorage.epoch SET epoch = epoch + 1", name)
+    with pytest.raises(LedgerFailed, match="is written by another server since"):
+        await ledger.append(numbered(3, 3), NOW)
+    with pytest.raises(LedgerFailed):
+        await ledger.append(numbered(3, 3), NOW)
+    assert postgres.execute("SELECT max(seq) FROM moorage.fact", name) == [(2,)]
+    with pytest.raises(LedgerFailed):
+        await ledger.close()
+
+
+async def test_a_deposed_server_changes_no_record_and_no_checkpoint(postgres, address: str):
+    storage = PostgresStorage(address)
+    facts, records = storage.facts(), storage.records()
+    facts.open()
+    records.open()
+    row = RecordRow("a", b"{}", b"", 1)
+    records.transact(lambda table: table.put("cluster", row), durable=True)
+    postgres.execute("UPDATE moorage.epoch SET epoch = epoch + 1", address.rpartition("/")[2])
+    with pytest.raises(StorageFailed, match="another server"):
+        records.transact(lambda table: table.remove("cluster", "a"), durable=True)
+    with pytest.raises(StorageFailed, match="another server"):
+        facts.commit([], 0, [lambda table: table.insert_part(1, 1, b"x")])
+    with pytest.raises(StorageFailed, match="another server"):
+        facts.upkeep()
+    records.close()
+    facts.end_writing(clean=False)
+    facts.close()
+
+
+@pytest.mark.parametrize("purpose", ["lock", "ledger"])
+async def test_an_idle_ledger_fails_where_a_connection_was_ended(
+    postgres, address: str, purpose: str
+):
+    ledger = StoredLedger(PostgresStorage(address).facts())
+    await ledger.open()
+    assert await ledger.append(numbered(1, 1), NOW) == 1
+    ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ %s"
+    name = address.rpartition("/")[2]
+    postgres.execute(f"{ended} AND datname = %s", "postgres", (f"moored {purpose} ", name))
+
+    async def write_until_it_fails() -> None:
+        while True:
+            ledger.check()
+            if purpose == "ledger":
+                await ledger.append(numbered(2, 2), NOW)
+            await asyncio.sleep(0.05)  # The failure comes with the next look at the lock.
+
+    with pytest.raises(LedgerFailed, match=r"terminating connection|closed"):
+        await asyncio.wait_for(write_until_it_fails(), 30)
+    with pytest.raises(LedgerFailed):
+        await ledger.close()
+
+
+async def test_a_reader_that_was_ended_is_opened_again(postgres, address: str):
+    ledger = StoredLedger(PostgresStorage(address).facts())
+    await ledger.open()
+    await ledger.append(numbered(1, 1), NOW)
+    postgres.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ %s"
+        " AND datname = %s",
+        "postgres",
+        ("moored reader ", address.rpartition("/")[2]),
+    )
+    with pytest.raises(LedgerFailed):
+        await ledger.read()
+    assert [entry.fact for entry in await ledger.read()] == numbered(1, 1)
+    await ledger.close()
+
+
+@pytest.fixture
+def absent_standby(postgres) -> Iterator[None]:
+    """Have commits wait for a standby that is not there."""
+    postgres.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+    postgres.execute("SELECT pg_reload_conf()")
+    yield
+    postgres.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    postgres.execute("SELECT pg_reload_conf()")
+
+
+async def test_a_cancelled_wait_for_a_standby_is_no_success(
+    postgres, address: str, request: pytest.FixtureRequest
+):
+    """PostgreSQL says that the commit succeeded, and warns that it may be lost yet."""
+    ledger = StoredLedger(PostgresStorage(address).facts())
+    await ledger.open()
+    request.getfixturevalue("absent_standby")
+    appending = asyncio.ensure_future(ledger.append(numbered(1, 1), NOW))
+    cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    while not await asyncio.to_thread(postgres.execute, cancel):
+        assert not appending.done()
+    with pytest.raises(LedgerFailed, match="canceling wait for synchronous replication"):
+        await appending
+    with pytest.raises(LedgerFailed):
+        await ledger.append(numbered(2, 2), NOW)
+    with pytest.raises(LedgerFailed):
+        await ledger.close()
+
+
+async def test_fencing_numbers_go_on_behind_those_that_were_reserved(address: str):
+    for clean, floor in ((True, 0), (False, 7), (True, 10_008)):
+        facts = PostgresStorage(address).facts()
+        assert facts.open().fencing == floor
+        facts.commit([], floor + 7 if floor != 7 else 8, [])
+        facts.end_writing(clean=clean)
+        facts.close()
+
+
+@pytest.fixture(params=["transaction", "session"])
+def pooler(postgres, request: pytest.FixtureRequest) -> Iterator[int]:
+    """A PgBouncer before the database, and its port."""
+    pgbouncer = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin")
+    if pgbouncer is None:
+        pytest.skip("PgBouncer is not installed: apt-get install pgbouncer")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = postgres.folder / "pgbouncer.ini"
+    file.write_text(
+        f"[databases]\n* = host=127.0.0.1 port={postgres.port} user=moorage\n[pgbouncer]\n"
+        f"listen_addr=127.0.0.1\nlisten_port={port}\nunix_socket_dir=\nauth_type=any\n"
+        f"pool_mode={request.param}\n"
+    )
+    with subprocess.Popen([*postgres.as_user(), pgbouncer, "-q", str(file)]) as running:
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)  # Nothing tells when it listens.
+        try:
+            yield port
+        finally:
+            running.terminate()
+
+
+def test_a_pooler_is_refused(pooler: int, address: str):
+    behind = f"postgresql://moorage@127.0.0.1:{pooler}/{address.rpartition('/')[2]}"
+    with pytest.raises(StorageError, match="is behind a pooler, which would share locks"):
+        PostgresStorage(behind).facts().open()
+    (found,) = examination.examine(behind)
+    assert (found.state, "is behind a pooler" in found.detail) == ("broken", True)
+
+
+def test_a_newer_format_is_refused(postgres, address: str):
+    prepare(address, None)
+    name = address.rpartition("/")[2]
+    postgres.execute("UPDATE moorage.meta SET value = 99 WHERE name = 'format'", name)
+    with pytest.raises(StorageError, match="has format 99, and moored"):
+        PostgresStorage(address).facts().open()
+
+
+def test_a_role_that_only_uses_the_tables_serves(postgres, address: str):
+    name = address.rpartition("/")[2]
+    user = f"server_{name}"
+    postgres.execute(f"CREATE ROLE {user} LOGIN")
+    with pytest.raises(StorageError, match="has no tables of Moorage, and this role may not"):
+        PostgresStorage(postgres.url(name, user)).facts().open()
+    prepare(address, None)
+    with pytest.raises(StorageError, match="moored storage prepare --for ROLE"):
+        PostgresStorage(postgres.url(name, user)).facts().open()
+    (_, granted) = prepare(address, user)
+    assert granted == f"The role {user} may use them."
+    storage = PostgresStorage(postgres.url(name, user))
+    facts, records = storage.facts(), storage.records()
+    facts.open()
+    records.open()
+    row = RecordRow("a", b"{}", b"", 1)
+    records.transact(lambda table: table.put("cluster", row), durable=True)
+    assert len(storage.secret()) == 32
+    assert storage.secret() == PostgresStorage(address).secret()
+    records.close()
+    facts.end_writing(clean=True)
+    facts.close()
+    with pytest.raises(StorageError, match="has no role role_of_none"):
+        prepare(address, "role_of_none")
+
+
+def test_tokens_are_seen_by_another_process_soon(address: str):
+    mine, other = (PostgresStorage(address).tokens() for _ in range(2))
+    with closing(mine), closing(other):
+        assert mine.version() is None
+        row = TokenRow("ci", "d", "client", "ann", 1.0)
+        assert other.insert(row)
+        assert not other.insert(row)
+        assert other.rows() == mine.rows() == [row]
+        before = other.version()
+        assert mine.revoke("ci", 2.0) is True
+        assert (mine.revoke("ci", 3.0), mine.revoke("no", 3.0)) == (False, None)
+        other._version = (other._version[0] - FRESH_SECONDS, other._version[1])
+        assert other.version() != before
+
+
+def test_agents_are_changed_whole_or_not_at_all(address: str, tmp_path):
+    for each in (PostgresStorage(address), SqliteStorage(tmp_path)):
+        mine, other = each.agents(), each.agents()
+        with closing(mine), closing(other):
+            assert mine.version() is None
+            with mine.change() as documents:
+                documents |= {"a": b"1", "b": b"2"}
+            with pytest.raises(ZeroDivisionError), other.change() as documents:
+                del documents["a"]
+                documents["b"] = b"%d" % (1 // 0)
+            with other.change() as documents:
+                assert documents == {"a": b"1", "b": b"2"}
+                documents["b"] = b"3"
+                del documents["a"]
+            assert mine.rows() == other.rows() == {"b": b"3"}
+            assert mine.version() is not None
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["postgresql://m:hunter2@127.0.0.1:1/d", "postgresql://m:hunter2@[::1/d?x=hunter2"],
+)
+def test_a_password_is_in_no_message(address: str):
+    with pytest.raises(StorageError) as caught:
+        connection.connect(address, "ledger")
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None or "hunter2" not in str(caught.value.__cause__)
+
+
+def test_the_doctor_says_what_is_not_fit(postgres, address: str):
+    findings = {each.name: each for each in examination.examine(address)}
+    assert findings["storage"].state == "ok"
+    assert findings["storage: fsync"].state == "missing"
+    assert "no synchronous standby" in findings["storage: standby"].detail
+    broken = examination.examine("postgresql://127.0.0.1:1/d")
+    assert [(each.name, each.state) for each in broken] == [("storage", "broken")]
