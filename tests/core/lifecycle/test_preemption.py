@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from by_hand import Hand, ask, consults, nodes, place
+from by_hand import Hand, ask, both, consults, lab, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
@@ -159,3 +159,42 @@ def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
     assert consults(hand.step(Tick())) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
     assert "wants back what its quota says" in reason
+
+
+def test_none_leaves_for_a_device_that_another_would_still_withhold() -> None:
+    hand = Hand()
+    hand.see(lab("aaa/x", "aaa/y", node="n000"))
+    hold(hand, "a", "n000", "0")
+    hold(hand, "b", "n000", "1", preemptible=False)
+    hand.see(lab("aaa", node="n000"))
+    assert consults(need(hand, 1)) == []
+    assert told(hand) == [], "a part of the whole is the other's"
+
+
+@pytest.mark.parametrize("milli", [500, 1000])
+def test_who_has_lost_a_device_leaves_it_whole(milli: int) -> None:
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", node="n000"))
+    terms = {"preemptible": True, "ttl_seconds": 1e6}
+    demand = Demand(gpus=1, gpu_milli=milli)
+    hand.grant(ask("a", demand, terms=terms), place("n000", "0", gpu_milli=milli))
+    hold(hand, "b", "n000", "1", preemptible=False)
+    hand.see(lab("aaa/x", "bbb", node="n000"))
+    turn = need(hand, 1)
+    assert told(hand) == ["a"]
+    hand.propose(turn, place("n000", "0"))
+    assert "needs" in hand.allocator.state.leases
+    check(hand.allocator.state)
+
+
+def test_who_has_lost_a_device_leaves_it_where_it_is_now() -> None:
+    hand = Hand()
+    hand.see(both(lab("aaa", node="n000"), lab("bbb", node="n001")))
+    hold(hand, "a", "n000", "0")
+    hold(hand, "b", "n001", "0", preemptible=False)
+    hand.see(both(lab(node="n000"), lab("bbb", "aaa", node="n001")))
+    turn = need(hand, 1)
+    assert told(hand) == ["a"]
+    hand.propose(turn, place("n001", "1"))
+    assert "needs" in hand.allocator.state.leases
+    check(hand.allocator.state)

@@ -20,6 +20,7 @@ from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.state.accounts import demanded, placed
 from moorage.core.state.facts import Preempted, Spared
+from moorage.core.state.state import State
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups
@@ -86,7 +87,8 @@ class Preemption:
         now = self._turn.now
         known, found = self._feasibility, self._exclusions.find_on_empty(ask)
         allowed = known.allowed(ask.candidates, found.nodes)
-        attempt = _Attempt(known.beside(found.parts), known, allowed, ask.demand, now)
+        fleet = known.beside(found.parts)
+        attempt = _Attempt(self._state, fleet, known, allowed, ask.demand, now)
         chosen = attempt.choose(coming, given)
         if chosen is None:
             return None
@@ -184,6 +186,7 @@ class _Attempt:
 
     def __init__(
         self,
+        state: State,
         fleet: Fleet,
         feasibility: Feasibility,
         allowed: npt.NDArray[np.bool_],
@@ -193,14 +196,15 @@ class _Attempt:
         self._feasibility = feasibility
         self._demand = demand
         self._now = now
-        self._fleet = fleet.imagined()
+        self._held_by = state.held_by
+        self._fleet = state.imagined(fleet)
         self._allowed = allowed
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
         """Return the leases that must leave beside those that do; None where they cannot help."""
         for lease in coming:
-            for share in lease.placement:
+            for share in self._held_by(lease):
                 self._fleet.give(share)
         fits = self._fleet.feasible(self._demand) & self._allowed
         rows = np.flatnonzero(fits).tolist()
@@ -217,8 +221,8 @@ class _Attempt:
     def _options(self, given: Iterable[Lease], fitting: set[int]) -> Iterator[_Option]:
         by_row: dict[int, list[Lease]] = defaultdict(list)
         for lease in given:
-            for share in lease.placement:
-                row = self._fleet.row(share.cluster_id, share.node_id)
+            places = {(share.cluster_id, share.node_id) for share in self._held_by(lease)}
+            for row in (self._fleet.row(*place) for place in places):
                 if row is not None and self._allowed[row] and row not in fitting:
                     by_row[row].append(lease)
         rows = sorted(by_row, key=lambda row: (len(by_row[row]), row))
@@ -260,7 +264,7 @@ class _Attempt:
         shares = [
             share
             for lease in leases
-            for share in lease.placement
+            for share in self._held_by(lease)
             if (share.cluster_id, share.node_id) == here
         ]
         for share in shares:

@@ -51,7 +51,19 @@ from moorage.core.state.identities import Identities, Place
 from moorage.core.state.lease_indexes import LeaseGroups, LostDevices, shown
 from moorage.core.state.reserved import ReservedNodes
 from moorage.core.state.waiters import Waiter
-from moorage.model import Ask, Cluster, ClusterId, Lease, Notice, Outcome, RequestId, Share, Tenant
+from moorage.model import (
+    GPU_MILLI,
+    Ask,
+    Cluster,
+    ClusterId,
+    Lease,
+    Notice,
+    Outcome,
+    Placement,
+    RequestId,
+    Share,
+    Tenant,
+)
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
@@ -167,6 +179,33 @@ class State:
             for node, each in zip(cluster.nodes, by, strict=True)
         )
         return replace(cluster, nodes=tuple(nodes))
+
+    def held_by(self, lease: Lease) -> Placement:
+        """Return what no other lease may have while this one lasts: lost devices, too."""
+        return (*lease.placement, *self.lost_by(lease)) if lease.lost else lease.placement
+
+    def lost_by(self, lease: Lease) -> list[Share]:
+        """Return the devices that a lease has lost, where they are now: free for no other lease."""
+        return self.lost.shown(lease.lost, self.fleet, self.identities.place_of)
+
+    def imagined(self, fleet: Fleet) -> Fleet:
+        """Return a fleet on which leases can be ended one by one, to see what fits then.
+
+        Of a device that leases have lost, less than nothing is free: as much as all that holds it.
+
+        Args:
+            fleet: That of this state, or one with less free.
+
+        """
+        imagined = fleet.imagined()
+        lost = [share for name in self.lost.of for share in self.lost_by(self.leases[name])]
+        for share in dict.fromkeys(lost):
+            here = self.places.get((share.cluster_id, share.node_id), {}).values()
+            held = sum(x.gpu_milli for x in here if share.gpus[0] in x.gpus)
+            imagined.give(replace(share, gpu_milli=GPU_MILLI - held))
+        for share in lost:
+            imagined.take(share)
+        return imagined
 
     def lease(self, request: RequestId) -> Lease | None:
         """Return a lease that holds, or waits for another place, or is of the last that ended."""
