@@ -1,4 +1,4 @@
-"""Warm leases give way to a request that does not say what it needs."""
+"""Who takes a warm lease over, and who has one give way without saying what it needs."""
 
 from by_hand import Hand, ask, consults, nodes, place
 
@@ -55,3 +55,16 @@ def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
         assert consults(turn) == ["pair"]
     hand.propose(turn, place("n000", "0", "1"))
     assert list(hand.allocator.state.leases) == ["pair"]
+
+
+def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wait() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=kept), place("n000", "0"))
+    hand.step(WorkloadStarted(RequestId("used"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.ask(ask("urgent", ONE, provision=kept, terms={"priority": 2}))
+    hand.ask(ask("patient", ONE, wait=100.0, provision=kept))
+    hand.step(WorkloadKept(RequestId("used"), 1))
+    assert list(hand.allocator.state.leases) == ["urgent"]
