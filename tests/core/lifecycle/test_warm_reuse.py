@@ -1,6 +1,6 @@
 """Who takes a warm lease over, and who has one give way without saying what it needs."""
 
-from by_hand import Hand, ask, consults, nodes, place
+from by_hand import Hand, ask, consults, lab, nodes, place
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
 from moorage.core.state.facts import Ending
@@ -68,3 +68,18 @@ def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wai
     hand.ask(ask("patient", ONE, wait=100.0, provision=kept))
     hand.step(WorkloadKept(RequestId("used"), 1))
     assert list(hand.allocator.state.leases) == ["urgent"]
+
+
+def test_who_waits_where_a_lost_device_is_now_has_its_lease_end() -> None:
+    hand = Hand()
+    hand.see(lab("aaa", "bbb"))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("lost", ONE, provision=kept), place("n1", "0"))
+    hand.step(WorkloadStarted(RequestId("lost"), 1))
+    hand.grant(ask("stays", ONE), place("n1", "1"))
+    hand.see(lab("bbb"))
+    hand.see(lab("aaa", cluster="d", node="n000"))
+    hand.ask(ask("head", ONE, wait=100.0, candidates=(ClusterId("c"),)))
+    hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("lost"), "token of lost"))
+    assert [each.reason for each in turn.facts if isinstance(each, Ending)][1:] == [EVICTED]

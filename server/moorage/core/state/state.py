@@ -5,6 +5,7 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
@@ -56,6 +57,7 @@ from moorage.model import (
     Ask,
     Cluster,
     ClusterId,
+    DeviceId,
     Lease,
     Notice,
     Outcome,
@@ -243,10 +245,14 @@ class State:
 
     def _note_lost(self, lease: Lease) -> None:
         """Note the lost devices of a lease; nodes that have them change what they have free."""
-        for device in (*self.lost.of.get(lease.id, ()), *lease.lost):
-            for cluster_id, _ in shown(device, self.identities.place_of):
-                self._inventory_changed(ClusterId(cluster_id))
+        for cluster_id in self._showing((*self.lost.of.get(lease.id, ()), *lease.lost)):
+            self._inventory_changed(cluster_id)
         self.lost.note(lease)
+
+    def _showing(self, lost: Iterable[DeviceId]) -> Iterator[ClusterId]:
+        for device in lost:
+            for cluster_id, _ in shown(device, self.identities.place_of):
+                yield ClusterId(cluster_id)
 
     def _hold(self, lease: Lease, at: float | None) -> None:
         self.groups.add(lease)
@@ -288,6 +294,8 @@ class State:
         """Note that what a lease holds is free now, or may be."""
         self.gains += 1
         self.growth.note(left_by(lease))
+        for cluster_id in self._showing(lease.lost):
+            self.growth.note_cluster(cluster_id)
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
