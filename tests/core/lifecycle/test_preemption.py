@@ -12,12 +12,24 @@ from moorage.core.state.invariants import check
 from moorage.core.turns.effects import Stop
 from moorage.core.turns.events import (
     CancelAsked,
+    CordonAsked,
     QuotaAsked,
+    ReserveAsked,
     Tick,
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.model import Amounts, Demand, Lease, Provision, Quota, RequestId, Tenant
+from moorage.model import (
+    Amounts,
+    ClusterId,
+    Demand,
+    Lease,
+    NodeId,
+    Provision,
+    Quota,
+    RequestId,
+    Tenant,
+)
 
 AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
 
@@ -123,6 +135,22 @@ def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == lease.expires_at
 
 
+def test_a_victim_is_spared_when_it_would_leave_in_vain(hand: Hand) -> None:
+    hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    need(hand, 4)
+    assert told(hand) == ["a"]
+    place = ClusterId("c"), NodeId("n000")
+    hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "cordon", "", None))
+    hand.now += 5.0
+    hand.step(Tick())
+    assert any(isinstance(fact, Spared) for fact in hand.facts)
+    hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "uncordon", "", None))
+    assert told(hand) == ["a", "a"]
+    hand.now += 5.0
+    assert consults(hand.step(Tick())) == ["needs"]
+
+
 def test_none_is_told_to_leave_after_the_request_has_given_up(hand: Hand) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3", notice_seconds=100.0)
@@ -198,3 +226,18 @@ def test_who_has_lost_a_device_leaves_it_where_it_is_now() -> None:
     hand.propose(turn, place("n001", "1"))
     assert "needs" in hand.allocator.state.leases
     check(hand.allocator.state)
+
+
+@pytest.mark.parametrize(("starts", "victims"), [(70.0, []), (72.0, ["a"])])
+def test_none_leaves_for_a_lease_that_would_run_into_a_reservation_by_then(
+    starts: float, victims: list[str]
+) -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hold(hand, "a", "n000", "0", notice_seconds=10.0, ttl_seconds=60.0)
+    name, bob, one = RequestId("reserved"), Tenant("bob"), Demand(gpus=1)
+    hand.step(ReserveAsked(hand.to(), name, bob, one, starts, 100.0))
+    need(hand, 1)
+    assert told(hand) == victims
+    hand.now += 10.0
+    assert consults(hand.step(Tick())) == ["needs"] * len(victims)

@@ -198,13 +198,6 @@ MUTANTS = [
         6000611,
     ),
     Mutant(
-        "does not see what others withhold since they lost it",
-        "State.imagined",
-        Body("return fleet.imagined()"),
-        "no victim is chosen in vain|leaves for|it is told once",
-        6000000,
-    ),
-    Mutant(
         "reserves what others withhold since they lost it",
         "AdvanceReservations._choose",
         Drop("_.take(_)"),
@@ -219,6 +212,20 @@ MUTANTS = [
         6002025,
     ),
     Mutant(
+        "has a lease leave although that helps no more",
+        "Preemption._helps",
+        Body("return True"),
+        "none leaves in vain",
+        206,
+    ),
+    Mutant(
+        "forgets that the lease of who is given way to ends later",
+        "Preemption.capacity",
+        Never("_ > _ and self._state.reserved"),
+        "no victim is chosen in vain",
+        3000000,
+    ),
+    Mutant(
         "takes the minimum runtime for none",
         "Preemption._who_may",
         Replace("X + _.terms.runtime_seconds_min", "X"),
@@ -228,7 +235,7 @@ MUTANTS = [
     Mutant(
         "ends a lease for a request that is gone",
         "Preemption.due",
-        Replace("X is None or Y or Z", "X is not None and Y or Z"),
+        Replace("X is None or Y or Z or not W", "X is not None and (Y or Z or not W)"),
         "none leaves for a request that is gone|KeyError",
         118,
     ),
@@ -237,7 +244,7 @@ MUTANTS = [
         "Preemption._borrowed",
         Replace("0 < X <= _", "0 < X"),
         "only what is borrowed is taken back",
-        33,
+        50,
     ),
     Mutant(
         "grants beyond a quota",

@@ -51,7 +51,7 @@ class Preemption:
         exclusions: Computes what each request may not use.
 
     Attributes:
-        spared: How many that were told to leave need not: the head may need others.
+        spared: How many that were told to leave need not, or in vain: the head may need others.
 
     """
 
@@ -84,30 +84,53 @@ class Preemption:
         waits = any(each.notice for each in coming)
         if ask.demand is None or not (given or waits):
             return None
-        now = self._turn.now
-        known, found = self._feasibility, self._exclusions.find_on_empty(ask)
-        allowed = known.allowed(ask.candidates, found.nodes)
-        fleet = known.beside(found.parts)
-        attempt = _Attempt(self._state, fleet, known, allowed, ask.demand, now)
+        at = max([self._turn.now, *(each.notice.until for each in coming if each.notice)])
+        attempt = self._attempt(ask, ask.demand, at)
         chosen = attempt.choose(coming, given)
+        last = max((until[each.id] for each in chosen or ()), default=at)
+        if last > at and self._state.reserved:  # The request's lease would end later, too.
+            attempt = self._attempt(ask, ask.demand, last)
+            chosen = attempt.choose(coming, [each for each in given if until[each.id] <= last])
         if chosen is None:
             return None
         for lease in chosen:
             self._tell(ask, lease, until[lease.id])
         return attempt.nodes if chosen or waits else None
 
+    def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
+        """Return a fleet for a request that gets its lease then."""
+        known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
+        allowed = known.allowed(ask.candidates, found.nodes)
+        fleet = known.beside(found.parts)
+        return _Attempt(self._state, fleet, known, allowed, demand, self._turn.now)
+
     def due(self, lease: Lease) -> None:
-        """Have a lease leave whose notice is over, if it is still for a request that waits."""
+        """Have a lease leave whose notice is over, if a request still waits that this helps."""
         assert lease.notice is not None
         waiter = self._state.waiting.get(lease.notice.by)
-        if waiter is None or waiter.pauses or self._requests.undecided.get(lease.notice.by):
+        if (
+            waiter is None
+            or waiter.pauses
+            or self._requests.undecided.get(lease.notice.by)
+            or not self._helps(waiter.ask)
+        ):
             self._turn.record(Spared(lease.id, self._turn.now))
             self.spared += 1
             self._turn.wakes = True
-        elif lease.may_start_again and lease.state in {"starting", "active"}:
-            self._leases.move(lease, lease.notice.reason)
         else:
-            self._leases.end(lease, lease.notice.reason)
+            self._leave(lease, lease.notice.reason)
+
+    def _helps(self, ask: Ask) -> bool:
+        """Return whether a request fits still once all have left that were told to."""
+        coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
+        assert ask.demand is not None
+        return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
+
+    def _leave(self, lease: Lease, reason: str) -> None:
+        if lease.may_start_again and lease.state in {"starting", "active"}:
+            self._leases.move(lease, reason)
+        else:
+            self._leases.end(lease, reason)
 
     def _tell(self, ask: Ask, lease: Lease, until: float) -> None:
         why = f"of priority {ask.priority}"
@@ -116,7 +139,7 @@ class Preemption:
         reason = f"preempted by request {ask.id} of tenant {ask.tenant}, {why}"
         self._turn.record(Preempted(lease.id, self._turn.now, ask.id, until, reason))
         if until <= self._turn.now:
-            self.due(self._state.leases[lease.id])
+            self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
         """Return whether what a lease holds is free soon, for this request if for any."""
