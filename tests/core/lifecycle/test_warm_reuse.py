@@ -4,8 +4,14 @@ from by_hand import Hand, ask, consults, lab, nodes, place
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
 from moorage.core.state.facts import Ending
-from moorage.core.turns.events import ReleaseAsked, WorkloadKept, WorkloadStarted, WorkloadStopped
-from moorage.model import ClusterId, Demand, Provision, RequestId
+from moorage.core.turns.events import (
+    QuotaAsked,
+    ReleaseAsked,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.model import Amounts, ClusterId, Demand, Provision, Quota, RequestId, Tenant
 
 ONE = Demand(gpus=1)
 
@@ -83,3 +89,22 @@ def test_who_waits_where_a_lost_device_is_now_has_its_lease_end() -> None:
     hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
     turn = hand.step(ReleaseAsked(hand.to(), RequestId("lost"), "token of lost"))
     assert [each.reason for each in turn.facts if isinstance(each, Ending)][1:] == [EVICTED]
+
+
+def test_what_is_warm_gives_way_to_who_comes_to_wait_for_its_quota() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.see(nodes(1, 1, "d"))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=kept), place("n000", "0"))
+    hand.grant(ask("d", ONE), there("0"))
+    hand.step(WorkloadStarted(RequestId("used"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.step(WorkloadKept(RequestId("used"), 1))
+    hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
+    quota = Quota(1.0, Amounts(1_000), Amounts(0))
+    hand.step(QuotaAsked(None, Tenant("op"), Tenant("ann"), None, quota))
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("d"), "token of d"))
+    assert [each.reason for each in hand.facts if isinstance(each, Ending)][1:] == [EVICTED]
+    assert consults(turn) == []
+    assert consults(hand.step(WorkloadStopped(RequestId("used"), 1))) == ["waits"]

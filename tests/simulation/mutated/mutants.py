@@ -202,7 +202,14 @@ MUTANTS = [
         "AdvanceReservations._choose",
         Drop("_.take(_)"),
         "none is promised what another has lost",
-        6000000,
+        6000199,
+    ),
+    Mutant(
+        "has nothing warm give way to who comes to wait for its quota",
+        "Requests.make_quota_room",
+        Body("pass"),
+        "priority goes first",
+        1601,
     ),
     Mutant(
         "has the head take over what is warm before who goes before it",
@@ -217,13 +224,6 @@ MUTANTS = [
         Body("return True"),
         "none leaves in vain",
         206,
-    ),
-    Mutant(
-        "forgets that the lease of who is given way to ends later",
-        "Preemption.capacity",
-        Never("_ > _ and self._state.reserved"),
-        "no victim is chosen in vain",
-        3000000,
     ),
     Mutant(
         "takes the minimum runtime for none",

@@ -63,6 +63,8 @@ class Backfill:
             if self._wake_line(line, queue.reserved_for(line)):
                 lines.close()
                 return True
+        for ask in queue.found_over_quota():
+            self._asks.make_quota_room(ask)
         return False
 
     def _any_before_head_took_over(self) -> bool:

@@ -97,13 +97,6 @@ class Preemption:
             self._tell(ask, lease, until[lease.id])
         return attempt.nodes if chosen or waits else None
 
-    def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
-        """Return a fleet for a request that gets its lease then."""
-        known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
-        allowed = known.allowed(ask.candidates, found.nodes)
-        fleet = known.beside(found.parts)
-        return _Attempt(self._state, fleet, known, allowed, demand, self._turn.now)
-
     def due(self, lease: Lease) -> None:
         """Have a lease leave whose notice is over, if a request still waits that this helps."""
         assert lease.notice is not None
@@ -125,6 +118,13 @@ class Preemption:
         coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
         assert ask.demand is not None
         return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
+
+    def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
+        """Return a fleet for a request that gets its lease then."""
+        known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
+        allowed = known.allowed(ask.candidates, found.nodes)
+        fleet = known.beside(found.parts)
+        return _Attempt(self._state, fleet, known, allowed, demand, self._turn.now)
 
     def _leave(self, lease: Lease, reason: str) -> None:
         if lease.may_start_again and lease.state in {"starting", "active"}:

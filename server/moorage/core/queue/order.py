@@ -255,6 +255,12 @@ class WaitingQueue:
         """Pass over the line of a waiter while its quota has no room; return whether that is so."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
+    def found_over_quota(self) -> list[Ask]:
+        """Return who was found beyond its quota since this was last asked: one of each class."""
+        rows = self._ranking.found_over(CLASSES_AT_ONCE)
+        lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
+        return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
+
     def waits_for_quota(self, tenant: Tenant | None) -> bool:
         """Tell whether a request of a tenant (None: of any) waits for room in a quota."""
         if not self._state.accounts.quotas:
@@ -420,10 +426,7 @@ class WaitingQueue:
     def _in_order(
         self, rows: list[int], seen: dict[int, ClassLines], last: Rank | None
     ) -> Iterator[WaiterLine]:
-        """Yield the lines of classes, merged, up to the first of the last class of many.
-
-        And up to a rank, where one is given.
-        """
+        """Yield the lines of classes, merged: to the first of the last class of many, or `last`."""
         merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
             its = seen[row] = self._classes[self._ranking.waiters(row)]

@@ -268,7 +268,7 @@ class Preempted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Spared(msgspec.Struct, frozen=True, gc=False):
-    """A lease need not give way any more: the request is served, gave up, or fits even so nowhere."""
+    """A lease need not give way any more: the request is served, gave up, or would not fit."""
 
     lease: RequestId
     at: float
