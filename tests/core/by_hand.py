@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import json
+from msgspec.structs import replace
 
+from moorage.catalog.documents.clusters import cluster_model
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import Fact
 from moorage.core.turns.effects import Address, Consult, Information, Respond
@@ -33,6 +35,22 @@ def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
     devices = tuple(Gpu(str(number), "A100", 81_920) for number in range(gpus))
     names = [f"n{number:03}" for number in range(count)]
     return Cluster(ClusterId(name), tuple(Node(NodeId(n), 64_000, 65_536, devices) for n in names))
+
+
+def lab(*uuids: str, node: str = "n1", cluster: str = "c", **gpu: object) -> Cluster:
+    """A cluster of one node; `a/b` is the instance b of the GPU a, and `` a GPU without a UUID."""
+    gpus = []
+    for each in uuids:
+        parent, _, uuid = each.rpartition("/")
+        known = {"uuid": f"GPU-{uuid}"} if uuid else {}
+        known |= {"parentUuid": f"GPU-{parent}"} if parent else {}
+        gpus.append({"modelName": "L4", "memory": 24_000, **known, **gpu})
+    row = {"id": node, "vcpus": {"count": 64}, "memory": 65_536, "gpus": {"gpus": gpus}}
+    return cluster_model({"id": cluster, "nodes": {"nodeData": [row]}})
+
+
+def both(*clusters: Cluster) -> Cluster:
+    return replace(clusters[0], nodes=tuple(node for each in clusters for node in each.nodes))
 
 
 def ask(name: str, demand: Demand | None, wait: float = 0.0, **changes: Any) -> Ask:

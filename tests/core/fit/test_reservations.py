@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from by_hand import Hand, answers, ask, consults, nodes, place, plain
+from by_hand import Hand, answers, ask, consults, lab, nodes, place, plain
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
@@ -386,3 +386,24 @@ def test_without_devices_nodes_are_reserved_whole(one: Hand) -> None:
     assert told["nodes"] == [{"cluster_id": "c", "node_id": "n000", "whole": True}]
     turn = one.ask(ask("ann", None))
     assert turn.effects[0].reserved == (("c", "n000"),)  # type: ignore[union-attr]  # A consultation.
+
+
+@pytest.mark.parametrize(("less", "more"), [(ONE, TWO), (Demand(cpu_milli=1),) * 2])
+def test_a_device_that_another_lease_has_lost_is_its_own_until_that_ends(
+    less: Demand, more: Demand
+) -> None:
+    hand = Hand()
+    hand.see(lab("aaa", "ccc", cluster="left"))
+    hand.grant(ask("lost", ONE), place("n1", "0", cluster_id="left"))
+    hand.see(lab("ccc", cluster="left"))
+    hand.see(lab("bbb", "aaa"))
+    hand.grant(ask("beside", ONE), place("n1", "0"))
+    here = (ClusterId("c"),)
+    refusal = reserve(hand, 59.0, 100.0, less, candidates=here)
+    assert refusal.code is Code.NO_CAPACITY
+    assert [each["lease"] for each in refusal.details["leases"]] == ["beside", "lost"]
+    assert where(reserve(hand, 60.0, 100.0, more, candidates=here)) == [("c", "n1")]
+    hand.now = 30.0
+    hand.step(RenewAsked(hand.to(), RequestId("lost"), "token of lost", None))
+    assert hand.allocator.state.leases[RequestId("lost")].expires_at == 60.0
+    check(hand.allocator.state)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from by_hand import Hand, ask, consults, nodes, place
+from by_hand import Hand, ask, both, consults, lab, nodes, place
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
@@ -12,12 +12,24 @@ from moorage.core.state.invariants import check
 from moorage.core.turns.effects import Stop
 from moorage.core.turns.events import (
     CancelAsked,
+    CordonAsked,
     QuotaAsked,
+    ReserveAsked,
     Tick,
     WorkloadStarted,
     WorkloadStopped,
 )
-from moorage.model import Amounts, Demand, Lease, Provision, Quota, RequestId, Tenant
+from moorage.model import (
+    Amounts,
+    ClusterId,
+    Demand,
+    Lease,
+    NodeId,
+    Provision,
+    Quota,
+    RequestId,
+    Tenant,
+)
 
 AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
 
@@ -123,6 +135,22 @@ def test_a_victim_is_spared_when_the_request_is_gone(hand: Hand) -> None:
     assert hand.allocator.next_deadline() == lease.expires_at
 
 
+def test_a_victim_is_spared_when_it_would_leave_in_vain(hand: Hand) -> None:
+    hold(hand, "a", "n000", "0", "1", "2", "3", notice_seconds=5.0)
+    hold(hand, "b", "n001", "0", "1", "2", "3", preemptible=False)
+    need(hand, 4)
+    assert told(hand) == ["a"]
+    place = ClusterId("c"), NodeId("n000")
+    hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "cordon", "", None))
+    hand.now += 5.0
+    hand.step(Tick())
+    assert any(isinstance(fact, Spared) for fact in hand.facts)
+    hand.step(CordonAsked(hand.to(), Tenant("op"), *place, "uncordon", "", None))
+    assert told(hand) == ["a", "a"]
+    hand.now += 5.0
+    assert consults(hand.step(Tick())) == ["needs"]
+
+
 def test_none_is_told_to_leave_after_the_request_has_given_up(hand: Hand) -> None:
     for node in ("n000", "n001"):
         hold(hand, node, node, "0", "1", "2", "3", notice_seconds=100.0)
@@ -159,3 +187,57 @@ def test_what_was_lent_is_taken_back_with_notice(hand: Hand) -> None:
     assert consults(hand.step(Tick())) == ["needs"]
     reason = hand.allocator.state.ended[RequestId("lent2")].reason
     assert "wants back what its quota says" in reason
+
+
+def test_none_leaves_for_a_device_that_another_would_still_withhold() -> None:
+    hand = Hand()
+    hand.see(lab("aaa/x", "aaa/y", node="n000"))
+    hold(hand, "a", "n000", "0")
+    hold(hand, "b", "n000", "1", preemptible=False)
+    hand.see(lab("aaa", node="n000"))
+    assert consults(need(hand, 1)) == []
+    assert told(hand) == [], "a part of the whole is the other's"
+
+
+@pytest.mark.parametrize("milli", [500, 1000])
+def test_who_has_lost_a_device_leaves_it_whole(milli: int) -> None:
+    hand = Hand()
+    hand.see(lab("aaa", "bbb", node="n000"))
+    terms = {"preemptible": True, "ttl_seconds": 1e6}
+    demand = Demand(gpus=1, gpu_milli=milli)
+    hand.grant(ask("a", demand, terms=terms), place("n000", "0", gpu_milli=milli))
+    hold(hand, "b", "n000", "1", preemptible=False)
+    hand.see(lab("aaa/x", "bbb", node="n000"))
+    turn = need(hand, 1)
+    assert told(hand) == ["a"]
+    hand.propose(turn, place("n000", "0"))
+    assert "needs" in hand.allocator.state.leases
+    check(hand.allocator.state)
+
+
+def test_who_has_lost_a_device_leaves_it_where_it_is_now() -> None:
+    hand = Hand()
+    hand.see(both(lab("aaa", node="n000"), lab("bbb", node="n001")))
+    hold(hand, "a", "n000", "0")
+    hold(hand, "b", "n001", "0", preemptible=False)
+    hand.see(both(lab(node="n000"), lab("bbb", "aaa", node="n001")))
+    turn = need(hand, 1)
+    assert told(hand) == ["a"]
+    hand.propose(turn, place("n001", "1"))
+    assert "needs" in hand.allocator.state.leases
+    check(hand.allocator.state)
+
+
+@pytest.mark.parametrize(("starts", "victims"), [(70.0, []), (72.0, ["a"])])
+def test_none_leaves_for_a_lease_that_would_run_into_a_reservation_by_then(
+    starts: float, victims: list[str]
+) -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hold(hand, "a", "n000", "0", notice_seconds=10.0, ttl_seconds=60.0)
+    name, bob, one = RequestId("reserved"), Tenant("bob"), Demand(gpus=1)
+    hand.step(ReserveAsked(hand.to(), name, bob, one, starts, 100.0))
+    need(hand, 1)
+    assert told(hand) == victims
+    hand.now += 10.0
+    assert consults(hand.step(Tick())) == ["needs"] * len(victims)

@@ -1,11 +1,17 @@
-"""Warm leases give way to a request that does not say what it needs."""
+"""Who takes a warm lease over, and who has one give way without saying what it needs."""
 
-from by_hand import Hand, ask, consults, nodes, place
+from by_hand import Hand, ask, consults, lab, nodes, place
 
 from moorage.core.lifecycle.warm_reuse import EVICTED
 from moorage.core.state.facts import Ending
-from moorage.core.turns.events import ReleaseAsked, WorkloadKept, WorkloadStarted, WorkloadStopped
-from moorage.model import ClusterId, Demand, Provision, RequestId
+from moorage.core.turns.events import (
+    QuotaAsked,
+    ReleaseAsked,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.model import Amounts, ClusterId, Demand, Provision, Quota, RequestId, Tenant
 
 ONE = Demand(gpus=1)
 
@@ -55,3 +61,50 @@ def test_warm_leases_end_one_by_one_until_the_policy_has_enough() -> None:
         assert consults(turn) == ["pair"]
     hand.propose(turn, place("n000", "0", "1"))
     assert list(hand.allocator.state.leases) == ["pair"]
+
+
+def test_a_warm_lease_is_taken_over_by_the_first_in_line_though_it_would_not_wait() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=kept), place("n000", "0"))
+    hand.step(WorkloadStarted(RequestId("used"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.ask(ask("urgent", ONE, provision=kept, terms={"priority": 2}))
+    hand.ask(ask("patient", ONE, wait=100.0, provision=kept))
+    hand.step(WorkloadKept(RequestId("used"), 1))
+    assert list(hand.allocator.state.leases) == ["urgent"]
+
+
+def test_who_waits_where_a_lost_device_is_now_has_its_lease_end() -> None:
+    hand = Hand()
+    hand.see(lab("aaa", "bbb"))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("lost", ONE, provision=kept), place("n1", "0"))
+    hand.step(WorkloadStarted(RequestId("lost"), 1))
+    hand.grant(ask("stays", ONE), place("n1", "1"))
+    hand.see(lab("bbb"))
+    hand.see(lab("aaa", cluster="d", node="n000"))
+    hand.ask(ask("head", ONE, wait=100.0, candidates=(ClusterId("c"),)))
+    hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("lost"), "token of lost"))
+    assert [each.reason for each in turn.facts if isinstance(each, Ending)][1:] == [EVICTED]
+
+
+def test_what_is_warm_gives_way_to_who_comes_to_wait_for_its_quota() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.see(nodes(1, 1, "d"))
+    kept = Provision("memory", keep_warm_seconds=60.0)
+    hand.grant(ask("used", ONE, provision=kept), place("n000", "0"))
+    hand.grant(ask("d", ONE), there("0"))
+    hand.step(WorkloadStarted(RequestId("used"), 1))
+    hand.step(ReleaseAsked(hand.to(), RequestId("used"), "token of used"))
+    hand.step(WorkloadKept(RequestId("used"), 1))
+    hand.ask(ask("waits", ONE, wait=100.0, candidates=(ClusterId("d"),)))
+    quota = Quota(1.0, Amounts(1_000), Amounts(0))
+    hand.step(QuotaAsked(None, Tenant("op"), Tenant("ann"), None, quota))
+    turn = hand.step(ReleaseAsked(hand.to(), RequestId("d"), "token of d"))
+    assert [each.reason for each in hand.facts if isinstance(each, Ending)][1:] == [EVICTED]
+    assert consults(turn) == []
+    assert consults(hand.step(WorkloadStopped(RequestId("used"), 1))) == ["waits"]

@@ -5,10 +5,9 @@ import json
 import random
 
 import pytest
-from by_hand import Hand, answers, ask, nodes, place, plain
+from by_hand import Hand, answers, ask, both, lab, nodes, place, plain
 from msgspec.structs import replace
 
-from moorage.catalog.documents.clusters import cluster_model
 from moorage.core.allocator import Allocator
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import ClusterSet, Fact, Granted, Moved
@@ -16,26 +15,10 @@ from moorage.core.state.invariants import check
 from moorage.core.turns.effects import LeaseNews
 from moorage.core.turns.events import ClusterGone, ReleaseAsked, ReserveAsked
 from moorage.ledger.codec import FACTS
-from moorage.model import Cluster, ClusterId, Demand, Lease, RequestId, Tenant
+from moorage.model import ClusterId, Demand, Lease, RequestId, Tenant
 from moorage.records.leases import Lease as LeaseAnswer
 
 ONE = Demand(gpus=1)
-
-
-def lab(*uuids: str, node: str = "n1", cluster: str = "c", **gpu: object) -> Cluster:
-    """A cluster of one node; `a/b` is the instance b of the GPU a, and `` a GPU without a UUID."""
-    gpus = []
-    for each in uuids:
-        parent, _, uuid = each.rpartition("/")
-        known = {"uuid": f"GPU-{uuid}"} if uuid else {}
-        known |= {"parentUuid": f"GPU-{parent}"} if parent else {}
-        gpus.append({"modelName": "L4", "memory": 24_000, **known, **gpu})
-    row = {"id": node, "vcpus": {"count": 64}, "memory": 65_536, "gpus": {"gpus": gpus}}
-    return cluster_model({"id": cluster, "nodes": {"nodeData": [row]}})
-
-
-def both(*clusters: Cluster) -> Cluster:
-    return replace(clusters[0], nodes=tuple(node for each in clusters for node in each.nodes))
 
 
 def lease(hand: Hand, name: str) -> Lease:

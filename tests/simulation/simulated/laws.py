@@ -167,7 +167,8 @@ class Model:
         if not self.reserved:
             return inf
         found = (
-            agreed.overrun(self, lease, share, after, at_once=at_once) for share in lease.placement
+            agreed.overrun(self, lease, share, after, at_once=at_once)
+            for share in (*lease.placement, *self.shown(lease.id))
         )
         return min((at for at in found if at is not None), default=inf)
 
@@ -292,8 +293,14 @@ class Model:
         for name in self.leases.keys() - over if not new.parts else ():
             in_time = self.expires[name] <= new.starts_at
             there = {(s.cluster_id, s.node_id) for s in self.leases[name].placement} & {*new.nodes}
+            there |= {(s.cluster_id, s.node_id) for s in self.shown(name)} & {*new.nodes}
             mine = self.leases[name].tenant == new.tenant
             law(mine or in_time or not there, "no reservation is broken", fact, self.leases[name])
+        for name in self.lost.keys() - over:
+            shown = {(s.cluster_id, s.node_id, gpu) for s in self.shown(name) for gpu in s.gpus}
+            reserved = {(s.cluster_id, s.node_id, gpu) for s in new.parts for gpu in s.gpus}
+            in_time = self.expires[name] <= new.starts_at
+            law(in_time or not shown & reserved, "none is promised what another has lost", fact)
         law(len(new.parts) in {0, len(new.nodes)}, "each node has its part", new)
         law(bool(new.parts) == bool(new.demand.gpus), "devices are reserved, else nodes", new)
         for part in new.parts:
@@ -555,6 +562,21 @@ class Model:
             if gone:
                 self.lost[name] = gone
 
+    def shown(self, name: str) -> list[Share]:
+        """Where the devices that a lease has lost are now."""
+        pairs = [(c.id, n.id) for c in self.clusters.values() for n in c.nodes]
+        found = [(*pair, self._gone(name, pair)) for pair in pairs if name in self.lost]
+        return [Share(*each) for each in found if each[2]]  # type: ignore[arg-type]  # Plain values in tests.
+
+    def _gone(self, name: str, pair: tuple[str, str]) -> tuple[str, ...]:
+        """Which devices of a node a lease has lost: these, parts of them, or what they are of."""
+        lost = self.lost.get(name, ())
+        return tuple(
+            gpu
+            for device, gpu in self._there(pair).items()
+            if any(device == x or _is_part(device, x) or _is_part(x, device) for x in lost)
+        )
+
     def _there(self, pair: tuple[str, str]) -> dict[DeviceId, str]:
         node = self.node(Share(*pair))  # type: ignore[arg-type]  # Plain values in tests.
         if node is None:
@@ -706,12 +728,14 @@ class Model:
         """Whether a demand would fit now if these leases held nothing; `ask` wants it."""
         names = set(names)
         leases = [self.leases[name] for name in names]
+        lost, self.lost = self.lost, {x: gone for x, gone in self.lost.items() if x not in names}
         for lease in leases:
             self._count(lease, -1)
         less = self.beside(ask, now, names) if ask is not None else {}
         fits = self.fits(demand, candidates, shut, less)
         for lease in leases:
             self._count(lease, 1)
+        self.lost = lost
         return fits
 
     def fits(
@@ -772,15 +796,7 @@ class Model:
             and self.devices[*pair, gpu.id] + less[f"gpu {gpu.id}"] + demand.gpu_milli <= 1000
         ]
         if self.lost:
-            lost = [each for devices in self.lost.values() for each in devices]
-            gone = {
-                name
-                for device, name in self._there(pair).items()
-                if any(
-                    device == each or _is_part(device, each) or _is_part(each, device)
-                    for each in lost
-                )
-            }
+            gone = {gpu for name in self.lost for gpu in self._gone(name, pair)}
             usable = [gpu for gpu in usable if gpu.id not in gone]
         if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
             nvlink = demand.topology == "nvlink"

@@ -17,6 +17,7 @@ from moorage.core.queue.order import CONSULTED_MAX, WaitingQueue
 from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import (
     Ended,
+    Ending,
     Fact,
     Granted,
     Paused,
@@ -151,6 +152,8 @@ class Witness:
                 self._not_in_vain(
                     [x for x in facts if isinstance(x, Preempted) and x.by == fact.by]
                 )
+            if isinstance(fact, Ending | Ended) and fact.reason.startswith("preempted"):
+                self._helps(fact, told_for)
             model.learn(fact, self.asks, world.now)
             if isinstance(fact, Renewed) and fact.lease in model.leases:
                 graced = isinstance(event, Restarted | Stalled)
@@ -286,7 +289,9 @@ class Witness:
         noticed = {name for name in model.notices if name not in victims}
         assert ask.demand is not None
         all_gone = {*over, *noticed, *victims}
-        shut, now = model.shut_for_good(ask, self.world.now), self.world.now
+        waited = [notice.until for notice in model.notices.values() if notice.by == ask.id]
+        now = max(self.world.now, *waited, *(fact.until for fact in told))  # It gets its lease.
+        shut = model.shut_for_good(ask, now)
         fits = model.fits_without(all_gone, ask.demand, ask.candidates, shut, ask, now)
         law(fits, "no victim is chosen in vain", told, ask)
         mine = {name for name in noticed if model.notices[name].by == ask.id}
@@ -296,6 +301,17 @@ class Witness:
             law(
                 not spare or (len(victims) > 1 and ask.demand.nodes > 1), "none need not", name, ask
             )
+
+    def _helps(self, fact: Ending | Ended, told_for: set[str]) -> None:
+        """Who leaves after a notice still makes room, whatever has happened meanwhile."""
+        notice, model, now = self.model.notices.get(fact.lease), self.model, self.world.now
+        if notice is None or notice.by in told_for or notice.by not in model.waiting:
+            return
+        ask, over = model.waiting[notice.by].ask, model.ending.keys() | model.finished.keys()
+        gone, shut = {*over, *model.warm, *model.notices}, model.shut_for_good(ask, now)
+        assert ask.demand is not None
+        fits = model.fits_without(gone, ask.demand, ask.candidates, shut, ask, now)
+        law(fits, "none leaves in vain", fact, ask)
 
     def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
         """A policy that does not get to answer says nothing about the lease it is asked about."""

@@ -5,6 +5,7 @@ lease that would last longer is granted them any more, and none is renewed for l
 is the only caller.
 """
 
+from collections.abc import Iterable
 from heapq import nsmallest
 from typing import Any, Final
 
@@ -138,26 +139,26 @@ class AdvanceReservations:
     def _choose(self, event: ReserveAsked, starts_at: float) -> tuple[Nodes, Placement] | Refusal:
         """Return nodes that can take the demand when it begins, the smallest, and their parts."""
         state, demand, where = self._state, event.demand, event.candidates
-        staying = [
-            lease
-            for lease in state.leases.values()
-            if lease.expires_at > starts_at and not lease.over and lease.tenant != event.tenant
-        ]
+        lasting = [x for x in state.leases.values() if x.expires_at > starts_at and not x.over]
+        staying = [(x, state.held_by(x)) for x in lasting if x.tenant != event.tenant]
         others = [
             each
             for each in state.reserved.by_id.values()
             if each.starts_at < event.ends_at and starts_at < each.ends_at
         ]
-        stays = {(share.cluster_id, share.node_id) for x in staying for share in x.placement}
+        stays = {node for _, held in staying for node in _nodes(held)}
         taken = {node for each in others for node in each.nodes}
         shut = set[Place]() if demand.gpus else stays | taken
         fleet = state.fleet.imagined()
-        for place in state.places.keys() | taken:
+        lost = {name: state.lost_by(state.leases[name]) for name in state.lost.of}
+        for place in state.places.keys() | taken | _nodes(x for s in lost.values() for x in s):
             row, left = fleet.row(*place), self._left(place, starts_at, event.ends_at)
             if left is None:
                 shut.add(place)
             elif row is not None and not fleet.closed[row]:
                 room.set_free(fleet, row, left)
+        for share in (share for each in lasting for share in lost.get(each.id, ())):
+            fleet.take(share)
         allowed = fleet.feasible(demand) & self._feasibility.allowed(where, tuple(shut))
         if not self._feasibility.enough_nodes(allowed, demand):
             refusal = self._feasibility.refusal(demand, where)
@@ -195,6 +196,10 @@ class AdvanceReservations:
         return {fleet.node_ids[row] for row in np.flatnonzero(able)}
 
 
+def _nodes(shares: Iterable[Share]) -> set[Place]:
+    return {(share.cluster_id, share.node_id) for share in shares}
+
+
 def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
     """Return what of a node is reserved: devices, and as large a part of the rest, if it is free.
 
@@ -218,10 +223,10 @@ def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
 
 
 def _in_the_way(
-    places: set[Place], staying: list[Lease], others: list[NodeReservation]
+    places: set[Place], staying: list[tuple[Lease, Placement]], others: list[NodeReservation]
 ) -> dict[str, Any]:
     """Return what is on nodes that would do without it: leases and reservations, by name."""
-    leases = {each.id: each.expires_at for each in staying if touches(each.placement, places)}
+    leases = {x.id: x.expires_at for x, held in staying if touches(held, places)}
     ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
     return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
 

@@ -164,7 +164,7 @@ def begins(state: State, lease: Lease, after: float) -> float:
 
     """
     at = math.inf
-    for share in lease.placement if state.reserved else ():
+    for share in state.held_by(lease) if state.reserved else ():
         place = (share.cluster_id, share.node_id)
         theirs = state.reserved.of_others(place, lease.tenant)
         moments = {each.starts_at for each in theirs if each.starts_at >= after}

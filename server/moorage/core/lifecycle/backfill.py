@@ -55,11 +55,24 @@ class Backfill:
         queue.grew(self._state.growth.take())
         if not queue:
             return False
-        if self._lead():
+        if (self._state.warm and self._any_before_head_took_over()) or self._lead():
             return True
         queue.rethink()
         lines = queue.servable(self._capped)
         for line in lines:
+            if self._wake_line(line, queue.reserved_for(line)):
+                lines.close()
+                return True
+        for ask in queue.found_over_quota():
+            self._asks.make_quota_room(ask)
+        return False
+
+    def _any_before_head_took_over(self) -> bool:
+        """Wake the lines that go before the head: nothing is kept for them, as they cannot wait."""
+        queue = self._requests.queue
+        head = queue.first()
+        lines = queue.servable(self._capped, head)
+        for line in lines if head is not None else ():
             if self._wake_line(line, queue.reserved_for(line)):
                 lines.close()
                 return True

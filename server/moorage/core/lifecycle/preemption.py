@@ -20,6 +20,7 @@ from moorage.core.queue.exclusions import ExclusionRules
 from moorage.core.queue.open_requests import OpenRequests
 from moorage.core.state.accounts import demanded, placed
 from moorage.core.state.facts import Preempted, Spared
+from moorage.core.state.state import State
 from moorage.core.turns.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Nodes, Quota
 from moorage.policy import Fleet, gang_groups
@@ -50,7 +51,7 @@ class Preemption:
         exclusions: Computes what each request may not use.
 
     Attributes:
-        spared: How many that were told to leave need not: the head may need others.
+        spared: How many that were told to leave need not, or in vain: the head may need others.
 
     """
 
@@ -83,11 +84,13 @@ class Preemption:
         waits = any(each.notice for each in coming)
         if ask.demand is None or not (given or waits):
             return None
-        now = self._turn.now
-        known, found = self._feasibility, self._exclusions.find_on_empty(ask)
-        allowed = known.allowed(ask.candidates, found.nodes)
-        attempt = _Attempt(known.beside(found.parts), known, allowed, ask.demand, now)
+        at = max([self._turn.now, *(each.notice.until for each in coming if each.notice)])
+        attempt = self._attempt(ask, ask.demand, at)
         chosen = attempt.choose(coming, given)
+        last = max((until[each.id] for each in chosen or ()), default=at)
+        if last > at and self._state.reserved:  # The request's lease would end later, too.
+            attempt = self._attempt(ask, ask.demand, last)
+            chosen = attempt.choose(coming, [each for each in given if until[each.id] <= last])
         if chosen is None:
             return None
         for lease in chosen:
@@ -95,17 +98,39 @@ class Preemption:
         return attempt.nodes if chosen or waits else None
 
     def due(self, lease: Lease) -> None:
-        """Have a lease leave whose notice is over, if it is still for a request that waits."""
+        """Have a lease leave whose notice is over, if a request still waits that this helps."""
         assert lease.notice is not None
         waiter = self._state.waiting.get(lease.notice.by)
-        if waiter is None or waiter.pauses or self._requests.undecided.get(lease.notice.by):
+        if (
+            waiter is None
+            or waiter.pauses
+            or self._requests.undecided.get(lease.notice.by)
+            or not self._helps(waiter.ask)
+        ):
             self._turn.record(Spared(lease.id, self._turn.now))
             self.spared += 1
             self._turn.wakes = True
-        elif lease.may_start_again and lease.state in {"starting", "active"}:
-            self._leases.move(lease, lease.notice.reason)
         else:
-            self._leases.end(lease, lease.notice.reason)
+            self._leave(lease, lease.notice.reason)
+
+    def _helps(self, ask: Ask) -> bool:
+        """Return whether a request fits still once all have left that were told to."""
+        coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
+        assert ask.demand is not None
+        return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
+
+    def _attempt(self, ask: Ask, demand: Demand, at: float) -> "_Attempt":
+        """Return a fleet for a request that gets its lease then."""
+        known, found = self._feasibility, self._exclusions.find_on_empty(ask, (), at)
+        allowed = known.allowed(ask.candidates, found.nodes)
+        fleet = known.beside(found.parts)
+        return _Attempt(self._state, fleet, known, allowed, demand, self._turn.now)
+
+    def _leave(self, lease: Lease, reason: str) -> None:
+        if lease.may_start_again and lease.state in {"starting", "active"}:
+            self._leases.move(lease, reason)
+        else:
+            self._leases.end(lease, reason)
 
     def _tell(self, ask: Ask, lease: Lease, until: float) -> None:
         why = f"of priority {ask.priority}"
@@ -114,7 +139,7 @@ class Preemption:
         reason = f"preempted by request {ask.id} of tenant {ask.tenant}, {why}"
         self._turn.record(Preempted(lease.id, self._turn.now, ask.id, until, reason))
         if until <= self._turn.now:
-            self.due(self._state.leases[lease.id])
+            self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
         """Return whether what a lease holds is free soon, for this request if for any."""
@@ -184,6 +209,7 @@ class _Attempt:
 
     def __init__(
         self,
+        state: State,
         fleet: Fleet,
         feasibility: Feasibility,
         allowed: npt.NDArray[np.bool_],
@@ -193,14 +219,15 @@ class _Attempt:
         self._feasibility = feasibility
         self._demand = demand
         self._now = now
-        self._fleet = fleet.imagined()
+        self._held_by = state.held_by
+        self._fleet = state.imagined(fleet)
         self._allowed = allowed
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
         """Return the leases that must leave beside those that do; None where they cannot help."""
         for lease in coming:
-            for share in lease.placement:
+            for share in self._held_by(lease):
                 self._fleet.give(share)
         fits = self._fleet.feasible(self._demand) & self._allowed
         rows = np.flatnonzero(fits).tolist()
@@ -217,8 +244,8 @@ class _Attempt:
     def _options(self, given: Iterable[Lease], fitting: set[int]) -> Iterator[_Option]:
         by_row: dict[int, list[Lease]] = defaultdict(list)
         for lease in given:
-            for share in lease.placement:
-                row = self._fleet.row(share.cluster_id, share.node_id)
+            places = {(share.cluster_id, share.node_id) for share in self._held_by(lease)}
+            for row in (self._fleet.row(*place) for place in places):
                 if row is not None and self._allowed[row] and row not in fitting:
                     by_row[row].append(lease)
         rows = sorted(by_row, key=lambda row: (len(by_row[row]), row))
@@ -260,7 +287,7 @@ class _Attempt:
         shares = [
             share
             for lease in leases
-            for share in lease.placement
+            for share in self._held_by(lease)
             if (share.cluster_id, share.node_id) == here
         ]
         for share in shares:

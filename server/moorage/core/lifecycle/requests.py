@@ -169,6 +169,12 @@ class Requests:
         elif not self._tries_next(pending, over, exclusions):
             self._refuse(pending, over, exclusions)
 
+    def make_quota_room(self, ask: Ask) -> None:
+        """Have what is warm give way to a waiter that only its quota keeps from being asked for."""
+        over = None if ask.alternatives else self._quotas.refusal(ask)
+        if over is not None:
+            self._warm.room_after(over, ask, ())
+
     def _turned_away(self, ask: Ask) -> Refusal | None:
         """Return why a request is not looked at, or None."""
         if self._requests.known(ask.id) or self._state.lease(ask.id):

@@ -19,7 +19,7 @@ from moorage.core.queue.order import WaitingQueue
 from moorage.core.state.accounts import Account, placed
 from moorage.core.state.facts import Ended, Refusal, Warmed
 from moorage.core.state.reserved import touches
-from moorage.core.state.state import RELEASED
+from moorage.core.state.state import RELEASED, State
 from moorage.core.turns.effects import Address, Information, Stop
 from moorage.core.turns.events import WorkloadKept
 from moorage.core.turns.turn import TurnWriter
@@ -122,7 +122,7 @@ class WarmReuse:
     def _verified(self, ask: Ask, lease: Lease, exclusions: Exclusions) -> bool:
         if touches(lease.placement, (*exclusions.nodes, *ask.avoid)):
             return False
-        fleet = self._feasibility.beside(exclusions.parts).imagined()
+        fleet = self._turn.state.imagined(self._feasibility.beside(exclusions.parts))
         for share in lease.placement:
             fleet.give(share)
         wishes = tuple(
@@ -176,7 +176,8 @@ class WarmReuse:
         key = (ask.demand, ask.candidates, reserved, found.parts)
         if not (coming or own) and self._hopeless.get(key) == state.gains:
             return None
-        attempt = _Attempt(self._feasibility.beside(found.parts), self._feasibility, ask, reserved)
+        fleet = self._feasibility.beside(found.parts)
+        attempt = _Attempt(state, fleet, self._feasibility, ask, reserved)
         others = (each for each in self._idle() if self._awaited.get(each.id) != ask.id)
         chosen = attempt.choose([*coming, *own], others)
         if chosen is None:
@@ -328,6 +329,7 @@ class _Attempt:
 
     def __init__(
         self,
+        state: State,
         fleet: Fleet,
         feasibility: Feasibility,
         ask: Ask,
@@ -338,7 +340,8 @@ class _Attempt:
         self._demand = ask.demand
         self._candidates = ask.candidates
         self._reserved = reserved
-        self._fleet = fleet.imagined()
+        self._held_by = state.held_by
+        self._fleet = state.imagined(fleet)
         self._allowed = feasibility.allowed(ask.candidates, reserved)
         self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
@@ -373,11 +376,12 @@ class _Attempt:
 
     def _free(self, lease: Lease, sign: int) -> bool:
         """Count what a lease holds as free, or no longer; return whether that can matter."""
-        found = [self._fleet.row(share.cluster_id, share.node_id) for share in lease.placement]
+        shares = self._held_by(lease)
+        found = [self._fleet.row(share.cluster_id, share.node_id) for share in shares]
         rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)
         if not len(rows):
             return False
-        for share in lease.placement:
+        for share in shares:
             if sign > 0:
                 self._fleet.give(share)
             else:

@@ -92,7 +92,7 @@ class ExclusionRules:
         near = anti_affinity.near(self._state, ask)
         if not self._state.reserved or ask.terms is None:
             return Exclusions(by_waiters, near)
-        until = self._until(ask, (*by_waiters, *near))
+        until = self._until(ask, (*by_waiters, *near), self._turn.now)
         own = self._own(ask, by_waiters)
         parts = room.reserved_parts(self._state, ask.tenant, self._turn.now, until)
         beside = self._feasibility.beside(parts)
@@ -104,16 +104,24 @@ class ExclusionRules:
         others = tuple(node for node in by_waiters if node not in own)
         return Exclusions(others, (*near, *reserved), own, parts)
 
-    def find_on_empty(self, ask: Ask, by_waiters: Nodes = ()) -> Exclusions:
-        """Return the exclusions that stay when all leases of the fleet have ended."""
+    def find_on_empty(
+        self, ask: Ask, by_waiters: Nodes = (), at: float | None = None
+    ) -> Exclusions:
+        """Return the exclusions that stay when all leases of the fleet have ended.
+
+        Args:
+            ask: The request.
+            by_waiters: Nodes reserved for waiters that go before it.
+            at: When its lease would begin, in seconds since the epoch; None: now.
+
+        """
+        now = self._turn.now if at is None else at
         near = anti_affinity.near(self._state, ask)
         if not self._state.reserved or ask.terms is None:
             return Exclusions(by_waiters, near)
-        until = self._until(ask, (*by_waiters, *near))
-        reserved = self._reserved((ask.tenant, ask.demand, self._turn.now, until))
-        parts = room.reserved_parts(
-            self._state, ask.tenant, self._turn.now, until, ignore_leases=True
-        )
+        until = self._until(ask, (*by_waiters, *near), now)
+        reserved = self._reserved((ask.tenant, ask.demand, now, until))
+        parts = room.reserved_parts(self._state, ask.tenant, now, until, ignore_leases=True)
         return Exclusions(by_waiters, (*near, *reserved), (), parts)
 
     def _excludes_nothing(self, ask: Ask) -> bool:
@@ -140,13 +148,12 @@ class ExclusionRules:
         fits = fleet.feasible(ask.demand, np.array([*rows.values()], np.int64)).tolist()
         return tuple(place for place, fit in zip(rows, fits, strict=True) if fit)
 
-    def _until(self, ask: Ask, excluded: Nodes) -> float:
-        """Return when a lease of a request would end, in seconds since the epoch.
+    def _until(self, ask: Ask, excluded: Nodes, now: float) -> float:
+        """Return when a lease of a request that begins then would end, in seconds since the epoch.
 
         A request that accepts a shorter lease gets one where it fits nowhere for the whole time.
         """
         assert ask.terms is not None
-        now = self._turn.now
         waiter = self._state.waiting.get(ask.id)
         if waiter is not None and waiter.lease is not None:
             return waiter.lease.expires_at
@@ -218,7 +225,7 @@ class ExclusionRules:
         if not state.reserved or ask.terms is None:
             return refusal
         shut = set(exclusions.nodes)
-        until = self._until(ask, ())
+        until = self._until(ask, (), now)
         lease = ask.tenant, ask.demand, now, until
         reserved = tuple(node for node in self._reserved_now(lease) if node in shut)
         mine = sum(ask.candidates is None or cluster in ask.candidates for cluster, _ in reserved)

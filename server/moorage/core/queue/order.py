@@ -255,6 +255,12 @@ class WaitingQueue:
         """Pass over the line of a waiter while its quota has no room; return whether that is so."""
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
+    def found_over_quota(self) -> list[Ask]:
+        """Return who was found beyond its quota since this was last asked: one of each class."""
+        rows = self._ranking.found_over(CLASSES_AT_ONCE)
+        lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
+        return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
+
     def waits_for_quota(self, tenant: Tenant | None) -> bool:
         """Tell whether a request of a tenant (None: of any) waits for room in a quota."""
         if not self._state.accounts.quotas:
@@ -375,7 +381,7 @@ class WaitingQueue:
             self.add(ask)
 
     def servable(
-        self, capped: Callable[[], Mapping[PolicyRef, int]]
+        self, capped: Callable[[], Mapping[PolicyRef, int]], before: WaiterLine | None = None
     ) -> Generator[WaiterLine, None, None]:
         """Yield the lines that may be served now, in their order, but for the head.
 
@@ -384,19 +390,24 @@ class WaitingQueue:
         Args:
             capped: Returns the policies that are being asked as much as they may be, and up to
                 which priority.
+            before: The line before which to stop; None: at the end.
 
         """
         seen: dict[int, ClassLines] = {}
+        last = None if before is None else self._rank(before)
         try:
             while True:
                 busy = capped()
                 kept = self._partly_open(self.reservation)
                 rows, more = self._ranking.servable(self.changes, busy, kept)
                 if not len(rows):
-                    if not more:
+                    if not more and before is None:
                         self._ranking.exhausted()
                     return
-                for line in self._in_order(self._ranking.first(rows, CLASSES_AT_ONCE + 1), seen):
+                first = self._ranking.first(rows, CLASSES_AT_ONCE + 1)
+                if last is not None and self._rank(self._next(first[0])) >= last:
+                    return
+                for line in self._in_order(first, seen, last):
                     if line is not self.head:
                         yield line
                     if capped() != busy:
@@ -407,15 +418,24 @@ class WaitingQueue:
                 if its.ready:  # Else its row may be that of a new class by now.
                     self._ready_from(its, 0)
 
-    def _in_order(self, rows: list[int], seen: dict[int, ClassLines]) -> Iterator[WaiterLine]:
-        """Yield the lines of classes, merged, up to the first of the last class of many."""
+    def _next(self, row: int) -> WaiterLine:
+        """Return the first line of a class that the wake under way has not visited."""
+        its = self._classes[self._ranking.waiters(row)]
+        return its.ready[its.visited][2]
+
+    def _in_order(
+        self, rows: list[int], seen: dict[int, ClassLines], last: Rank | None
+    ) -> Iterator[WaiterLine]:
+        """Yield the lines of classes, merged: to the first of the last class of many, or `last`."""
         merged: list[tuple[Rank, int, ClassLines]] = []
         for row in rows:
             its = seen[row] = self._classes[self._ranking.waiters(row)]
-            merged.append((self._rank(its.ready[its.visited][2]), row, its))
+            merged.append((self._rank(self._next(row)), row, its))
         end = merged.pop()[0] if len(merged) > CLASSES_AT_ONCE else None
         heapq.heapify(merged)
         while merged and (end is None or merged[0][0] <= end):
+            if last is not None and merged[0][0] >= last:
+                return
             _, row, its = merged[0]
             if self._ranking.is_refused(row, self.changes):
                 heapq.heappop(merged)

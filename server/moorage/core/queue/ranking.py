@@ -137,6 +137,7 @@ class Ranking:
         )
         self._by_row: dict[int, WaiterClass] = {}
         self._overdue: dict[int, None] = {}
+        self._found_over: dict[int, None] = {}
         self._grown: dict[GrownPlace, None] | None = {}
         self._quotas_as_of: Any = None
         self._rooms = 0
@@ -310,6 +311,8 @@ class Ranking:
             rows = rows[self._over(rows)]
             self._classes["over"][rows], self._classes["fresh"][rows] = True, False
             live[rows] = False
+            if self._state.warm or self._state.resetting:
+                self._found_over.update(dict.fromkeys(rows.tolist()))
         if not capped:
             return np.flatnonzero(live), False
         waits = np.zeros(len(live), np.bool_)
@@ -324,6 +327,17 @@ class Ranking:
         if over:
             self._classes["over"][row] = True
         return over
+
+    def found_over(self, many: int) -> list[int]:
+        """Return which classes `servable` has found beyond their quota, the first ones, and forget.
+
+        Only while something is kept warm that may give way to them.
+        """
+        if not self._found_over:
+            return []
+        found, self._found_over = self._found_over, {}
+        rows = np.array([row for row in found if row in self._by_row], np.int64)
+        return self.first(rows[np.isfinite(self._classes["oldest"][rows])], many)
 
     def is_any_over(self, tenant: int | None) -> bool:
         """Return whether a class, of one tenant's account where given, is beyond its quota."""

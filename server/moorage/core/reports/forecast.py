@@ -97,7 +97,7 @@ class _Course:
     """
 
     def __init__(self, state: State, feasibility: Feasibility, lines: _Lines) -> None:
-        self._fleet = state.fleet.imagined()
+        self._fleet = state.imagined(state.fleet)
         self._feasibility = feasibility
         self._reservations = state.reserved.on
         self._lines = lines
@@ -228,7 +228,7 @@ def _ends(state: State, now: float) -> list[_End]:
         lasts = None if lease.over else state.durations.of_lease(lease, now - lease.granted_at)
         until = lease.expires_at if lasts is None else lease.granted_at + lasts
         until = max(now, min(until, leaves_by(state, lease)))
-        found.append(_End(until, lease.id, lease.placement))
+        found.append(_End(until, lease.id, state.held_by(lease)))
     heapq.heapify(found)
     return found
 
@@ -264,14 +264,14 @@ def awaited(
     These are the leases on the nodes on which it is the first to fit, where all last until their
     deadlines; none where it fits now. At most `AWAITED_MAX` are told.
     """
-    fleet, allowed = state.fleet.imagined(), feasibility.allowed(where, ())
+    fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed
     if feasibility.enough_nodes(fits, demand):
         return []
     before, found = fits.copy(), list[tuple[int, Lease, Share]]()
     leases = heapq.nsmallest(LOOKS_MAX, state.leases.values(), key=_end)
     for lease in leases:
-        for share in lease.placement:
+        for share in state.held_by(lease):
             fleet.give(share)
             row = fleet.row(share.cluster_id, share.node_id)
             if row is None or not allowed[row] or before[row]:

@@ -268,7 +268,7 @@ class Preempted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Spared(msgspec.Struct, frozen=True, gc=False):
-    """A lease need not give way any more: the request is served, or gave up."""
+    """A lease need not give way any more: the request is served, gave up, or would not fit."""
 
     lease: RequestId
     at: float

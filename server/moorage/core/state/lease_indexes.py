@@ -3,11 +3,11 @@
 Both are parts of `State`; only `apply` changes them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from moorage.core.state.reserved import Place
-from moorage.model import DEVICE, DeviceId, Lease, RequestId, Tenant
+from moorage.model import DEVICE, ClusterId, DeviceId, Lease, NodeId, RequestId, Share, Tenant
 from moorage.policy import Fleet
 
 _Finder = Callable[[str], Place | None]
@@ -35,13 +35,31 @@ class LostDevices:
 
     def withhold(self, fleet: Fleet, find: _Finder) -> None:
         """Have nothing be free of those that turn up somewhere."""
-        for device in {each: None for lost in self.of.values() for each in lost}:
-            for place in shown(device, find):
-                row = fleet.row(*place)
-                for column, other in enumerate(fleet.devices[row] if row is not None else ()):
-                    if row is not None and _overlap(device, other):
-                        fleet.gpu_free[row, column] = 0
-                        fleet.touch(row)
+        every = {each: None for lost in self.of.values() for each in lost}
+        for row, column in _columns(every, fleet, find):
+            fleet.gpu_free[row, column] = 0
+            fleet.touch(row)
+
+    def shown(self, lost: Iterable[DeviceId], fleet: Fleet, find: _Finder) -> list[Share]:
+        """Return the devices that are free for none while a lease that lost some of them lasts."""
+        found = [
+            (*fleet.node_ids[row], fleet.gpu_ids[row][c]) for row, c in _columns(lost, fleet, find)
+        ]
+        return [Share(ClusterId(cluster), NodeId(node), (gpu,)) for cluster, node, gpu in found]
+
+
+def _columns(
+    devices: Iterable[DeviceId], fleet: Fleet, find: _Finder
+) -> dict[tuple[int, int], None]:
+    """Return the rows and columns of devices, of their parts, and of what they are parts of."""
+    return {
+        (row, column): None
+        for device in devices
+        for place in shown(device, find)
+        if (row := fleet.row(*place)) is not None
+        for column, other in enumerate(fleet.devices[row])
+        if _overlap(device, other)
+    }
 
 
 def shown(device: DeviceId, find: _Finder) -> Iterator[Place]:

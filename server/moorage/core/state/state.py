@@ -5,6 +5,7 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
@@ -51,7 +52,20 @@ from moorage.core.state.identities import Identities, Place
 from moorage.core.state.lease_indexes import LeaseGroups, LostDevices, shown
 from moorage.core.state.reserved import ReservedNodes
 from moorage.core.state.waiters import Waiter
-from moorage.model import Ask, Cluster, ClusterId, Lease, Notice, Outcome, RequestId, Share, Tenant
+from moorage.model import (
+    GPU_MILLI,
+    Ask,
+    Cluster,
+    ClusterId,
+    DeviceId,
+    Lease,
+    Notice,
+    Outcome,
+    Placement,
+    RequestId,
+    Share,
+    Tenant,
+)
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
@@ -168,6 +182,33 @@ class State:
         )
         return replace(cluster, nodes=tuple(nodes))
 
+    def held_by(self, lease: Lease) -> Placement:
+        """Return what no other lease may have while this one lasts: lost devices, too."""
+        return (*lease.placement, *self.lost_by(lease)) if lease.lost else lease.placement
+
+    def lost_by(self, lease: Lease) -> list[Share]:
+        """Return the devices that a lease has lost, where they are now: free for no other lease."""
+        return self.lost.shown(lease.lost, self.fleet, self.identities.place_of)
+
+    def imagined(self, fleet: Fleet) -> Fleet:
+        """Return a fleet on which leases can be ended one by one, to see what fits then.
+
+        Of a device that leases have lost, less than nothing is free: as much as all that holds it.
+
+        Args:
+            fleet: That of this state, or one with less free.
+
+        """
+        imagined = fleet.imagined()
+        lost = [share for name in self.lost.of for share in self.lost_by(self.leases[name])]
+        for share in dict.fromkeys(lost):
+            here = self.places.get((share.cluster_id, share.node_id), {}).values()
+            held = sum(x.gpu_milli for x in here if share.gpus[0] in x.gpus)
+            imagined.give(replace(share, gpu_milli=GPU_MILLI - held))
+        for share in lost:
+            imagined.take(share)
+        return imagined
+
     def lease(self, request: RequestId) -> Lease | None:
         """Return a lease that holds, or waits for another place, or is of the last that ended."""
         waiter = self.waiting.get(request)
@@ -204,10 +245,14 @@ class State:
 
     def _note_lost(self, lease: Lease) -> None:
         """Note the lost devices of a lease; nodes that have them change what they have free."""
-        for device in (*self.lost.of.get(lease.id, ()), *lease.lost):
-            for cluster_id, _ in shown(device, self.identities.place_of):
-                self._inventory_changed(ClusterId(cluster_id))
+        for cluster_id in self._showing((*self.lost.of.get(lease.id, ()), *lease.lost)):
+            self._inventory_changed(cluster_id)
         self.lost.note(lease)
+
+    def _showing(self, lost: Iterable[DeviceId]) -> Iterator[ClusterId]:
+        for device in lost:
+            for cluster_id, _ in shown(device, self.identities.place_of):
+                yield ClusterId(cluster_id)
 
     def _hold(self, lease: Lease, at: float | None) -> None:
         self.groups.add(lease)
@@ -249,6 +294,8 @@ class State:
         """Note that what a lease holds is free now, or may be."""
         self.gains += 1
         self.growth.note(left_by(lease))
+        for cluster_id in self._showing(lease.lost):
+            self.growth.note_cluster(cluster_id)
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
