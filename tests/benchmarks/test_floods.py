@@ -26,7 +26,6 @@ def test_a_flood_of_one_tenant_has_nothing_of_another_refused(attack: str) -> No
     assert row["asks"] > 0
     assert row["sent"] > 0
     assert row["workloads_left"] == 0
-    assert row["memory_mib"] < 400
 
 
 def test_an_attack_that_there_is_not_is_refused() -> None:
