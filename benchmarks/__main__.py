@@ -18,6 +18,8 @@ from benchmarks.churn import ChurnJob, churn
 from benchmarks.churn_report import table as churn_table
 from benchmarks.first_lease import first_lease
 from benchmarks.fleet import fleet
+from benchmarks.floods import floods
+from benchmarks.floods import table as floods_table
 from benchmarks.kills import kills as kill
 from benchmarks.packing_costs import packing_costs
 from benchmarks.placement import placement
@@ -51,8 +53,9 @@ BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "churn": churn,
     "waiting": waiting,
     "kills": kill,
+    "floods": floods,
 }
-ON_REQUEST: Final = frozenset({"packing", "placement", "churn", "waiting", "kills"})
+ON_REQUEST: Final = frozenset({"packing", "placement", "churn", "waiting", "kills", "floods"})
 """They need a trace or many minutes, so they run only where they are named."""
 
 
@@ -68,7 +71,7 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         help="startup, first_lease, candidates, workflow, fleet, slots, queue, query, engines, "
-        "rules; only where they are named: packing, placement, churn, waiting, kills."
+        "rules; only where they are named: packing, placement, churn, waiting, kills, floods."
     ),
 ]
 Nodes = Annotated[
@@ -110,6 +113,10 @@ Plots = Annotated[
 ]
 Kills = Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")]
 Category = Annotated[str, typer.Option(help="For `kills`: `process` or `container` workloads.")]
+Attacks = Annotated[
+    list[str] | None, typer.Option("--attack", help="For `floods`, repeatable; all there are.")
+]
+Seconds = Annotated[float, typer.Option(min=1, help="For `floods`: how long each attack lasts.")]
 Image = Annotated[str | None, typer.Option(help="For `kills`: of its containers.")]
 
 
@@ -128,6 +135,8 @@ def measure(
     kills: Kills = 20,
     category: Category = "process",
     image: Image = None,
+    attack: Attacks = None,
+    seconds: Seconds = 60.0,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure. Every figure is a ratio to a baseline taken in the same run."""
@@ -154,6 +163,7 @@ def measure(
                 "image": image,
                 "progress": tell,
             },
+            "floods": lambda: {"attacks": attack or (), "seconds": seconds, "progress": tell},
         }
         report: dict[str, Any] = {}
         for name in names or [name for name in BENCHMARKS if name not in ON_REQUEST]:
@@ -178,7 +188,7 @@ def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
 def _show(report: dict[str, Any]) -> None:
     if "waiting" in report:
         display.show(*waiting_tables(report.pop("waiting")))
-    tables = {"placement": _placement, "churn": churn_table}
+    tables = {"placement": _placement, "churn": churn_table, "floods": floods_table}
     for name in tables.keys() & report.keys():
         display.show(tables[name](report.pop(name)))
     if report:

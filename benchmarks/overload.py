@@ -12,12 +12,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import httpx
-import msgspec
 import uvloop
-from websockets.client import ClientProtocol
-from websockets.frames import Frame, Opcode
-from websockets.uri import parse_uri
 
+from benchmarks.fast_client import FastClient, FastReply, connect, ignore, pack
 from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
@@ -34,105 +31,8 @@ WARM_SECONDS: Final = 1.0
 TICK_SECONDS: Final = 0.005
 RENEW_SECONDS: Final = 0.02
 POLICY: Final = "best_fit"
-SHORT_HEAD, LONG_HEAD, TWO_BYTES_MORE, WHOLE_TEXT = 2, 4, 126, 0x81
 FRAMES: Final = 4_096
 """Requests that are made ready per connection; they are sent again and again."""
-
-
-class _Error(msgspec.Struct):
-    code: str = ""
-    reason: str = ""
-
-
-class _Lease(msgspec.Struct):
-    id: str
-    token: str = ""
-
-
-class _Reply(msgspec.Struct):
-    success: bool = True
-    id: str = ""
-    lease: _Lease | None = None
-    error: _Error | None = None
-
-
-_read: Final = msgspec.json.Decoder(_Reply).decode
-_write: Final = msgspec.json.encode
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing about a reply."""
-
-
-def _frame(message: dict[str, Any]) -> bytes:
-    return Frame(Opcode.TEXT, _write(message)).serialize(mask=True)
-
-
-class _Client(asyncio.Protocol):
-    """One connection, as cheap as can be: the machine's other core is the daemon's.
-
-    Args:
-        url: Of the WebSocket.
-        answered: Called with each reply.
-
-    """
-
-    def __init__(self, url: str, answered: Callable[["_Client", _Reply], None]) -> None:
-        self._handshake: ClientProtocol | None = ClientProtocol(parse_uri(url))
-        self._answered = answered
-        self._unread = b""
-        self.open = asyncio.get_running_loop().create_future()
-        self._lost = asyncio.Event()
-        self.writable = True
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        assert self._handshake is not None
-        self._handshake.send_request(self._handshake.connect())
-        self.send(b"".join(self._handshake.data_to_send()))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.open.done():
-            self.open.set_exception(exc or CommandError("the daemon closed the connection"))
-        self._lost.set()
-
-    async def close(self) -> None:
-        """Close the connection; a loop that ends before that is done cannot be closed."""
-        self.transport.abort()
-        await self._lost.wait()
-
-    def pause_writing(self) -> None:
-        self.writable = False
-
-    def resume_writing(self) -> None:
-        self.writable = True
-
-    def send(self, data: bytes) -> None:
-        self.transport.write(data)
-
-    def data_received(self, data: bytes) -> None:
-        if self._handshake is not None:
-            self._handshake.receive_data(data)
-            if not self._handshake.events_received():
-                return
-            self._handshake = None
-            self.open.set_result(None)
-            return
-        data, at = self._unread + data, 0
-        # A server's frames are not masked, and ours are short (RFC 6455, 5.2).
-        while len(data) - at >= SHORT_HEAD:
-            start, length = at + SHORT_HEAD, data[at + 1]
-            if length == TWO_BYTES_MORE:
-                start, length = (
-                    at + LONG_HEAD,
-                    int.from_bytes(data[at + SHORT_HEAD : at + LONG_HEAD]),
-                )
-            if len(data) < max(start, start + length):
-                break
-            if data[at] == WHOLE_TEXT:
-                self._answered(self, _read(data[start : start + length]))
-            at = start + length
-        self._unread = data[at:]
 
 
 class _Load:
@@ -141,9 +41,9 @@ class _Load:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self.asked = self.granted = self.busy = self.others = 0
-        self.holder: _Client
-        self.again: Callable[[_Client], None] = _nothing
-        self.asks = [_frame(self.ask(f"a{number}")) for number in range(FRAMES)]
+        self.holder: FastClient
+        self.again: Callable[[FastClient], None] = ignore
+        self.asks = [pack(self.ask(f"a{number}")) for number in range(FRAMES)]
 
     def ask(self, identity: str) -> dict[str, Any]:
         return {
@@ -155,13 +55,13 @@ class _Load:
             "lease": {"ttl_seconds": 600},
         }
 
-    def answered(self, client: _Client, reply: _Reply) -> None:
-        if not reply.id.startswith("a"):
+    def answered(self, client: FastClient, reply: FastReply) -> None:
+        if not str(reply.id).startswith("a"):
             return
         if reply.lease is not None:
             self.granted += 1
             lease = reply.lease
-            self.holder.send(_frame({"op": "release", "lease": lease.id, "token": lease.token}))
+            self.holder.send(pack({"op": "release", "lease": lease.id, "token": lease.token}))
         # The fleet is full for a moment where releases are still to be read.
         elif reply.error is not None and reply.error.code in {"busy", "no_capacity"}:
             self.busy += 1
@@ -179,12 +79,12 @@ def overload() -> dict[str, Any]:
 async def _overload(running: Running) -> dict[str, Any]:
     uri = await prepare(running)
     load = _Load(uri)
-    load.holder = await _connect(running.ws, _nothing)
-    clients = [await _connect(running.ws, load.answered) for _ in range(CONNECTIONS)]
+    load.holder = await connect(running.ws, ignore)
+    clients = [await connect(running.ws, load.answered) for _ in range(CONNECTIONS)]
     # The peak: as fast as answers come.
     number = 0
 
-    def ask(client: _Client) -> None:
+    def ask(client: FastClient) -> None:
         nonlocal number
         number += 1
         client.send(load.asks[number % FRAMES])
@@ -193,7 +93,7 @@ async def _overload(running: Running) -> dict[str, Any]:
     for client in clients * WINDOW:
         ask(client)
     peak = (await _counted(load))["granted"] / SECONDS
-    load.again = _nothing
+    load.again = ignore
     await asyncio.sleep(WARM_SECONDS)
     renewals: list[float] = []
     renewing = asyncio.create_task(_renew(running.ws, load, renewals))
@@ -230,7 +130,7 @@ async def _counted(load: _Load) -> dict[str, int]:
     return {name: getattr(load, name) - before[name] for name in names}
 
 
-async def _offer(clients: list[_Client], load: _Load, per_second: float) -> None:
+async def _offer(clients: list[FastClient], load: _Load, per_second: float) -> None:
     """Ask on a schedule. A socket that takes no more is skipped: its requests were never sent."""
     started, due, number = time.perf_counter(), 0.0, 0
     while True:
@@ -239,7 +139,7 @@ async def _offer(clients: list[_Client], load: _Load, per_second: float) -> None
         many = int((now * per_second - due) / len(clients))
         due += many * len(clients)
         for client in clients:
-            if client.writable:
+            if client.writable.is_set():
                 start = number % (FRAMES // 2)
                 client.send(b"".join(load.asks[start : start + many]))
                 load.asked += many
@@ -247,14 +147,14 @@ async def _offer(clients: list[_Client], load: _Load, per_second: float) -> None
 
 
 async def _renew(url: str, load: _Load, taken: list[float]) -> None:
-    replies: asyncio.Queue[_Reply] = asyncio.Queue()
-    client = await _connect(url, lambda _, reply: replies.put_nowait(reply))
+    replies: asyncio.Queue[FastReply] = asyncio.Queue()
+    client = await connect(url, lambda _, reply: replies.put_nowait(reply))
     try:
-        client.send(_frame(load.ask("mine")))
+        client.send(pack(load.ask("mine")))
         granted = await replies.get()
         if (lease := granted.lease) is None:
             raise CommandError(f"a request was refused: {granted}")
-        renewal = _frame({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
+        renewal = pack({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
         while True:
             started = time.perf_counter()
             client.send(renewal)
@@ -265,16 +165,6 @@ async def _renew(url: str, load: _Load, taken: list[float]) -> None:
             await asyncio.sleep(RENEW_SECONDS)
     finally:
         await client.close()
-
-
-async def _connect(url: str, answered: Callable[[_Client, _Reply], None]) -> _Client:
-    address = parse_uri(url)
-    loop = asyncio.get_running_loop()
-    _, client = await loop.create_connection(
-        lambda: _Client(url, answered), address.host, address.port
-    )
-    await client.open
-    return client
 
 
 async def prepare(running: Running) -> str:

@@ -1,7 +1,10 @@
 """The console's files and logins: what a page may do, and what no page of another site may."""
 
 import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle
 from urllib.parse import urlsplit
 
 import httpx
@@ -9,6 +12,8 @@ import pytest
 from served import cluster, heard, serving
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+
+from moorage.web.console import FAILING_LOGINS_MAX
 
 pytestmark = pytest.mark.heavy  # Many daemons.
 
@@ -131,6 +136,26 @@ def test_a_wrong_token_gets_no_cookie(page, body):
 def test_a_login_that_is_none_is_refused(page, body):
     answer = page.http.post("/console/session", json=body, headers=page.headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_message")
+
+
+@pytest.mark.parametrize("tokens", [["guess"], ["", "of-an"], ["of-bobb"]])
+def test_failed_logins_of_an_address_are_slowed(server, tokens):
+    """So many wait for their answer, and what is tried meanwhile is refused at once."""
+    token, statuses = cycle(tokens), Counter()
+
+    def fail(_):
+        body, headers = {"token": next(token)}, {"Origin": server.running.http}
+        return http.post("/console/session", json=body, headers=headers).status_code
+
+    with (
+        httpx.Client(base_url=server.running.http, timeout=60) as http,
+        ThreadPoolExecutor(4 * FAILING_LOGINS_MAX) as pool,
+    ):
+        for _ in range(20):  # On a busy machine they come one by one.
+            statuses.update(pool.map(fail, range(4 * FAILING_LOGINS_MAX)))
+            if statuses[429]:
+                break
+    assert statuses.keys() == {401, 429}
 
 
 def test_a_login_is_short(page):

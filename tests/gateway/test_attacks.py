@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import resource
+import socket
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import pytest
 from moorage.protocol.codes import Close
 from moorage.protocol.replies import event
 
-TEXT, CONTINUATION, CLOSE, PING = 1, 0, 8, 9
+TEXT, CONTINUATION, CLOSE, PING, PONG = 1, 0, 8, 9, 10
 MIB = 2**20
 ON_UVLOOP = pytest.mark.asyncio(loop_factories=["uvloop"])
 """The longest attacks run on the loop of production only."""
@@ -292,6 +293,40 @@ async def test_a_ping_flood_does_not_keep_others_from_their_answers(port):
     assert await flood
     await attacker.write(attacker.frame(CLOSE, b"\x03\xe8"))
     assert await pongs == Close.NORMAL
+
+
+@pytest.mark.parametrize("frame", [(PING, b""), (PING, b"x" * 125), (TEXT, b"{}"), (PONG, b"x")])
+async def test_frames_that_are_tiny_are_read_in_turn(port, frame):
+    """A quarter of a mebibyte of them, as is read at once, takes a hundred milliseconds."""
+    attackers = [await port.attacker() for _ in range(4)]
+    attacked = tuple(port.gateway._connections)
+    tiny = attackers[0].frame(*frame)
+    floods = [
+        asyncio.create_task(each.write(tiny * (256 * 1024 // len(tiny)))) for each in attackers
+    ]
+    other = await port.client()
+    waited = False
+    for number in range(20):
+        await other.ask(number)
+        assert (await other.reply())["data"]["n"] == number
+        waited |= any(each._unread for each in attacked)
+        assert sum(len(each._unread) for each in attacked) <= MIB
+    assert waited, "all was read at once"
+    for each in attackers:
+        each.vanish()
+    await asyncio.gather(*floods, return_exceptions=True)
+    await port.harbour.until(lambda: len(port.harbour.sessions) == 1)
+
+
+@pytest.mark.parametrize("count", [1, 40, 4_000])
+async def test_what_came_before_the_end_is_read(port, count):
+    """However much of it waits for its turn when the client leaves."""
+    attacker = await port.attacker()
+    before = len(port.harbour.seen)
+    await attacker.write(asks(attacker, count))
+    attacker.endpoint.shutdown(socket.SHUT_WR)
+    await port.harbour.until(lambda: len(port.harbour.seen) == before + count)
+    await port.harbour.until(lambda: not port.gateway._connections)
 
 
 # 95: storms ----------------------------------------------------------------------------------

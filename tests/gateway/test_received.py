@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from moorage.gateway.received import PART_BYTES_MIN, Received
 
 MIB = 2**20
@@ -89,9 +91,28 @@ async def test_large_messages_that_wait_are_refused_unread_when_it_stops(port):
     async with port.gateway._turns.turn("another"):
         for client in clients:
             await client.ask(2, text="x" * 900_000)
-        while len(port.gateway._received._held) < len(clients):  # noqa: ASYNC110  # No event.
+        connections = port.gateway._connections
+        while not all(each._taken_bytes for each in connections):  # noqa: ASYNC110  # No event.
             await asyncio.sleep(0.01)  # As above.
         closing = asyncio.create_task(port.gateway.close())
         replies = [await client.reply() for client in clients]
     assert {reply["error"]["code"] for reply in replies} == {"shutting_down"}
     await closing
+
+
+@pytest.mark.parametrize("size", [40_000, 300_000, 900_000])
+async def test_large_messages_whose_sender_has_left_are_not_read(port, size):
+    """A crowd that leaves has hundreds of them wait, each for some milliseconds."""
+    clients = [await port.client() for _ in range(4)]
+    async with port.gateway._turns.turn("another"):
+        for client in clients:
+            await client.ask(1, text="x" * size)
+        connections = port.gateway._connections
+        while not all(each._taken_bytes for each in connections):  # noqa: ASYNC110  # No event.
+            await asyncio.sleep(0.01)  # As above.
+        for client in clients:
+            client.socket.transport.abort()
+        while not all(each.has_left for each in connections):  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.01)  # As above.
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    assert port.harbour.seen == []

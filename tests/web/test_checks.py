@@ -8,6 +8,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from moorage.protocol.origins import Origins
+from moorage.records.rights import Caller, Role
+from moorage.web.checks import RequestChecks
+from moorage.web.connections import Connections
 from moorage.web.server import WebServer
 
 PATIENCE_SECONDS = 60
@@ -170,3 +173,55 @@ async def test_no_browser_guesses_what_an_answer_is(site):
     assert {each.status_code for each in answers} >= {200, 401, 403, 404}
     found = [each.headers.get_list("x-content-type-options") for each in answers]
     assert found == [["nosniff"]] * len(answers)
+
+
+class TestTurns:
+    """A tenant's requests have a share of each turn of the loop, however many it sends."""
+
+    @staticmethod
+    def scope(path: str, token: str | None) -> dict:
+        headers = [(b"host", b"localhost")]
+        if token is not None:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        return {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
+
+    @pytest.mark.parametrize(
+        ("flood", "other"),
+        [
+            (("/policy", "key"), ("/policy", "another")),
+            (("/policy", None), ("/policy", "another")),
+            (("/policy", "wrong"), ("/policy", "another")),
+            (("/console/session", None), ("/policy", "key")),
+            (("/nothing/here", "key"), ("/healthz", None)),
+            (("/policy", None), ("/healthz", None)),
+            (("/healthz", None), ("/metrics", "key")),
+        ],
+    )
+    async def test_a_flood_of_requests_lets_another_one_pass(self, flood, other):
+        passed = []
+
+        async def app(scope, receive, send):
+            passed.append(scope["path"] if scope is not last else "last")
+
+        async def nothing(*_):
+            """Take what would be sent; there is nothing to receive."""
+
+        tenants = {"key": "ann", "another": "bob"}
+
+        def authenticate(token):
+            return Caller(tenants[token], Role.CLIENT) if token in tenants else None
+
+        checks = RequestChecks(app, Origins(), Connections(), authenticate)
+        last = self.scope(*other)
+        scopes = [*(self.scope(*flood) for _ in range(50)), last]
+        await asyncio.gather(*(checks(scope, nothing, nothing) for scope in scopes))
+        assert len(passed) == 51
+        assert passed.index("last") <= 3

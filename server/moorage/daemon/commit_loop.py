@@ -5,6 +5,7 @@ stepped already (group commit: the slower the disk, the larger the group).
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -26,6 +27,8 @@ BATCH_MAX: Final = 256
 """Events stepped before the loop gets a chance to read sockets again."""
 BATCH_SECONDS_MAX: Final = 0.005
 """How long that may take: a page of a large fleet costs as much as a thousand other events."""
+GROUP_FACTS_MAX: Final = 1_000
+"""Facts that are made durable together, by the turn: to encode them takes some milliseconds."""
 UNCOMMITTED_MAX: Final = 20_000
 """Facts waiting for the disk; beyond it events wait in the inbox."""
 READ_SECONDS: Final = 1.0
@@ -130,22 +133,30 @@ class CommitLoop:
         while True:
             await self._work.wait()
             self._work.clear()
-            turns, self._turns = self._turns, []
+            # A checkpoint has the state, so all that was stepped must be handed over with it.
+            due = self._handed - self._checkpointed >= self._checkpoint_every_facts
+            turns = self._take_group(math.inf if due else GROUP_FACTS_MAX)
             if not turns:
                 continue
             self._committing = True
             facts: list[Fact] = [fact for turn in turns for fact in turn.facts]
             self._handed += len(facts)
-            # The state is as of the facts just handed over: nothing was stepped since.
-            body = list(condense(self._allocator.state)) if self._is_checkpoint_due() else None
+            body: list[Fact] | None = None
+            if due:
+                self._checkpointed = self._handed
+                body = list(condense(self._allocator.state))
             self._commit_began = time.monotonic()
             await self._ledger.append(facts, self._now)
             self._effects.committed(time.monotonic() - self._commit_began)
             self._commit_began = None
             self._facts_waiting -= len(facts)
+            until = time.monotonic() + BATCH_SECONDS_MAX
             for turn in turns:  # What a turn did is told before what the next one did.
                 self._effects.durable(turn.facts)
                 self._let_go(turn)
+                if time.monotonic() > until:  # A slow disk makes groups of thousands.
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + BATCH_SECONDS_MAX
             self._committing = False
             if body is not None:
                 # Beside the next commits: grants must not wait for it.
@@ -174,11 +185,16 @@ class CommitLoop:
             self._checkpointed = self._handed
             await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))
 
-    def _is_checkpoint_due(self) -> bool:
-        due = self._handed - self._checkpointed >= self._checkpoint_every_facts
-        if due:
-            self._checkpointed = self._handed
-        return due
+    def _take_group(self, facts_max: float) -> list[Turn]:
+        """Return the turns whose facts are made durable next."""
+        taken = count = 0
+        while taken < len(self._turns) and count < facts_max:
+            count += len(self._turns[taken].facts)
+            taken += 1
+        group, self._turns = self._turns[:taken], self._turns[taken:]
+        if self._turns:
+            self._work.set()
+        return group
 
     def _is_disk_stalled(self) -> bool:
         """Return whether a slow commit holds back all replies, as a stall of the loop would."""

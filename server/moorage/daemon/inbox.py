@@ -10,7 +10,7 @@ else reading and refusing would take all the time that granting needs.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from typing import Final
 
 from moorage.core.turns.events import (
@@ -60,8 +60,9 @@ class Inbox:
         """Those of clients; the first tenant is the next, and goes to the end then."""
         self._others = 0
         """How many are in `_own` and `_of`."""
-        self._asked: set[RequestId] = set()
-        """Requests in `_of`: what cancels one stays behind it."""
+        self._asked: dict[RequestId, Tenant | None] = {}
+        """Requests in `_of`, and whose: what cancels one stays behind it."""
+        self._asked_of: Counter[Tenant | None] = Counter()
         self._taken_ahead = 0
         self._posted = asyncio.Event()
         self._readers: deque[asyncio.Future[None]] = deque()
@@ -70,10 +71,9 @@ class Inbox:
         """Return how many events wait."""
         return len(self._ahead) + self._others
 
-    @property
-    def asked(self) -> int:
-        """How many requests for a placement wait."""
-        return len(self._asked)
+    def asked(self, tenant: Tenant) -> int:
+        """Return how many requests of a tenant for a placement wait."""
+        return self._asked_of[tenant]
 
     def post(self, event: Event, tenant: Tenant | None = None) -> None:
         """Have an event stepped soon.
@@ -89,7 +89,8 @@ class Inbox:
             self._ahead.append(event)
         else:
             if isinstance(event, Asked):
-                self._asked.add(event.ask.id)
+                self._asked[event.ask.id] = tenant
+                self._asked_of[tenant] += 1
             (self._own if tenant is None else self._of.setdefault(tenant, deque())).append(event)
             self._others += 1
         self._posted.set()
@@ -102,7 +103,7 @@ class Inbox:
         remaining: deque[Event] = deque()
         for event in self._of.get(tenant, ()):
             if isinstance(event, Asked) and event.to.session == session:
-                self._asked.discard(event.ask.id)
+                self._forget(event.ask.id)
                 self._others -= 1
             else:
                 remaining.append(event)
@@ -124,8 +125,15 @@ class Inbox:
         if events:
             self._of[tenant] = events
         if isinstance(event, Asked):
-            self._asked.discard(event.ask.id)
+            self._forget(event.ask.id)
         return event
+
+    def _forget(self, request: RequestId) -> None:
+        """Note that a request waits here no more."""
+        tenant = self._asked.pop(request)
+        self._asked_of[tenant] -= 1
+        if not self._asked_of[tenant]:
+            del self._asked_of[tenant]
 
     async def wait(self) -> None:
         """Return when there is an event."""

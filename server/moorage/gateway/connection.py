@@ -7,6 +7,8 @@ stops reading, and no reading from a client that does not read.
 
 import asyncio
 import contextlib
+import select
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -18,9 +20,14 @@ from websockets.protocol import Event, State
 from moorage.gateway.received import PART_BYTES_MIN, Received
 from moorage.model import SessionId
 from moorage.protocol.codes import Close
+from moorage.protocol.loop_shares import LoopShares
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.records.rights import Caller
 
+PIECE_BYTES: Final = 2 * 1024
+"""Bytes of frames that are read at once: of empty ones, these take a millisecond. A read of the
+socket has up to a quarter of a mebibyte."""
+_LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 _GOODBYES: Final = frozenset({Close.NORMAL, Close.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 """How clients close that are done; browsers name no code."""
 
@@ -46,6 +53,7 @@ class GatewayConnection(ServerConnection):
         *args: Any,
         registry: set["GatewayConnection"],
         received: Received,
+        shares: LoopShares,
         opening: Peers["GatewayConnection"],
         opening_max: int,
         connections_max: int,
@@ -54,6 +62,12 @@ class GatewayConnection(ServerConnection):
         super().__init__(*args, **kwargs)
         self.registry = registry
         self.received = received
+        self._shares = shares
+        self._unread = memoryview(b"")
+        """What has come in, and waits for the next turn of its tenant."""
+        self._turn: asyncio.Future[None] | None = None
+        self._eof = self._lost = False
+        """What happened while something was unread."""
         self._queued_bytes = 0
         """Of a large message that waits to be taken; nothing is read behind it meanwhile."""
         self._taken_bytes = 0
@@ -93,6 +107,15 @@ class GatewayConnection(ServerConnection):
         frame = self.protocol.close_rcvd
         return frame is not None and frame.code in _GOODBYES
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left, which nothing tells while the socket is not read."""
+        if not self.open:
+            return True
+        look = select.poll()
+        look.register(self.transport.get_extra_info("socket").fileno(), _LEFT)
+        return bool(look.poll(0))
+
     def let_go(self) -> None:
         """Tell its session nothing more."""
         self.on_writable, self.on_lost = _ignore, _nothing
@@ -106,6 +129,7 @@ class GatewayConnection(ServerConnection):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.close(code, reason)
+        self._unread = memoryview(b"")
         if self.protocol.state is not State.CLOSED:
             self.transport.abort()
         await self.wait_closed()
@@ -123,17 +147,22 @@ class GatewayConnection(ServerConnection):
                 await asyncio.sleep(self.ping_interval)
                 pong = asyncio.ensure_future(await self.ping())
                 while not pong.done():
-                    unread = self._unread
+                    silent = self._silent
                     await asyncio.wait([pong], timeout=self.ping_timeout)
-                    unread = unread or self._unread
-                    if not pong.done() and not unread:
+                    silent = silent or self._silent
+                    if not pong.done() and not silent:
                         async with self.send_context():
                             self.protocol.fail(Close.DEFECT, "keepalive ping timeout")
 
     @property
-    def _unread(self) -> bool:
+    def _silent(self) -> bool:
         """Whether the socket is not read at the moment, so that what came says nothing."""
-        return self.recv_messages.paused or self._held_back or self._taken_bytes > 0
+        return (
+            self.recv_messages.paused
+            or self._held_back
+            or self._taken_bytes > 0
+            or self._turn is not None
+        )
 
     # What asyncio tells a protocol ---------------------------------------------------------
 
@@ -153,8 +182,18 @@ class GatewayConnection(ServerConnection):
             self.opening.remove(surplus)
             surplus.transport.abort()
 
+    def eof_received(self) -> None:
+        """Read what came before, and then that it was all."""
+        if self._turn is None:
+            super().eof_received()
+        self._eof = self._turn is not None
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave the registry."""
+        """Leave the registry, once what came before is read; of a broken connection, none is."""
+        if self._turn is not None and exc is None and self._unread:
+            self._lost = True
+            return
+        self._unread = memoryview(b"")
         super().connection_lost(exc)
         self.registry.discard(self)
         self.opening.remove(self)
@@ -162,10 +201,51 @@ class GatewayConnection(ServerConnection):
         self.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Count the received bytes of a message, and check the sum of all messages."""
-        super().data_received(data)
+        """Read what came, unless earlier data still waits for a turn."""
+        self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
+        if self._turn is None:
+            self._read_pieces()
+
+    def _read_pieces(self) -> None:
+        """Read what came, as much as its tenant's share of this turn of the loop allows."""
+        while self._unread:
+            if self.caller is not None:
+                self._turn = self._shares.turn(self.caller.tenant)
+            if self._turn is not None:
+                self._read_no_more()
+                self._turn.add_done_callback(self._next_turn)
+                return
+            self._read_piece()
+
+    def _read_piece(self) -> None:
+        began = time.perf_counter()
+        piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+        super().data_received(bytes(piece))
         coming = len(self.protocol.reader.buffer) + (self.protocol.current_size or 0)
-        self._note(coming + self._queued_bytes + self._taken_bytes)
+        self._note(coming + len(self._unread) + self._queued_bytes + self._taken_bytes)
+        if self.caller is not None:
+            self._shares.spend(self.caller.tenant, time.perf_counter() - began)
+
+    def _next_turn(self, _: asyncio.Future[None]) -> None:
+        self._turn = None
+        if self._unread:
+            self._read_piece()
+        self._read_pieces()
+        if self._turn is not None:
+            return
+        if self._eof:
+            super().eof_received()
+        if self._lost:
+            self.connection_lost(None)
+        elif not self.recv_messages.paused:
+            self._read_on()
+
+    def send_data(self) -> None:
+        """Send what the protocol answers by itself, where it can still be sent."""
+        if self.transport.is_closing():
+            self.protocol.data_to_send()
+        else:
+            super().send_data()
 
     def process_event(self, event: Event) -> None:
         """Read no further while a large message waits to be taken."""
@@ -229,7 +309,13 @@ class GatewayConnection(ServerConnection):
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
-        if not (self.transport.is_closing() or self.paused or self._held_back or self._taken_bytes):
+        if not (
+            self.transport.is_closing()
+            or self.paused
+            or self._held_back
+            or self._taken_bytes
+            or self._turn is not None
+        ):
             self.transport.resume_reading()
 
 

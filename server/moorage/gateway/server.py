@@ -18,7 +18,6 @@ from moorage.core.turns.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import AgentDoor, Deliver
 from moorage.gateway.handshake import Doorman
-from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.received import Received
 from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
@@ -27,6 +26,7 @@ from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.codes import Close, Code
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.logins import Logins, Tickets
+from moorage.protocol.loop_shares import LoopShares
 from moorage.protocol.messages import Resume
 from moorage.protocol.peers import Peers, most_of_one
 from moorage.protocol.replies import failure
@@ -178,6 +178,7 @@ class Gateway:
                 GatewayConnection,
                 registry=self._connections,
                 received=self._received,
+                shares=self._shares,
                 opening=self._opening,
                 opening_max=settings.handshakes_max,
                 connections_max=settings.connections_max,

@@ -9,6 +9,7 @@ against `inflight_max`, and at that limit the session stops reading until some o
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from websockets.exceptions import ConnectionClosed
 from moorage.core.turns.effects import Address
 from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver, Request
-from moorage.gateway.loop_shares import LoopShares
 from moorage.gateway.settings import HELD_BYTES_MAX, GatewaySettings
 from moorage.model import Code, SessionId
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.json_bounds import LARGE_BYTES
+from moorage.protocol.loop_shares import LoopShares
 from moorage.protocol.messages import (
     AllocationRequest,
     DecisionFleet,
@@ -179,7 +180,7 @@ class Session:
     # In ------------------------------------------------------------------------------------
 
     async def serve(self) -> Resume | None:
-        """Read messages until the client is gone; those that it sent before it left included.
+        """Read messages until the client is gone; small ones that it sent before it left included.
 
         Returns:
             The session that is to go on over this connection, where the client resumes one.
@@ -209,20 +210,28 @@ class Session:
             return None
 
     async def _take_small(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Hand over a small message, and return when its tenant may have the next one read."""
-        began = self._loop.time()
-        taking = self._take(frame)
-        turn = self._shares.spend(self.tenant, self._loop.time() - began)
-        if turn is not None:
+        """Hand over a small message as soon as its tenant has its turn."""
+        connection = self.connection
+        if (turn := self._shares.turn(self.tenant)) is not None:
             await turn
+            if self.connection is not connection:
+                return None
+        began = time.perf_counter()  # A loop of uvloop counts whole milliseconds.
+        taking = self._take(frame)
+        self._shares.spend(self.tenant, time.perf_counter() - began)
         return taking
 
     async def _take_large(self, frame: str | bytes) -> asyncio.Future[None] | None:
-        """Hand over a large message when it is its turn; none if another connection goes on."""
+        """Hand over a large message when it is its turn; none of a connection that is gone.
+
+        Thousands of them may wait when their senders leave.
+        """
         connection = self.connection
         with connection.taking(len(frame)):
             async with self._turns.turn(self.tenant):
-                return self._take(frame) if self.connection is connection else None
+                if self.connection is not connection or connection.has_left:
+                    return None
+                return self._take(frame)
 
     def is_for(self, caller: Caller) -> bool:
         """Return whether a caller may resume it: one of its tenant and role, while it lasts."""

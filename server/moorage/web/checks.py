@@ -3,22 +3,27 @@
 `web.server` puts it around the application.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from moorage.model import Code
+from moorage.model import Code, Tenant
+from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.loop_shares import LoopShares
 from moorage.protocol.origins import Origins
+from moorage.records.rights import Caller
 from moorage.web.bodies import failure
 from moorage.web.connections import HEALTH, Connections
 from moorage.web.sign_in import CALLBACK
 
 __all__ = ["HeadAsGet", "RequestChecks"]
 
+REQUEST_SECONDS: Final = 0.001
+"""What a request is taken to cost the event loop, which has a share for each tenant in a turn."""
 _LENGTHS: Final = frozenset({"content-length", "transfer-encoding"})
 
 
@@ -29,17 +34,26 @@ class RequestChecks:
         app: The application behind it.
         origins: Under which names, and for whose pages, requests are answered.
         connections: Those that requests come on.
+        authenticate: Given a bearer token, returns the caller, or None where it is not valid.
 
     Attributes:
         websocket_port: Where WebSockets are spoken; 0 where it is unknown.
 
     """
 
-    def __init__(self, app: ASGIApp, origins: Origins, connections: Connections) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        origins: Origins,
+        connections: Connections,
+        authenticate: Callable[[str | None], Caller | None],
+    ) -> None:
         self._app = app
         self.origins = origins
         self.websocket_port = 0
         self._connections = connections
+        self._authenticate = authenticate
+        self._shares = LoopShares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it; `nosniff` keeps browsers from guessing its type."""
@@ -55,6 +69,10 @@ class RequestChecks:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
         ]
+        payer = self._payer(scope, headers)
+        if (turn := self._shares.turn(payer)) is not None:
+            await turn
+        self._shares.spend(payer, REQUEST_SECONDS)
         if scope["path"] == CALLBACK and ("sec-fetch-mode", "navigate") in headers:
             # The issuer's page sends the browser here; `state` says that we sent it there.
             headers = [each for each in headers if each[0] != "sec-fetch-site"]
@@ -78,6 +96,18 @@ class RequestChecks:
             await _last(fault, scope["path"], 503)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _payer(self, scope: Scope, headers: Sequence[tuple[str, str]]) -> Tenant:
+        """Return whose share a request is of: its tenant's, or its address's, which has no token.
+
+        Questions after the server's health have a share of their own.
+        """
+        token, readable = token_of([value for name, value in headers if name == "authorization"])
+        caller = self._authenticate(token) if token is not None and readable else None
+        if caller is not None:
+            return caller.tenant
+        what = "health" if scope["path"] in HEALTH else "address"
+        return Tenant(f"{what} {scope['client'][0]}")  # No tenant's name has a space.
 
     def _elsewhere(self) -> ServiceError:
         """Say where a WebSocket is spoken."""

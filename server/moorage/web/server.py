@@ -58,7 +58,8 @@ class WebServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         connections = Connections(connections_max)
-        self._checks = RequestChecks(_Drained(create_app(services)), origins, connections)
+        app = _Drained(create_app(services))
+        self._checks = RequestChecks(app, origins, connections, services.authenticate)
         config = uvicorn.Config(
             self._checks,
             http=partial(HttpConnection, connections),  # type: ignore[arg-type]  # Any factory will do.

@@ -10,6 +10,7 @@ from moorage.core.state.checkpoint import condense
 from moorage.core.state.facts import Dequeued, Ended, Ending, Unreserved, WaitExtended
 from moorage.core.state.invariants import check
 from moorage.core.state.state import RELEASED
+from moorage.core.turns.effects import Consult
 from moorage.core.turns.events import (
     ClockSet,
     CordonAsked,
@@ -133,6 +134,45 @@ def test_a_restart_gives_waiters_and_what_is_warm_the_same(hand: Hand) -> None:
     last = Allocator()
     last.replay([*hand.facts, *again.facts])
     assert last.state == again.allocator.state
+
+
+@pytest.mark.parametrize("ttl", [3.0, 6.0, 7.9])
+@pytest.mark.parametrize("wait", [8.0, 8.1, 9.0, 12.0, 500.0])
+def test_who_waits_outlasts_the_leases_that_it_would_have(
+    hand: Hand, ttl: float, wait: float
+) -> None:
+    """The lease ran out while the daemon stood still, the waiter then or later."""
+    for number in range(3):
+        terms = {"ttl_seconds": ttl + number / 100}
+        hand.grant(ask(f"lease {number}", ONE, terms=terms), place(f"n00{number}", "0"))
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=wait))
+    stand_still(hand, 8.0)
+    ends = [left(hand, f"lease {number}") for number in range(3)]
+    assert ends == [GRACE] * 3
+    waits = hand.allocator.state.waiting[RequestId("waiter")].deadline - hand.now
+    assert waits == pytest.approx(max(wait - 8.0, GRACE + min(wait - ttl, GRACE)))
+    hand.now += GRACE
+    turn = hand.step(Tick())
+    assert sorted(over(hand)) == ["lease 0", "lease 1", "lease 2"]
+    (consultation,) = (each for each in turn.effects if isinstance(each, Consult))
+    assert consultation.ask.id == "waiter"
+
+
+def test_who_waits_less_long_than_a_lease_lasts_does_so_after_a_stall(hand: Hand) -> None:
+    hand.grant(ask("lease", ONE, terms={"ttl_seconds": 7.0}), place("n000", "0"))
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=6.0))
+    stand_still(hand, 8.0)
+    assert hand.allocator.state.waiting[RequestId("waiter")].deadline == hand.now + GRACE
+
+
+def test_a_waiter_outlasts_a_lease_that_a_restart_prolongs(hand: Hand) -> None:
+    hand.grant(ask("lease", ONE, terms={"ttl_seconds": 6.0}), place("n000", "0"))
+    hand.ask(ask("waiter", Demand(gpus=1, nodes=3), wait=8.0))
+    again = Hand(Allocator(), hand.now + HOURS)
+    again.allocator.replay(hand.facts)
+    again.step(Restarted(GRACE))
+    waiter = again.allocator.state.waiting[RequestId("waiter")]
+    assert waiter.deadline == again.now + GRACE + 2.0
 
 
 def test_who_did_not_run_out_has_as_long_as_the_daemon_stood_still(hand: Hand) -> None:

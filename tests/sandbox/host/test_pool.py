@@ -175,6 +175,27 @@ return "quick"
     assert (await slow).refusal.code == Code.POLICY_TIMEOUT
 
 
+@pytest.mark.parametrize("count", [2, 8, 40])
+async def test_who_burnt_once_is_as_before_though_more_waits_for_it(make_bench, count):
+    """At idle priority it would never be done with what comes in meanwhile, and stay there."""
+    limits = Limits(evaluation_seconds=30.0, demote_seconds=0.01, cells_per_policy_max=1)
+    bench = await make_bench(limits=limits)
+    code = bench.policy("""
+import time
+n = input_data["inputs"]["n"]
+while n == 0 and time.process_time() < 1.0: pass
+if n == 1: time.sleep(1)
+return n
+""")
+    first, *others = [bench.ask(code, {"n": n}) for n in range(count)]
+    assert (await first).value == 0
+    assert bench.sandbox.report().counters["demotions"] == 1
+    (cell,) = bench.sandbox._pool._group_of
+    assert not others[0].done()
+    assert cell.demoted == (os.geteuid() != 0)  # Others may not undo it.
+    assert [(await each).value for each in others] == [*range(1, count)]
+
+
 async def test_what_is_forgotten_is_not_delivered(bench):
     code = bench.first_fit()
     bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone")

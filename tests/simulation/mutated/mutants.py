@@ -905,6 +905,13 @@ MUTANTS = [
         7_000_000,
     ),
     Mutant(
+        "has who waits run out with the lease that it waits for",
+        "Grace.outlasting",
+        Replace("bisect_left(...)", "0"),
+        "who waits outlasts",
+        7_000_001,
+    ),
+    Mutant(
         "lets reservations lapse that no tenant could use",
         "AdvanceReservations.give_grace",
         Replace("X < Y", "Y < X"),

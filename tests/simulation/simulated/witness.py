@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 
     from simulated.world import World
 
+INSTANT = 0.001
+"""Seconds between two deadlines that are told apart."""
+
 
 class Witness:
     """Sees every event, turn, delivery and crash; raises `LawBroken` at the first offence."""
@@ -405,6 +408,15 @@ class Witness:
             least = now + (grace_seconds if due <= now else min(seconds, grace_seconds))
             least = least if lease is None else min(least, model.leaves_by(lease))
             law(held[name] >= least, "leases and waiters get their grace", name, due, least)
+        prolonged = [
+            (self.due[name], held[name])
+            for name, lease in model.leases.items()
+            if name in held.keys() & self.due.keys() and lease.granted_at != now
+        ]
+        for name in model.waiting.keys() & self.due.keys():
+            earlier = [e for d, e in prolonged if d < min(e, self.due[name] - INSTANT)]
+            outlasts = held[name] > max(earlier, default=0.0)
+            law(outlasts, "who waits outlasts the leases that it would have", name, earlier)
         for each in model.reserved.values():
             lapses = each.begun and each.lapse_seconds and not each.used
             least = min(each.ends_at, now + min(seconds, grace_seconds))

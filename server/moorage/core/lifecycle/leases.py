@@ -340,20 +340,23 @@ class LeaseLifecycle:
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone the deadlines of leases and waiters."""
+        """Postpone the deadlines of leases, and of waiters, who may wait for those to end."""
         state = self._turn.state
-        for waiter in list(state.waiting.values()):
-            until = grace.until(waiter.deadline)
-            if waiter.deadline < until:
-                asks, name = waiter.lease is None, waiter.ask.id
-                self._turn.record(WaitExtended(name, until) if asks else Renewed(name, until))
+        moved: list[tuple[float, float]] = []
         for lease in list(state.leases.values()):
             until = grace.until(lease.expires_at)
             if lease.state == "ending" or lease.expires_at >= until:
                 continue
             until = min(until, leaves_by(state, lease))
             if lease.expires_at < until:
+                moved.append((lease.expires_at, until))
                 self._turn.record(Renewed(lease.id, until))
+        outlasting = grace.outlasting(moved)
+        for waiter in list(state.waiting.values()):
+            until = outlasting(waiter.deadline)
+            if waiter.deadline < until:
+                asks, name = waiter.lease is None, waiter.ask.id
+                self._turn.record(WaitExtended(name, until) if asks else Renewed(name, until))
 
     def restarted(self) -> None:
         """Send backends their orders again."""

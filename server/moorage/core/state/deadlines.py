@@ -4,7 +4,9 @@
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -79,3 +81,24 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
         """Return the new deadline for an old one, in seconds since the epoch."""
         least = self.grace_seconds if due <= self.now else min(self.seconds, self.grace_seconds)
         return max(due, self.now + least)
+
+    def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
+        """Return what `until` is for waiters: they outlast whichever lease they would have.
+
+        Each by as much as it would have, but at most by the grace.
+
+        Args:
+            moved: Old and new deadlines of the leases that have one.
+
+        """
+        pairs = sorted(moved)
+        old = [before for before, _ in pairs]
+        later = [0.0, *accumulate((until - before for before, until in pairs), max)]
+        last = [0.0, *accumulate((until for _, until in pairs), max)]
+
+        def until(due: float) -> float:
+            earlier = bisect_left(old, due)
+            outlasts = min(due + later[earlier], last[earlier] + self.grace_seconds)
+            return max(self.until(due), outlasts)
+
+        return until

@@ -36,7 +36,7 @@ class Admission:
         inbox: Where they go.
         replies: Where they are answered.
         is_crowded: Tells whether a policy has as much to do for a tenant as may wait, with so many
-            more requests that are coming.
+            more requests of it that are coming.
 
     """
 
@@ -100,7 +100,7 @@ class Admission:
     def _refused(self, to: Address, tenant: Tenant, message: AllocationRequest) -> bool:
         """Refuse a request that is one too many, before it costs anything."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
-        if record is None or not self._is_crowded(record.ref, tenant, self._inbox.asked):
+        if record is None or not self._is_crowded(record.ref, tenant, self._inbox.asked(tenant)):
             return False
         reason = f"as many requests for {record.ref.uri} wait to be decided as may"
         refusal = Refusal(Code.BUSY, reason, expected="the same request, in a second")

@@ -454,8 +454,10 @@ class CellPool(CellsAndDeaths):
             group.answered(answered)
         if cell.evaluations >= self.limits.evaluations_per_cell_max:
             cell.retired = True
+        if cell.demoted:  # Each evaluation is watched by itself; this one has ended.
+            cell.restore()
         if not cell.sent:
-            worn = cell.demoted and not group.backlog and not cell.restore()
+            worn = cell.demoted and not group.backlog
             unwanted = group.single_use and not group.backlog  # Its one piece of work was refused.
             back = self.workers is not None and self._supply.returns(cell, group, time.monotonic())
             if cell.retired or worn or unwanted or back:

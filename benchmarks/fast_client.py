@@ -1,0 +1,176 @@
+"""A WebSocket client that is as cheap as can be: the machine's other core is the server's.
+
+`overload` and `floods` load a server with it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from moorage.lab.errors import CommandError
+
+__all__ = ["FastClient", "FastReply", "connect", "ignore", "pack"]
+
+SHORT_HEAD: Final = 2
+TWO_BYTES_MORE, EIGHT_BYTES_MORE = 126, 127
+_LENGTH_BYTES: Final = {TWO_BYTES_MORE: 2, EIGHT_BYTES_MORE: 8}
+WHOLE_TEXT: Final = 0x81
+WHOLE_PING, WHOLE_PONG = 0x89, 0x8A
+
+
+class _Error(msgspec.Struct):
+    code: str = ""
+    reason: str = ""
+
+
+class _Lease(msgspec.Struct):
+    id: str
+    token: str = ""
+
+
+class FastReply(msgspec.Struct):
+    """What a load needs to know of a reply."""
+
+    success: bool = True
+    id: str | int = ""
+    lease: _Lease | None = None
+    error: _Error | None = None
+    event: str = ""
+
+
+_read: Final = msgspec.json.Decoder(FastReply).decode
+
+
+def ignore(*_: object) -> None:
+    """Do nothing about a reply."""
+
+
+def pack(message: dict[str, Any] | str, opcode: Opcode = Opcode.TEXT) -> bytes:
+    """Return the frame of a message, which can be sent again and again."""
+    text = message.encode() if isinstance(message, str) else msgspec.json.encode(message)
+    return Frame(opcode, text).serialize(mask=True)
+
+
+class FastClient(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        url: Of the WebSocket.
+        answered: Called with each reply.
+        token: To be shown; "" for none.
+        ponged: Called with each pong.
+
+    Attributes:
+        open: Done once the handshake is.
+        lost: Set once the connection is gone.
+        writable: Cleared while the socket takes no more.
+
+    """
+
+    def __init__(
+        self,
+        url: str,
+        answered: Callable[["FastClient", FastReply], None],
+        token: str = "",
+        ponged: Callable[[], None] = ignore,
+    ) -> None:
+        self._handshake: ClientProtocol | None = ClientProtocol(parse_uri(url))
+        self._answered = answered
+        self._token = token
+        self._ponged = ponged
+        self._unread = b""
+        self.open: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.Event()
+        self.writable = asyncio.Event()
+        self.writable.set()
+
+    def connection_made(self, transport: Any) -> None:
+        """Send the handshake."""
+        self.transport = transport
+        assert self._handshake is not None
+        request = self._handshake.connect()
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        self._handshake.send_request(request)
+        self.send(b"".join(self._handshake.data_to_send()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the connection is gone."""
+        if not self.open.done():
+            self.open.set_exception(exc or CommandError("the daemon closed the connection"))
+        self.lost.set()
+        self.writable.set()
+
+    async def close(self) -> None:
+        """Close the connection; a loop that ends before that is done cannot be closed."""
+        self.transport.abort()
+        await self.lost.wait()
+
+    def pause_writing(self) -> None:
+        """Note that the socket takes no more."""
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        """Note that it takes more."""
+        self.writable.set()
+
+    def send(self, data: bytes) -> None:
+        """Send frames; none once the connection is gone."""
+        if not self.lost.is_set():
+            self.transport.write(data)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what has come."""
+        if self._handshake is not None:
+            self._handshake.receive_data(data)
+            if not self._handshake.events_received():
+                return
+            refused = self._handshake.handshake_exc
+            self._handshake = None
+            if refused is None:
+                self.open.set_result(None)
+            else:
+                self.open.set_exception(CommandError(str(refused)))
+            return
+        data, at = self._unread + data, 0
+        # A server's frames are not masked, and ours are whole (RFC 6455, 5.2).
+        while len(data) - at >= SHORT_HEAD:
+            start, length = at + SHORT_HEAD, data[at + 1]
+            if more := _LENGTH_BYTES.get(length, 0):
+                start, length = start + more, int.from_bytes(data[start : start + more])
+            if len(data) < max(start, start + length):
+                break
+            if data[at] == WHOLE_TEXT:
+                self._answered(self, _read(data[start : start + length]))
+            elif data[at] == WHOLE_PING:
+                self.send(Frame(Opcode.PONG, data[start : start + length]).serialize(mask=True))
+            elif data[at] == WHOLE_PONG:
+                self._ponged()
+            at = start + length
+        self._unread = data[at:]
+
+
+async def connect(
+    url: str,
+    answered: Callable[[FastClient, FastReply], None],
+    token: str = "",
+    ponged: Callable[[], None] = ignore,
+) -> FastClient:
+    """Return a connection that is open.
+
+    Raises:
+        CommandError, OSError: It was refused.
+
+    """
+    address = parse_uri(url)
+    loop = asyncio.get_running_loop()
+    _, client = await loop.create_connection(
+        lambda: FastClient(url, answered, token, ponged), address.host, address.port
+    )
+    await client.open
+    return client

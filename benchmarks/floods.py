@@ -1,0 +1,410 @@
+"""What one tenant at full force does to the requests of another, attack by attack.
+
+Each attack of `flood_attacks` gets a server of its own, and a process on the same machine. This
+process is the other tenant: every 200 ms it sends a request, by turns over a fresh connection and
+an open one, before, during and after the attack. It also sends pings, which the server's loop
+answers by itself: what the slowest of them took is the longest turn of the loop.
+"""
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import httpx
+import uvloop
+from rich.table import Table
+from websockets.frames import Opcode
+
+from benchmarks.fast_client import FastClient, FastReply, connect, ignore, pack
+from benchmarks.flood_attacks import ATTACKS, FULL, HERE, ask
+from moorage.backends.local.machine import this_node
+from moorage.lab.errors import CommandError
+from moorage.testing.daemon_process import Running, daemon
+from moorage_policies import catalog
+
+__all__ = ["floods", "table"]
+
+ASK_SECONDS: Final = 0.2
+"""Between two requests of the bystander."""
+PING_SECONDS: Final = 0.02
+BEFORE_SECONDS: Final = 5.0
+AFTER_ASK_SECONDS: Final = 0.05
+"""The same after an attack, where each second is looked at by itself."""
+AFTER_SECONDS_MAX: Final = 20.0
+"""How long after an attack the server may take to be as it was before."""
+LOOK_AFTER_SECONDS: Final = 1.0
+BACK_FACTOR: Final = 2.0
+"""It is as before where the bystander's p99 over a second is no more than so many times that."""
+WARM_SECONDS: Final = 2.0
+ANSWER_SECONDS_MAX: Final = 60.0
+STARTING_SECONDS_MAX: Final = 60.0
+SETTLE_SECONDS_MAX: Final = 30.0
+LOOK_SECONDS: Final = 0.2
+GPUS: Final = 32
+FULL_GPUS: Final = 2
+BYSTANDERS: Final = 64
+"""Machines with the GPUs that the bystander asks for."""
+MINE: Final = "H100"
+"""The GPUs of the bystander: that others hold theirs is not what is measured."""
+VARIABLES: Final = {
+    "MOORAGE_TOKENS": "mallory:m1,bob:b1,ops:o1",
+    "MOORAGE_OPERATORS": "ops",
+    "MOORAGE_BACKENDS": "local,memory",
+}
+
+Figures = dict[str, Any]
+
+
+def floods(
+    attacks: Sequence[str] = (),
+    seconds: float = 60.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Figures:
+    """Play attacks one after the other, each against a server of its own.
+
+    Args:
+        attacks: Their names; all where none is given.
+        seconds: How long each lasts.
+        progress: Called with how far it is.
+
+    Raises:
+        CommandError: There is no such attack, or the server ended.
+
+    """
+    if unknown := [each for each in attacks if each not in ATTACKS]:
+        known = ", ".join(ATTACKS)
+        raise CommandError(f"there is no attack {', '.join(unknown)}; there are {known}")
+    rows: list[Figures] = []
+    for name in attacks or ATTACKS:
+        progress(f"floods: {name}, {seconds:g} s …")
+        rows.append(uvloop.run(_play(name, seconds)))
+    return {"seconds": seconds, "cores": os.cpu_count(), "attacks": rows}
+
+
+@dataclass(slots=True)
+class _Phase:
+    """What the bystander saw for a while."""
+
+    asks: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    """When each request was sent, and how long its answer took."""
+    refused: list[str] = field(default_factory=list[str])
+    pings: list[float] = field(default_factory=list[float])
+    worked: list[float] = field(default_factory=list[float])
+    """Processor time that the server's loop took from each request to its answer."""
+    turns: list[float] = field(default_factory=list[float])
+    """The same from each ping to its pong."""
+
+    @property
+    def taken(self) -> list[float]:
+        """How long the answers took."""
+        return [seconds for _, seconds in self.asks]
+
+
+class _Bystander:
+    """The other tenant.
+
+    Args:
+        running: The server.
+
+    """
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._number = 0
+        self._wanted: dict[str | int, asyncio.Future[FastReply]] = {}
+        self._open: FastClient
+        self._pings: FastClient
+        self._sent: list[asyncio.Future[None]] = []
+
+    async def connect(self) -> None:
+        """Open the connections that stay."""
+        self._open = await self._connect()
+        self._pings = await connect(self._running.ws, ignore, "b1", self._ponged)
+
+    async def close(self) -> None:
+        """Close them."""
+        await self._open.close()
+        await self._pings.close()
+
+    def _worked(self) -> float:
+        return _scheduled(self._running.pid)[0]
+
+    async def _connect(self) -> FastClient:
+        return await connect(self._running.ws, self._answered, "b1")
+
+    def _answered(self, _: FastClient, reply: FastReply) -> None:
+        if (wanted := self._wanted.pop(reply.id, None)) is not None and not wanted.done():
+            wanted.set_result(reply)
+
+    def _ponged(self) -> None:
+        if not (pong := self._sent.pop(0)).done():  # Its phase may be over.
+            pong.set_result(None)
+
+    @contextlib.asynccontextmanager
+    async def look(self, pause: float) -> AsyncIterator[_Phase]:
+        """Ask and ping until the block ends; what is under way then is waited for."""
+        phase = _Phase()
+        asks: set[asyncio.Task[None]] = set()
+
+        async def ask_on_time() -> None:
+            while True:
+                asks.add(asyncio.create_task(self._ask(phase)))
+                await asyncio.sleep(pause)
+
+        loops = [asyncio.create_task(ask_on_time()), asyncio.create_task(self._ping(phase))]
+        try:
+            yield phase
+        finally:
+            for each in loops:
+                each.cancel()
+            await asyncio.wait(loops)
+            await asyncio.gather(*asks)
+
+    async def _ask(self, phase: _Phase) -> None:
+        self._number += 1
+        identity = f"bob-{self._number}"
+        fresh: FastClient | None = None
+        started, worked = time.perf_counter(), self._worked()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                if self._number % 2:
+                    fresh = await self._connect()
+                reply = await self._say(fresh or self._open, {**ask(MINE), "id": identity})
+                phase.asks.append((started, time.perf_counter() - started))
+                phase.worked.append(self._worked() - worked)
+                if reply.lease is None:
+                    phase.refused.append(reply.error.reason if reply.error else "no lease")
+                else:
+                    gone = {"op": "release", "lease": reply.lease.id, "token": reply.lease.token}
+                    await self._say(fresh or self._open, {**gone, "id": f"{identity} release"})
+        except (OSError, TimeoutError, CommandError) as error:
+            phase.asks.append((started, time.perf_counter() - started))
+            phase.refused.append(repr(error))
+        finally:
+            if fresh is not None:
+                await fresh.close()
+
+    async def _say(self, client: FastClient, message: Mapping[str, Any]) -> FastReply:
+        wanted = asyncio.get_running_loop().create_future()
+        self._wanted[message["id"]] = wanted
+        client.send(pack({**message}))
+        reply: FastReply = await wanted
+        return reply
+
+    async def _ping(self, phase: _Phase) -> None:
+        frame = pack("", Opcode.PING)
+        while True:
+            pong = asyncio.get_running_loop().create_future()
+            self._sent.append(pong)
+            started, worked = time.perf_counter(), self._worked()
+            self._pings.send(frame)
+            try:
+                await pong
+            finally:  # One that is under way when the phase ends counts for as long as it took.
+                phase.pings.append(time.perf_counter() - started)
+                phase.turns.append(self._worked() - worked)
+            await asyncio.sleep(PING_SECONDS)
+
+
+async def _play(name: str, seconds: float) -> Figures:
+    with (
+        TemporaryDirectory(prefix="moorage-floods-") as folder,
+        daemon(Path(folder), environment=VARIABLES) as running,
+    ):
+        _fill(running)
+        bystander = _Bystander(running)
+        await bystander.connect()
+        try:
+            async with bystander.look(ASK_SECONDS):
+                await asyncio.sleep(WARM_SECONDS)
+            async with bystander.look(AFTER_ASK_SECONDS) as before:
+                await asyncio.sleep(BEFORE_SECONDS)
+            memory, usage = _memory(running.pid), _processor(running.pid)
+            began, (_, waited) = time.perf_counter(), _scheduled(running.pid)
+            during, attacker, most = await _attacked(name, seconds, running, bystander)
+            lasted = time.perf_counter() - began
+            cores = (_processor(running.pid) - usage) / lasted
+            starved = (_scheduled(running.pid)[1] - waited) / lasted
+            calm = _quantile(before.taken, 0.99)
+            back, after = await _until_back(bystander, calm)
+            left = await _workloads(Path(folder))
+        finally:
+            await bystander.close()
+    return {
+        "attack": name,
+        "before_p50_seconds": statistics.median(before.taken),
+        "before_p99_seconds": calm,
+        "p50_seconds": statistics.median(during.taken),
+        "p99_seconds": _quantile(during.taken, 0.99),
+        "max_seconds": max(during.taken),
+        "asks": len(during.asks),
+        "refused": len(during.refused) + len(after.refused),
+        "refusals": sorted({*during.refused, *after.refused})[:5],
+        "back_seconds": back,
+        "memory_mib": most - memory,
+        "worked_before_p99_seconds": _quantile(before.worked, 0.99),
+        "worked_p50_seconds": statistics.median(during.worked),
+        "worked_p99_seconds": _quantile(during.worked, 0.99),
+        "turn_seconds": max([*during.turns, *after.turns]),
+        "loop_before_seconds": max(before.pings),
+        "loop_seconds": max([*during.pings, *after.pings]),
+        "server_cores": cores,
+        "starved": starved,
+        "load": os.getloadavg()[0],
+        "workloads_left": left,
+        **attacker,
+    }
+
+
+def _fill(running: Running) -> None:
+    """Register machines of three models, and a policy."""
+
+    def node(name: str, model: str, gpus: int) -> Figures:
+        rows = [{"modelName": model, "memory": 81_920}] * gpus
+        sizes = {"vcpus": {"count": 512}, "memory": 1_048_576}
+        return {"id": name, "gpus": {"count": gpus, "gpus": rows}, **sizes}
+
+    rows = [
+        node(this_node(), HERE, GPUS),
+        node("full", FULL, FULL_GPUS),
+        *(node(f"n{number}", MINE, 8) for number in range(BYSTANDERS)),
+    ]
+    clusters = [{"id": row["id"], "nodes": {"count": 1, "nodeData": [row]}} for row in rows[:2]]
+    clusters.append({"id": "lab", "nodes": {"count": BYSTANDERS, "nodeData": rows[2:]}})
+    headers = {"Authorization": "Bearer o1"}
+    with httpx.Client(base_url=running.http, trust_env=False, headers=headers) as http:
+        for cluster in clusters:
+            http.post("/clusters", json=cluster).raise_for_status()
+        http.post("/policy", json=catalog.document("first_fit")).raise_for_status()
+
+
+async def _attacked(
+    name: str, seconds: float, running: Running, bystander: _Bystander
+) -> tuple[_Phase, Figures, float]:
+    """Have a server attacked; return what the bystander and the attacker saw, and the memory."""
+    words = ["-m", "benchmarks.flood_attacks", name, running.ws, running.http, "m1"]
+    attacker = await asyncio.create_subprocess_exec(
+        *(sys.executable, *words, str(seconds)), stdout=asyncio.subprocess.PIPE
+    )
+    most = 0.0
+
+    async def weigh() -> None:
+        nonlocal most
+        while True:
+            most = max(most, _memory(running.pid))
+            await asyncio.sleep(PING_SECONDS)
+
+    weighing = asyncio.create_task(weigh())
+    try:
+        async with bystander.look(ASK_SECONDS) as during:
+            assert attacker.stdout is not None
+            said = await asyncio.wait_for(attacker.stdout.read(), seconds + STARTING_SECONDS_MAX)
+    finally:
+        weighing.cancel()
+        if attacker.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                attacker.kill()
+        await attacker.wait()
+    if attacker.returncode:
+        raise CommandError(f"the attacker {name} failed")
+    return during, json.loads(said), most
+
+
+async def _until_back(bystander: _Bystander, calm: float) -> tuple[float, _Phase]:
+    """Return after how many seconds the bystander's requests are as before; inf: not in time."""
+    left_at = time.perf_counter()
+    async with bystander.look(AFTER_ASK_SECONDS) as after:
+        for second in range(int(AFTER_SECONDS_MAX)):
+            pause = LOOK_AFTER_SECONDS
+            await asyncio.sleep(pause)
+            taken = [taken for sent, taken in after.asks if sent >= left_at + second]
+            if taken and _quantile(taken, 0.99) <= BACK_FACTOR * calm:
+                return float(second), after
+    return math.inf, after
+
+
+async def _workloads(data: Path) -> int:
+    """Return how many processes of workloads are left once leases had time to end."""
+    mark = f"MOORAGE_WORKLOAD={data}/".encode()
+
+    def running() -> list[str]:
+        found: list[str] = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # It has ended, or is another user's.
+                if mark in (folder / "environ").read_bytes():
+                    found.append(folder.name)
+        return found
+
+    give_up_at = time.monotonic() + SETTLE_SECONDS_MAX
+    while (left := running()) and time.monotonic() < give_up_at:
+        pause = LOOK_SECONDS
+        await asyncio.sleep(pause)
+    return len(left)
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[math.ceil(share * len(values)) - 1]
+
+
+def _memory(pid: int) -> float:
+    """Return the memory of a process, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1024 / 1024
+
+
+def _scheduled(pid: int) -> tuple[float, float]:
+    """Return for how long a process's main thread, that of its loop, ran, and waited for a core."""
+    ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
+def _processor(pid: int) -> float:
+    """Return the processor time of a process, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def table(figures: Mapping[str, Any]) -> Table:
+    """Return a row per attack."""
+    shown = Table(
+        title=f"A tenant's requests beside another's attack of {figures['seconds']:g} s",
+        caption=f"Milliseconds; back: seconds after the attack until p99 over a second is at most "
+        f"{BACK_FACTOR:g} times that before; loop: its longest turn, before and during; "
+        "worked: processor time of the loop from a request to its answer, p50 and p99; "
+        "starved: how long the loop was ready to run and had no core; "
+        f"{figures['cores']} cores",
+    )
+    shown.add_column("attack")
+    for heading in (
+        *("before", "p50", "p99", "max", "refused", "back", "MiB", "loop"),
+        *("worked", "server", "attacker", "starved", "load", "left"),
+    ):
+        shown.add_column(heading, justify="right")
+    for row in figures["attacks"]:
+        shown.add_row(
+            row["attack"],
+            *(
+                f"{row[f'{name}_seconds'] * 1000:.0f}"
+                for name in ("before_p99", "p50", "p99", "max")
+            ),
+            f"{row['refused']} of {row['asks']}",
+            f"{row['back_seconds']:.0f}",
+            f"{row['memory_mib']:.0f}",
+            f"{row['loop_before_seconds'] * 1000:.0f}, {row['loop_seconds'] * 1000:.0f}",
+            f"{row['worked_p50_seconds'] * 1000:.0f}, {row['worked_p99_seconds'] * 1000:.0f}",
+            *(f"{row[f'{name}_cores']:.2f}" for name in ("server", "attacker")),
+            f"{row['starved']:.0%}",
+            f"{row['load']:.1f}",
+            str(row["workloads_left"]),
+        )
+    return shown

@@ -1,0 +1,73 @@
+"""How many fleets of before one tenant, and all of them, may have made at one time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from moorage.ledger.sqlite import SqliteLedger
+
+from moorage.daemon.history.decisions import Decisions
+from moorage.daemon.history.recalled_fleets import (
+    RECALLS_MAX,
+    RECALLS_OF_TENANT_MAX,
+    RecalledFleets,
+)
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.records.rights import Caller, Role
+
+
+@pytest.fixture
+async def fleets(tmp_path: Path) -> AsyncIterator[RecalledFleets]:
+    ledger = SqliteLedger(tmp_path / "ledger.db")
+    await ledger.open()
+    yield RecalledFleets(ledger, Decisions(ledger))
+    await ledger.close()
+
+
+def caller(name: str) -> Caller:
+    return Caller(Tenant(name), Role.CLIENT)
+
+
+async def recall(fleets: RecalledFleets, *tenants: str) -> list[object]:
+    """Have all recalled at one time; return what came of each."""
+    recalls = (fleets.at(1e9, caller(each)) for each in tenants)
+    return await asyncio.gather(*recalls, return_exceptions=True)
+
+
+def busy(outcomes: list[object]) -> list[str]:
+    refused = [each for each in outcomes if isinstance(each, Exception)]
+    assert all(isinstance(each, ServiceError) and each.code is Code.BUSY for each in refused)
+    return [str(each) for each in refused]
+
+
+@pytest.mark.parametrize("surplus", [1, 2, 100])
+async def test_a_tenant_has_so_many_made_and_keeps_no_other_out(
+    fleets: RecalledFleets, surplus: int
+) -> None:
+    outcomes = await recall(fleets, *["ann"] * (RECALLS_OF_TENANT_MAX + surplus), "bob")
+    assert busy(outcomes[-1:]) == []
+    refused = busy(outcomes)
+    assert len(refused) == surplus
+    assert "of your tenant" in refused[0]
+    assert busy(await recall(fleets, "ann")) == []  # They were made.
+
+
+async def test_all_tenants_together_have_a_bound(fleets: RecalledFleets) -> None:
+    names = [f"tenant {number}" for number in range(RECALLS_MAX + 1)]
+    refused = busy(await recall(fleets, *names))
+    assert len(refused) == 1
+    assert "wait here" in refused[0]
+
+
+async def test_who_goes_away_makes_room(fleets: RecalledFleets) -> None:
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(fleets.at(1e9, caller("ann"))) for _ in range(RECALLS_OF_TENANT_MAX)
+        ]
+        await asyncio.sleep(0)
+        assert len(busy(await recall(fleets, "ann"))) == 1
+        for each in tasks:
+            each.cancel()
+    assert busy(await recall(fleets, "ann")) == []
