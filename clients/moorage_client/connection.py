@@ -348,8 +348,11 @@ def _refused(url: str, error: InvalidHandshake) -> MoorageError:
         return refusal(Code.UNAUTHORIZED, body or f"the server at {url} refused the token")
     if status in _BUSY_STATUS:
         return ConnectionFailed(url, f"answers HTTP {status}: {body}")
-    cause = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
-    return ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{cause}")
+    if status == http.HTTPStatus.UPGRADE_REQUIRED and body:  # It is for HTTP, or for TLS.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            body = str(json.loads(body)["message"])
+        return ProtocolViolated(url, body, other_port=True)
+    return ProtocolViolated(url, f"answers HTTP {status}, no WebSocket")
 
 
 def _unwatched(event: Event) -> None:

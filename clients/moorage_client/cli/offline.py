@@ -105,6 +105,8 @@ def policy_document(
     if not document.get("policy_rule_uri"):
         name = policy_name(path)
         document = {"name": name, "version": "0", "release_tag": "test", **document}
+        uri = "{name}:{version}-{release_tag}".format_map(document)
+        document["policy_rule_uri"] = uri
     for field, text, option in (
         ("policy_parameters", parameters, "--parameters"),
         ("policy_settings", settings, "--settings"),

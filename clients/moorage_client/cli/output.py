@@ -404,11 +404,11 @@ def _message(error: MoorageError) -> str:
 def _explain_place(error: ConnectionFailed) -> None:
     """Say how to reach a server that does not answer."""
     match error:
+        case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
+            pass  # Their messages say what to do.
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
             note(f"What answers at {url} is no Moorage server of this version; check {option}.")
-        case CertificateRefused() | ProxyFailed():  # Their messages say what to do.
-            pass
         case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
             note("Serve a pool with `moorage pool serve`, or name one with --address.")
         case ConnectionFailed(url=url):
@@ -420,6 +420,8 @@ def _explain_place(error: ConnectionFailed) -> None:
             )
             if Endpoint(url, None).is_here and error.reason == os.strerror(errno.ECONNREFUSED):
                 note(f"Start a server with `moored serve --here`, or name one with {option}.")
+            elif http and error.reason.endswith("without response"):
+                note("The port of the WebSocket closes so; HTTP has a port of its own.")
             else:
                 note(f"See whether {option} is right, and whether the server runs there.")
             note(f"({option} defaults to {variable}, else {default})")

@@ -347,6 +347,6 @@ def unknown_lease(request: RequestId) -> Refusal:
 
 def wrong_token(request: RequestId) -> Refusal:
     """The caller does not own the lease."""
-    reason = f"This is not the token of lease {request}."
+    reason = f"No lease of yours has the id {request}, or the token is not its own."
     expected = "the `token` that came with the grant"
     return Refusal(Code.WRONG_TOKEN, reason, "token", expected, {"verdict": "not_you"})
