@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import GPU_MILLI, RESOURCES
+from moorage.records.fields import shown_name
 from moorage_client.answers import read_object
 from moorage_client.cli.output import print_json, say, table
 from moorage_client.cli.session import CommandSession
@@ -17,9 +18,6 @@ WHO: Final = typer.Argument(
     help="A tenant, one of its projects, or * for each tenant without a quota",
     show_default=False,
 )
-
-
-_NAMES: Final = {"gpu_milli": "GPUs", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
 
 
 def list_quotas(session: CommandSession) -> None:
@@ -39,7 +37,7 @@ def list_quotas(session: CommandSession) -> None:
             (
                 _who(row),
                 f"{row['weight']:g}",
-                _NAMES[name],
+                _resource(name),
                 *(_shown(name, use[figure]) for figure in ("used", "quota", "borrowed", "room")),
             )
             for row in found
@@ -95,7 +93,7 @@ def _changed(session: CommandSession, change: dict[str, Any]) -> None:
         print_json(row)
         return
     limits = [
-        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_NAMES[name]}"
+        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_resource(name)}"
         for name, use in _limits(row).items()
         if use["quota"] is not None
     ]
@@ -141,6 +139,10 @@ def finite(option: str, value: float) -> float:
     if not isfinite(value):
         raise typer.BadParameter(f"{option}: expected a number; got {value:g}")
     return value
+
+
+def _resource(name: str) -> str:
+    return shown_name("gpus" if name == "gpu_milli" else name)
 
 
 def _shown(resource: str, amount: int | None) -> str:

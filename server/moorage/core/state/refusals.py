@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from moorage.core.state.facts import Refusal
 from moorage.model import Code, Lease, RequestId
 from moorage.policy import ProposalError
+from moorage.records.fields import shown_name
 
 _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
@@ -209,7 +210,8 @@ def over_quota(
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
     never = asked > most
     may = f"its quota is {figures['quota']}, and {figures['borrow_max']} more may be borrowed"
-    has = f"has {figures['used']} {resource} and asks for {asked} more"
+    name = shown_name(resource)
+    has = f"has {figures['used']} of its {name} and asks for {asked} more"
     left = "" if never else f"; {figures['room']} are left now"
     details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
     details |= dict(figures) | {"verdict": "not_you", "never": never}
@@ -218,7 +220,7 @@ def over_quota(
         details |= {"kept": kept[0], "kept_for": kept[1]}
     reason = f"{whose} {has}, but {may}{left}."
     return Refusal(
-        Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {resource} in all", details
+        Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {name} in all", details
     )
 
 
