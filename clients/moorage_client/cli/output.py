@@ -48,6 +48,8 @@ _LEVELS: Final = 8
 SHORT_CHARS: Final = 12
 """Characters shown of a node's name that is a hash; `fleet cordon` takes these, too."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
+_RESOURCES: Final = re.compile(r"; field: (resources|policy_rule_uri)(?![\w.])")
+"""Fields for which the command line has options of its own."""
 _DETAILS: Final = ("fits_if", "largest", "misfits", "binding")
 """Fields of a refusal that are words for a person, and never JSON."""
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
@@ -398,7 +400,7 @@ def _message(error: MoorageError) -> str:
     if isinstance(error, SettingRefused) and error.setting.islower():
         return f"--{error.setting.replace('_', '-')}: {error.expected}"
     text = str(error).replace(CA_PARAMETER, "--ca-file")
-    return text.replace("; field: resources", "")  # The command line has options in its place.
+    return _RESOURCES.sub("", text)
 
 
 def _explain_place(error: ConnectionFailed) -> None:

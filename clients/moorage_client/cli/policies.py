@@ -196,7 +196,7 @@ def delete(
 
 def document_of(path: Path) -> dict[str, Any]:
     """Return the PolicyRule document that a path or a name stands for, without options."""
-    if not path.exists() and str(path).isidentifier():
+    if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
     if path.suffix == ".json":
         document = _json(path)

@@ -178,7 +178,10 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
             return None
         note(f"moorage: {there[0]} decides: no {choice.policy} here (--policy says another)")
         return replace(choice, policy=there[0])
-    if refused.field == "provision.backend" and not backend and known.backends:
+    if refused.field == "provision.backend" and backend:
+        reason = refused.reason.removeprefix("provision.backend: ")
+        raise typer.BadParameter(f"--backend: {reason}")
+    if refused.field == "provision.backend" and known.backends:
         if len(known.backends) > 1:
             listed = ", ".join(known.backends)
             raise typer.BadParameter(f"--backend: expected one that this server has: {listed}")

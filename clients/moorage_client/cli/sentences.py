@@ -60,7 +60,7 @@ def detail(name: str, value: Any, words: Callable[[Any], str]) -> str:
 
 def said(name: str, value: Any, reason: str) -> bool:
     """Return whether the reason of a refusal says a detail already."""
-    if name == "nearest":
+    if name in {"nearest", "registered"}:
         return "did you mean" in reason.lower()
     return name == "fits_if" and len(value) == 1 and "It would fit" in reason
 

@@ -62,6 +62,18 @@ def test_where_no_single_change_helps_it_says_what_there_is() -> None:
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)
 
 
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [("a100", "A100"), ("a100-sxm-80gb", "A100-SXM4-80GB"), ("A10", ""), ("T100", "")],
+)
+def test_a_misspelt_model_suggests_the_nearest(model: str, meant: str) -> None:
+    hand = Hand()
+    gpus = (Gpu("0", "A100"), Gpu("1", "A100-SXM4-80GB"))
+    hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1000, 1000, gpus),)))
+    reason = refused(hand, Demand(gpus=1, models=(model,))).reason
+    assert f"(did you mean {meant}?)" in reason if meant else "did you mean" not in reason
+
+
 def test_other_clusters_are_named_as_a_change() -> None:
     no = refused(fleet(), Demand(gpus=1, models=("A100",)), candidates=(ClusterId("h"),))
     assert [each["field"] for each in no.details["fits_if"]] == ["resources.models", "clusters"]
