@@ -31,13 +31,6 @@ DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
 CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE", "CURL_CA_BUNDLE")
 LEFT_OUT = ("NO_PROXY", "no_proxy", *CA_FILES)
-    "NO_PROXY",
-    "no_proxy",
-    "SSL_CERT_FILE",
-    "REQUESTS_CA_BUNDLE",
-    "MOORAGE_CA_FILE",
-    "CURL_CA_BUNDLE",
-)
 SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # Of a server that lives for one test.
 
 
