@@ -6,7 +6,7 @@ The rest of the core calls these, so that one "no" reads the same from wherever 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -36,6 +36,8 @@ NAMES_COMPARED_MAX: Final = 1_000
 """Known names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
 NAMES_SHOWN_MAX: Final = 5
 """Known names that a refusal lists where none is like a wrong one."""
+_POLICY_LIKENESS: Final = 0.65
+"""From which on the name of a policy is taken for a misspelt one."""
 ALIKE_MAX: Final = 16
 """Of those, the ones with the longest common beginning and end are compared letter by letter."""
 
@@ -58,6 +60,21 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
     some = heapq.nlargest(ALIKE_MAX, islice(known, NAMES_COMPARED_MAX), key=alike)
     by_letters = {each.casefold(): each for each in some}
     return [by_letters[each] for each in get_close_matches(name.casefold(), by_letters, n=count)]
+
+
+def closest_policies(uri: str, known: Iterable[str], count: int) -> list[str]:
+    """Return the known URIs whose name is most like that of a wrong one, the closest first.
+
+    Versions are compared last: nearly all have the same words in theirs.
+    """
+    by_name: dict[str, list[str]] = {}
+    for each in known:
+        by_name.setdefault(each.partition(":")[0], []).append(each)
+    wrong = uri[:NAME_CHARS_MAX].partition(":")[0]
+    names = get_close_matches(wrong, by_name, n=count, cutoff=_POLICY_LIKENESS)
+    uri = uri[:NAME_CHARS_MAX]
+    found = [get_close_matches(uri, by_name[name], n=count, cutoff=0) for name in names]
+    return [*chain.from_iterable(found)][:count]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
