@@ -232,7 +232,7 @@ def _document(policy: Document, line: timeline.Timeline) -> Document:
         return policy
     if name not in shipped.shipped():
         raise CommandError(
-            f"{unknown(name, shipped.shipped())}. A policy on a server is named by its URI, or by"
+            f"{unknown(name, shipped.shipped())} A policy on a server is named by its URI, or by"
             f" an alias with its word, as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))

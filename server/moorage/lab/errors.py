@@ -12,5 +12,5 @@ def unknown(name: str, known: Iterable[str]) -> str:
     """Return what to say of a policy that is neither a file nor shipped."""
     names = list(known)
     near = get_close_matches(name.replace("-", "_"), names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
     return f"there is no file and no shipped policy {name!r}; {hint}"
