@@ -59,7 +59,7 @@ PAGE_MAX: Final = 1000
 SHOWN_NAMES: Final = {
     "cpu_milli": "CPU (milli)",
     "gpu_memory_mib": "GPU memory (MiB)",
-    "gpu_milli": "GPUs (milli)",
+    "gpu_milli": "GPU share (milli)",
     "gpus": "GPUs",
     "memory_mib": "memory (MiB)",
     "models": "GPU models",
