@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from moorage.core.state.facts import Refusal
-from moorage.model import Code, Lease, RequestId
+from moorage.model import GPU_MILLI, Code, Lease, RequestId
 from moorage.policy import ProposalError
 from moorage.records.fields import shown_name
 
@@ -226,18 +226,25 @@ def over_quota(
         whose = f"Project “{project}” of tenant “{tenant}”"
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
     never = asked > most
-    may = f"its quota is {figures['quota']}, and {figures['borrow_max']} more may be borrowed"
-    name = shown_name(resource)
-    has = f"has {figures['used']} of its {name} and asks for {asked} more"
-    left = "" if never else f"; {figures['room']} are left now"
+    unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, shown_name(resource))
+    quota, borrowed, used, room = (
+        f"{(figures[each] or 0) / unit:.12g}" for each in ("quota", "borrow_max", "used", "room")
+    )
+    may = f"its quota is {quota}, and {borrowed} more may be borrowed"
+    has = f"has {used} {name} and asks for {asked / unit:.12g} more"
+    left = "" if never else f"; {room} are left now"
     details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
     details |= dict(figures) | {"verdict": "not_you", "never": never}
     if kept[0] and not never:
-        left += f", and {kept[0]} are kept for request “{kept[1]}”"
+        left += f", and {kept[0] / unit:.12g} are kept for request “{kept[1]}”"
         details |= {"kept": kept[0], "kept_for": kept[1]}
     reason = f"{whose} {has}, but {may}{left}."
     return Refusal(
-        Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {name} in all", details
+        Code.QUOTA_EXCEEDED,
+        reason,
+        "resources",
+        f"at most {most / unit:.12g} {name} in all",
+        details,
     )
 
 
