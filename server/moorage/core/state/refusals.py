@@ -231,7 +231,8 @@ def over_quota(
         f"{(figures[each] or 0) / unit:.12g}" for each in ("quota", "borrow_max", "used", "room")
     )
     may = f"its quota is {quota}, and {borrowed} more may be borrowed"
-    has = f"has {used} {name} and asks for {asked / unit:.12g} more"
+    held = "1 GPU" if (used, name) == ("1", "GPUs") else f"{used} {name}"
+    has = f"has {held} and asks for {asked / unit:.12g} more"
     left = "" if never else f"; {room} are left now"
     details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
     details |= dict(figures) | {"verdict": "not_you", "never": never}
