@@ -27,7 +27,7 @@ from moorage.protocol.codes import CLOSE_CODES, SESSION_HEADER, Close
 from moorage.protocol.errors import BadReply
 from moorage.protocol.replies import Event, Reply, decode_reply
 from moorage_client.answers import read_refusal
-from moorage_client.endpoint import NO_TLS_ADVICE, Endpoint, tls_reason
+from moorage_client.endpoint import NO_TLS_ADVICE, Endpoint, socks_advice
 from moorage_client.errors import (
     CertificateRefused,
     ConnectionFailed,
@@ -308,14 +308,15 @@ def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) 
         case InvalidURI():
             return ConnectionFailed(url, "is not a ws:// or wss:// URL")
         case ssl.SSLError():
-            return CertificateRefused(url, tls_reason(error) + endpoint.through)
+            return CertificateRefused(url, endpoint.tls_reason(error) + endpoint.through)
         case ConnectionResetError(errno=None) if endpoint.tls:  # The event loop's own.
             reason = f"closed during the TLS handshake; perhaps {NO_TLS_ADVICE}"
             return CertificateRefused(url, reason + endpoint.through)
         case InvalidProxy(msg=cause):
             return ProxyFailed(url, cause + endpoint.through)
         case ProxyError() | ImportError():
-            return ProxyFailed(url, f"{error}{endpoint.through}")
+            reason = socks_advice() if isinstance(error, ImportError) else str(error)
+            return ProxyFailed(url, reason + endpoint.through)
         case InvalidHandshake():
             return _refused(url, error)
         case TimeoutError():
@@ -348,8 +349,11 @@ def _refused(url: str, error: InvalidHandshake) -> MoorageError:
         return refusal(Code.UNAUTHORIZED, body or f"the server at {url} refused the token")
     if status in _BUSY_STATUS:
         return ConnectionFailed(url, f"answers HTTP {status}: {body}")
-    cause = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
-    return ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{cause}")
+    if status == http.HTTPStatus.UPGRADE_REQUIRED and body:  # It is for HTTP, or for TLS.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            body = str(json.loads(body)["message"])
+        return ProtocolViolated(url, body, other_port=True)
+    return ProtocolViolated(url, f"answers HTTP {status}, no WebSocket")
 
 
 def _unwatched(event: Event) -> None:

@@ -29,7 +29,7 @@ __all__ = [
     "checked_token",
     "read_token",
     "setting",
-    "tls_reason",
+    "socks_advice",
 ]
 
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
@@ -43,6 +43,7 @@ CA_FILE_VARIABLES: Final = (
 )
 """The first that is set names the CA file; the last two are those of `requests`."""
 
+_PROXY_SCHEMES: Final = ("http://", "https://", "socks4://", "socks4a://", "socks5")
 _LOOPBACK_NAMES: Final = frozenset(
     {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
 )
@@ -127,15 +128,13 @@ class Endpoint:
         """
         if not self.url.lower().startswith(("wss:", "https:")):
             return None
-        of_environment = next(filter(partial(setting, None), CA_FILE_VARIABLES), "")
-        named = "ca_file" if self.ca_file else of_environment
+        named, path = self._authorities
         if not named:
             import certifi  # noqa: PLC0415  # Only where it is needed.
 
             context = ssl.create_default_context()  # Some systems have no store that it finds.
             context.load_verify_locations(certifi.where())
             return context
-        path = self.ca_file or setting(None, named)
         is_folder = os.path.isdir(path)  # noqa: PTH112  # As OpenSSL takes it.
         try:
             if is_folder:
@@ -147,27 +146,74 @@ class Endpoint:
             cause = getattr(error, "strerror", None) or str(error)
             raise SettingRefused(named, f"cannot read {path}: {cause}") from error
 
+    @property
+    def _authorities(self) -> tuple[str, str]:
+        """What names the file of the authorities, and the file; empty: those known here."""
+        if self.ca_file:
+            return "ca_file", self.ca_file
+        named = next(filter(partial(setting, None), CA_FILE_VARIABLES), "")
+        return named, setting(None, named) if named else ""
+
+    def tls_reason(self, error: "ssl.SSLError") -> str:
+        """Return why TLS failed, and what to do about it."""
+        if not isinstance(error, ssl.SSLCertVerificationError):
+            plain = f"; {NO_TLS_ADVICE}" if error.reason in _NO_TLS else ""
+            return f"TLS failed: {error.reason or error}{plain}"
+        if error.verify_code not in _UNKNOWN_AUTHORITY:
+            return f"its certificate is refused: {error.verify_message}"
+        named, path = self._authorities
+        where = f"is not in {path}" if named else "is not known here"
+        by = CA_PARAMETER if named == "ca_file" else named
+        advice = f"{by} names that file, and has to name one with that authority's certificate"
+        if not named:
+            ours = f"{CA_PARAMETER} or {CA_FILE_VARIABLES[0]}"
+            advice = f"name a file with the authority's certificate in {ours}"
+        elif named in CA_FILE_VARIABLES[1:]:
+            advice += f"; {CA_FILE_VARIABLES[0]} goes before it"
+        return (
+            f"its certificate is signed by an authority that {where} ({error.verify_message});"
+            f" {advice}"
+        )
+
     @cached_property
-    def proxy(self) -> str | None:
-        """The environment's proxy for this URL, if any: of HTTP for `ws:`, of HTTPS for `wss:`."""
+    def _proxy(self) -> tuple[str, str]:
+        """The environment's proxy for this URL, and the variable; empty for none."""
         from urllib.request import getproxies  # noqa: PLC0415  # Slow to import.
 
         known = {} if self.is_here else getproxies()
         scheme = "https" if self.url.lower().startswith(("wss:", "https:")) else "http"
-        found = known.get(scheme) or known.get("all")
-        if not found:
-            return None
+        name = next((each for each in (scheme, "all") if known.get(each)), "")
+        if not name:
+            return "", ""
         from requests.utils import should_bypass_proxies  # noqa: PLC0415  # Likewise.
 
-        return None if should_bypass_proxies(self.url, no_proxy=None) else found
+        if should_bypass_proxies(self.url, no_proxy=None):
+            return "", ""
+        variable = f"{name}_proxy" if os.environ.get(f"{name}_proxy") else f"{name}_proxy".upper()
+        found = known[name] if "://" in known[name] else f"http://{known[name]}"  # As curl has it.
+        if not found.lower().startswith(_PROXY_SCHEMES):
+            expected = "expected a proxy, such as http://proxy:3128 or socks5h://proxy:1080"
+            raise SettingRefused(variable, expected)
+        return found, variable
+
+    @property
+    def proxy(self) -> str | None:
+        """The environment's proxy for this URL, if any: of HTTP for `ws:`, of HTTPS for `wss:`.
+
+        Raises:
+            SettingRefused: It is the URL of something else.
+
+        """
+        return self._proxy[0] or None
 
     @property
     def through(self) -> str:
         """The part of an error message that names the proxy; empty without one."""
-        if not self.proxy:
+        found, variable = self._proxy
+        if not found:
             return ""
-        host, proxy = urlsplit(self.url).hostname, _without_credentials(self.proxy)
-        return f" (through the proxy {proxy}; NO_PROXY={host} does without)"
+        host, proxy = urlsplit(self.url).hostname, _without_credentials(found)
+        return f" (through the proxy {proxy} of {variable}; NO_PROXY={host} does without)"
 
 
 def _read_url(given: str | None, variable: str, default: str, schemes: tuple[str, ...]) -> str:
@@ -215,18 +261,11 @@ def checked_token(token: str, named: str) -> str:
     return token
 
 
-def tls_reason(error: "ssl.SSLError") -> str:
-    """Return why TLS failed, and what to do about it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in _UNKNOWN_AUTHORITY:
-            return (
-                "its certificate is signed by an authority that is not known here "
-                f"({error.verify_message}); name a file with the authority's certificate in "
-                f"{CA_PARAMETER} or MOORAGE_CA_FILE"
-            )
-        return f"its certificate is refused: {error.verify_message}"
-    plain = f"; {NO_TLS_ADVICE}" if error.reason in _NO_TLS else ""
-    return f"TLS failed: {error.reason or error}{plain}"
+def socks_advice() -> str:
+    """Return what to install where a proxy speaks SOCKS, and the packages for that are missing."""
+    from moorage.extras import install_command  # noqa: PLC0415  # Slow to import.
+
+    return f"the proxy speaks SOCKS, which needs more packages: {install_command('socks')}"
 
 
 def _without_credentials(url: str) -> str:

@@ -33,7 +33,18 @@ class ConnectionFailed(MoorageError):
 
 
 class ProtocolViolated(ConnectionFailed):
-    """Something answered at the URL, but it does not speak Moorage's protocol."""
+    """Something answered at the URL, but it does not speak Moorage's protocol.
+
+    Args:
+        url: The URL that was tried.
+        reason: What went wrong, for a person.
+        other_port: It says what its port is for, and the reason has it.
+
+    """
+
+    def __init__(self, url: str, reason: str, *, other_port: bool = False) -> None:
+        super().__init__(url, reason)
+        self.other_port = other_port
 
 
 class ProxyFailed(ConnectionFailed):

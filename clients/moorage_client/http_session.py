@@ -11,7 +11,7 @@ from typing import Any
 import requests
 from requests.adapters import HTTPAdapter
 
-from moorage_client.endpoint import Endpoint, tls_reason
+from moorage_client.endpoint import Endpoint, socks_advice
 from moorage_client.errors import CertificateRefused, ConnectionFailed, ProxyFailed
 
 __all__ = ["HttpSession"]
@@ -69,8 +69,10 @@ class HttpSession(requests.Session):
         url = self._endpoint.shown
         tls = next((each for each in _causes(error) if isinstance(each, ssl.SSLError)), None)
         if tls is not None:
-            return CertificateRefused(url, tls_reason(tls) + self.through)
+            return CertificateRefused(url, self._endpoint.tls_reason(tls) + self.through)
         if through := self.through:
+            if "SOCKS support" in str(error):
+                return ProxyFailed(url, socks_advice() + through)
             return ProxyFailed(url, _cause(error) + through)
         if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
             return ConnectionFailed(url, "is not an http:// or https:// URL")

@@ -413,10 +413,10 @@ class Services:
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            why = str(error)
-            if response.status_code == HTTPStatus.UPGRADE_REQUIRED:  # It speaks TLS, and says so.
-                why = text.decode(errors="replace").strip()[:500]
-            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {why}"
+            if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
+                why = text.decode(errors="replace").strip()[:500] + self._session.through
+                raise ProtocolViolated(self._shown, why, other_port=True) from error
+            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
             raise ProtocolViolated(self._shown, finding + self._session.through) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)

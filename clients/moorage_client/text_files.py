@@ -7,10 +7,11 @@ import codecs
 import io
 import re
 import tokenize
+import unicodedata
 from pathlib import Path
 from typing import Final
 
-__all__ = ["decode_source", "decode_text", "read_text"]
+__all__ = ["decode_source", "decode_text", "plain_name", "read_text"]
 
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CODING: Final = re.compile(r"^(\s*#.*?coding[:=]\s*)[-\w.]+", re.ASCII)
@@ -56,3 +57,11 @@ def read_text(path: Path) -> str:
 
     """
     return decode_text(path.read_bytes())
+
+
+def plain_name(path: Path) -> str:
+    """Return a file's name in the letters of the ids of clusters and policies; may be empty."""
+    stem = path.resolve().name.removesuffix(path.suffix).removesuffix(".tar")
+    parts = unicodedata.normalize("NFKD", stem.replace("ß", "ss"))
+    letters = "".join(each for each in parts if not unicodedata.combining(each))
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", letters).strip("-.")

@@ -526,8 +526,8 @@ def test_a_refusal_is_told_in_words(shell, harbour):
     assert "  Waiting does not help: it would not fit an empty fleet either.\n" in said
     assert "  What rules out most nodes: too few GPUs.\n" in said
     assert "  2 nodes have too few GPUs.\n" in said
-    assert "  The most that there is: nodes 2, gpus 0.\n" in said
-    assert "  It would fit with resources.gpus 4 instead of 8, without resources.where.\n" in said
+    assert "  The most that there is: nodes 2, GPUs 0.\n" in said
+    assert "  It would fit with GPUs: 4 instead of 8, or without `where`.\n" in said
     assert 'The policy\'s answer: {"a": []}\n' in said
     assert "ackends" not in said
     for raw in ("verdict", "binding", "misfits", "largest:", "fits if"):

@@ -1,8 +1,11 @@
 """The way to a server: proxies, certificates and tokens, alike for WebSocket and HTTP."""
 
 import asyncio
+import contextlib
 import http.server
 import json
+import socket
+import socketserver
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -26,7 +29,8 @@ from tests.certificates import certificate
 
 DEAD_PROXY = "http://user:hidden@127.0.0.1:9"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
-LEFT_OUT = ("NO_PROXY", "no_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE")
+CA_FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MOORAGE_CA_FILE", "CURL_CA_BUNDLE")
+LEFT_OUT = ("NO_PROXY", "no_proxy", *CA_FILES)
 SECRET = "a-secret-of-32-characters-or-more"  # noqa: S105  # Of a server that lives for one test.
 
 
@@ -135,6 +139,91 @@ def test_a_proxy_that_fails_is_named(shell, proxied):
         assert "hidden" not in done.stderr
     with Services("http://moorage.example") as services, pytest.raises((ProxyFailed, Timeout)):
         services.policies()
+
+
+class Tunnel(socketserver.StreamRequestHandler):
+    """Plays a proxy: CONNECT of HTTP, SOCKS5 and plain requests all lead to one port here."""
+
+    server: "Proxy"
+
+    def handle(self) -> None:
+        first = self.rfile.read(1)
+        if first == b"\x05":
+            self.rfile.read(self.rfile.read(1)[0])
+            self.wfile.write(b"\x05\x00")
+            kind = self.rfile.read(4)[3]
+            self.rfile.read({1: 4, 4: 16}.get(kind) or self.rfile.read(1)[0])
+            self.rfile.read(2)
+            self.wfile.write(b"\x05\x00\x00\x01" + bytes(6))
+            first = b""
+        else:
+            line = self.rfile.readline()
+            if (first + line).startswith(b"CONNECT"):
+                while self.rfile.readline().strip():
+                    pass
+                self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                first = b""
+            else:
+                first += line.replace(b"http://moorage.example:1", b"")
+        self.server.passed += 1
+        with socket.create_connection(("127.0.0.1", self.server.port)) as inner:
+            inner.sendall(first + (self.rfile.read1() if first else b""))
+            pumps = [
+                threading.Thread(target=pump, args=pair)
+                for pair in ((self.connection, inner), (inner, self.connection))
+            ]
+            for each in pumps:
+                each.start()
+            for each in pumps:
+                each.join()
+
+
+def pump(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """A proxy on the way to one port."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), Tunnel)
+        self.port, self.passed = port, 0
+        self.serving = threading.Thread(target=self.serve_forever, args=(0.02,))
+        self.serving.start()
+
+    def server_close(self) -> None:
+        self.shutdown()
+        self.serving.join()
+        super().server_close()
+
+
+@pytest.mark.parametrize("scheme", ["", "http://", "socks5://", "socks5h://"])
+def test_proxies_with_and_without_a_scheme_and_of_socks_are_used(scheme, site, harbour, shell):
+    if scheme.startswith("socks"):
+        pytest.importorskip("socks", reason="the extra `socks` is not installed")
+        pytest.importorskip("python_socks", reason="as above")
+    host = "10.9.9.9" if scheme == "socks5://" else "moorage.example"  # It asks for no name.
+    ports = {"MOORAGE_HTTP_URL": site.server_port, "MOORAGE_URL": harbour.url.rpartition(":")[2]}
+    for (name, port), kind in zip(ports.items(), ("http", "ws"), strict=True):
+        with Proxy(int(port)) as proxy:
+            shell.environment[name] = f"{kind}://{host}:1"
+            shell.environment["HTTP_PROXY"] = f"{scheme}127.0.0.1:{proxy.server_address[1]}"
+            done = shell(*(["policy", "list"] if kind == "http" else ["leases"]))
+            assert (done.returncode, proxy.passed) == (0, 1), done.stderr
+
+
+@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+def test_a_proxy_of_another_kind_is_refused_by_the_variable(command, shell):
+    shell.environment |= {"MOORAGE_HTTP_URL": "http://a.example", "MOORAGE_URL": "ws://a.example"}
+    shell.environment["ALL_PROXY"] = "ftp://proxy:3128"
+    done = shell(*command)
+    assert done.returncode == 2
+    assert "ALL_PROXY: expected a proxy, such as http://proxy:3128 or socks5h://" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -277,6 +366,22 @@ def test_an_authority_that_is_not_known_is_said(secure, shell, command):
     assert "ca_file=" not in done.stderr
     assert "--ca-file or" in shell("--json", *command).stdout
     assert "Start a server" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["policy", "list"], ["leases"]])
+def test_a_file_without_the_authority_is_named(secure, shell, command, tmp_path):
+    _, other = certificate("another")
+    file = tmp_path / "other.pem"
+    file.write_bytes(other.public_bytes(serialization.Encoding.PEM))
+    shell.environment |= secure
+    given = shell("--ca-file", str(file), *command).stderr
+    assert f"signed by an authority that is not in {file} (" in given
+    assert "--ca-file names that file" in given
+    shell.environment["SSL_CERT_FILE"] = str(file)
+    said = shell(*command).stderr
+    assert f"not in {file} (" in said
+    assert "SSL_CERT_FILE names that file" in said
+    assert "MOORAGE_CA_FILE goes before it" in said
 
 
 def test_a_program_is_told_its_own_parameter_for_an_authority(secure):

@@ -72,6 +72,38 @@ def test_a_file_that_names_no_cluster_is_one_of_its_own_name(put):
     assert documents[0]["clusterMetadata"]["name"] == "site"
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("größe", "grosse"), ("Flotte – Süd (2)", "Flotte-Sud-2"), ("日本", ""), ("日本-1", "1")],
+)
+def test_a_cluster_is_called_as_its_file_in_the_letters_of_ids(put, name, expected):
+    table = put(f"{name}.csv", HEADER + "a,1,1,0,\n")
+    if expected:
+        assert collect([table]).documents[0]["id"] == expected
+    else:
+        with pytest.raises(InventoryError, match="give --cluster-id NAME"):
+            collect([table])
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", ", "])
+@pytest.mark.parametrize("above", ["", "sep=;\r\n"])
+def test_a_table_may_have_the_separator_of_the_locale(put, separator, above):
+    above = above.replace(";", separator[0])
+    whole = put("a.csv", above + (HEADER + "a,4500,1024,2,T4\n").replace(",", separator))
+    (document,) = collect([whole]).documents
+    assert document["gpus"]["count"] == 2
+    bad = put("b.csv", above + (HEADER + "a,x,1,0,\n").replace(",", separator))
+    with pytest.raises(TableError, match=f"line {3 if above else 2}, column cpu_milli"):
+        collect([bad])
+
+
+def test_a_table_with_other_columns_is_refused_with_those_it_has(put):
+    table = put("nodes.csv", "sn;cpu;memory_mib;model\na;1;1;T4\n")
+    expected = "column cpu_milli, gpu: expected this in the header; it has sn, cpu, memory_mib"
+    with pytest.raises(TableError, match=expected):
+        collect([table])
+
+
 def test_stdin_has_no_name_for_its_cluster(monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO((HEADER + "a,1,1,0,\n").encode()))
     monkeypatch.setattr(sys, "stdin", stdin)

@@ -36,7 +36,7 @@ def moorage(*words, expect=0, cwd=None):
 
 def test_those_that_ship_are_named_where_one_is_not_known():
     done = moorage("policy", "test", "best_fitt", expect=2)
-    assert "no shipped policy 'best_fitt'; there are first_fit, best_fit" in done.stderr
+    assert "no shipped policy 'best_fitt'; did you mean best_fit?" in done.stderr
 
 
 @pytest.mark.heavy  # All built-in requests, twice: `lab` asks them in one process.

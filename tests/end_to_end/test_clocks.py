@@ -87,20 +87,17 @@ def test_a_daemon_that_was_stopped_hears_the_renewals_that_came_meanwhile(tmp_pa
 
 def test_who_waits_is_served_though_its_lease_stood_still_with_it(tmp_path):
     """The lease ends, and the waiter's time is up, in one moment after the daemon goes on."""
-    with daemon(tmp_path, environment={"MOORAGE_RESTART_GRACE_SECONDS": "3"}) as running:
-        server = Server(running)
-        fill(server, cluster("east", nodes=1, gpus=1))
+    with serving(tmp_path, environment={"MOORAGE_RESTART_GRACE_SECONDS": "3"}) as server:
+        server.fill(cluster("east", nodes=1, gpus=1))
         assert server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 3})["success"]
         with server.socket() as waiting:
             terms = {"ttl_seconds": 60, "wait_seconds": 5}
             waiting.send(json.dumps(ask_message(resources={"gpus": 1}, lease=terms)))
-            until(lambda: waiters(server))
-            os.kill(running.pid, signal.SIGSTOP)
+            until(server.waiting)
+            os.kill(server.pid, signal.SIGSTOP)
             time.sleep(7)  # It does not run, so it reports nothing.
-            os.kill(running.pid, signal.SIGCONT)
-            served = json.loads(waiting.recv(30))
-            assert served["success"], served
-        server.close()
+            os.kill(server.pid, signal.SIGCONT)
+            assert heard(waiting)["success"]
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ def test_a_tenant_releases_its_own_leases_and_no_others(server, page):
     assert other["error"]["code"] == "wrong_token"
     (stolen,) = say(server, {**release, "token": "guessed"}, page=page)
     assert stolen["error"]["code"] == "wrong_token"
+    no = f"No lease of yours has the id {held['id']}, or the token is not its own."
+    assert (other["message"], stolen["message"]) == (no, no)
     assert state(server, held) == "granted"
     dry, done = say(server, {**release, "dry_run": True}, release, page=page)
     assert (dry["lease"]["id"], dry["lease"]["state"]) == (held["id"], "ended")

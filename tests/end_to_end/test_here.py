@@ -56,6 +56,17 @@ def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path, en
             assert server.log() == ""
 
 
+@pytest.mark.heavy
+def test_what_here_registers_is_one_line_of_the_log(tmp_path):
+    log = {"MOORAGE_LOG_LEVEL": "info", "MOORAGE_LOG_FORMAT": "json"}
+    with daemon(tmp_path / "data", options=["--here"], environment=log) as running:
+        lines = [json.loads(line) for line in running.log.read_text().splitlines()]
+        (line,) = [each for each in lines if each["event"] in {"changed", "here"}]
+        assert line["registered"] == f"{platform.node()}/{platform.node()}"
+        assert len(line["published"].split(", ")) == len(catalog.shipped())
+
+
+@pytest.mark.heavy
 def test_the_quick_start_can_be_gone_through_twice(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "how-to" / "ask-for-gpus.md"
     blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)

@@ -53,7 +53,7 @@ def test_pods_are_read_with_and_without_gpu_spec(tmp_path):
 @pytest.mark.parametrize(
     ("read", "lines", "line", "column"),
     [
-        (read_nodes, [""], 1, "sn"),
+        (read_nodes, [""], 1, "sn, cpu_milli, memory_mib, gpu, model"),
         (read_nodes, ["sn,cpu_milli,memory_mib,model", "a,1,1,T4"], 1, "gpu"),
         (read_nodes, [NODE_HEADER, "a,1,1,1,T4", "b,1,x,1,T4"], 3, "memory_mib"),
         (read_nodes, [NODE_HEADER, ",1,1,1,T4"], 2, "sn"),

@@ -12,6 +12,7 @@ from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share
 from moorage.policy import Fleet, FleetView, Misfit
 from moorage.policy.fleet import ELIGIBLE_MAX
 from moorage.policy.inventory import CHANGES_MAX
+from moorage.sandbox.cell.suggestions import suggestion
 
 COLUMNS = (
     "cpu_total",
@@ -286,3 +287,12 @@ def test_a_policy_cannot_change_the_fleet_by_accident() -> None:
     for name in ("give", "install", "restore", "set_capacity", "take", "touch"):
         with pytest.raises(AttributeError, match="cannot change it"):
             getattr(view, name)
+
+
+@pytest.mark.parametrize("name", ["free_gpu_milli", "changed_since", "cpu_free", "feasible"])
+def test_a_misspelt_name_of_the_fleet_suggests_the_one_that_is_meant(name: str) -> None:
+    view = FleetView(fleet_of(one(Gpu("0"))))
+    with pytest.raises(AttributeError) as caught:
+        getattr(view, name[:-2] + name[-1])
+    assert suggestion(caught.value, str(caught.value), "/") == f". Did you mean: {name!r}?"
+    assert "take" not in dir(view)

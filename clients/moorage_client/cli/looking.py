@@ -229,7 +229,7 @@ def fleet(
         shown(
             session,
             work,
-            ("node", "state", "models", "ids of free GPUs", "cpu milli free>", "memory MiB free>"),
+            ("node", "state", "models", "ids of free GPUs", "CPUs free>", "memory MiB free>"),
             _node_cells,
             empty=f"Cluster {cluster} has no nodes.",
             watch=watch,
@@ -254,7 +254,7 @@ def _node_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
             node_state(node),
             ", ".join(node.models),
             _free(node.gpus),
-            node.cpu_milli_free,
+            f"{node.cpu_milli_free / 1000:g}",
             node.memory_mib_free,
         ]
         for node in read_as(list[NodeCapacity], rows)

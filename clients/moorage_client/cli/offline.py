@@ -4,7 +4,6 @@ They need the server's own sandbox and core, which a client does not import: see
 """
 
 import json
-import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +17,7 @@ from moorage_client.cli.output import counted, note, print_json, say, table
 from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.testing import FINDINGS_SHOWN, tested
+from moorage_client.cli.testing import FINDINGS_SHOWN, policy_name, tested
 from moorage_client.text_files import read_text
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
@@ -102,10 +101,12 @@ def policy_document(
     path: Path, parameters: str | None = None, settings: str | None = None
 ) -> dict[str, Any]:
     """Return the PolicyRule document of a file, named after it where it has no name yet."""
-    stem = re.sub(r"[^A-Za-z0-9]+", "_", path.name.split(".")[0]).strip("_") or "rule"
     document = document_of(path)
     if not document.get("policy_rule_uri"):
-        document = {"name": stem, "version": "0", "release_tag": "test", **document}
+        name = policy_name(path)
+        document = {"name": name, "version": "0", "release_tag": "test", **document}
+        uri = "{name}:{version}-{release_tag}".format_map(document)
+        document["policy_rule_uri"] = uri
     for field, text, option in (
         ("policy_parameters", parameters, "--parameters"),
         ("policy_settings", settings, "--settings"),

@@ -21,9 +21,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from moorage.model import Code, Placement
+from moorage.records.fields import shown_name
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
-from moorage_client.cli.sentences import sentence
+from moorage_client.cli.sentences import detail, said, sentence
 from moorage_client.endpoint import CA_PARAMETER, HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
     CertificateRefused,
@@ -47,7 +48,10 @@ _LEVELS: Final = 8
 SHORT_CHARS: Final = 12
 """Characters shown of a node's name that is a hash; `fleet cordon` takes these, too."""
 _HASH: Final = re.compile(r"[0-9a-f]{40,64}")
-FITS_IF: Final = "fits_if"
+_RESOURCES: Final = re.compile(r"; field: (resources|policy_rule_uri)(?![\w.])")
+"""Fields for which the command line has options of its own."""
+_DETAILS: Final = ("fits_if", "largest", "misfits", "binding")
+"""Fields of a refusal that are words for a person, and never JSON."""
 _CHANGE: Final = frozenset({"field", "asked", "fits"})
 """Fields of a change that would make a request fit."""
 
@@ -258,8 +262,8 @@ def fields(document: Mapping[str, Any]) -> None:
 def _value(name: str, value: Any) -> str:
     if name in _TIMES and value == 0:
         return ""  # It has not happened, and is not planned.
-    if name == FITS_IF:
-        return in_words(value)
+    if name in _DETAILS:
+        return detail(name, value, in_words)
     shown = without_empty(_with_local_times(name, value, _LEVELS))
     if shown is None:
         return ""
@@ -284,21 +288,18 @@ def in_words(value: Any, levels: int = _LEVELS) -> str:
         return ""
     if levels and isinstance(value, dict):
         if value.keys() <= _CHANGE and "field" in value:  # One of `fits_if`.
+            named = shown_name(str(value["field"]))
             if "fits" not in value:
-                return f"without {value['field']}"
+                return f"without {named}"
             instead = in_words(value.get("asked"), levels - 1)
-            said = f"{value.get('field', '')} {in_words(value['fits'], levels - 1)}"
+            said = f"with {named}: {in_words(value['fits'], levels - 1)}"
             return f"{said} instead of {instead}" if instead else said
-        parts = (f"{spaced(name)} {in_words(each, levels - 1)}" for name, each in value.items())
+        parts = (f"{shown_name(name)} {in_words(each, levels - 1)}" for name, each in value.items())
         return ", ".join(parts)
     if levels and isinstance(value, list):
-        return ", ".join(in_words(each, levels - 1) for each in value)
+        changes = all(isinstance(each, dict) and "field" in each for each in value)
+        return (", or " if changes else ", ").join(in_words(each, levels - 1) for each in value)
     return value if isinstance(value, str) else _json(value, ensure_ascii=False)
-
-
-def spaced(name: str) -> str:
-    """Return the name of a field as a person writes it."""
-    return name.replace("_", " ")
 
 
 def counted(number: int | str, what: str) -> str:
@@ -398,17 +399,18 @@ def _message(error: MoorageError) -> str:
     """Return the message of an error, with options where it names parameters of the clients."""
     if isinstance(error, SettingRefused) and error.setting.islower():
         return f"--{error.setting.replace('_', '-')}: {error.expected}"
-    return str(error).replace(CA_PARAMETER, "--ca-file")
+    text = str(error).replace(CA_PARAMETER, "--ca-file")
+    return _RESOURCES.sub("", text)
 
 
 def _explain_place(error: ConnectionFailed) -> None:
     """Say how to reach a server that does not answer."""
     match error:
+        case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
+            pass  # Their messages say what to do.
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
             note(f"What answers at {url} is no Moorage server of this version; check {option}.")
-        case CertificateRefused() | ProxyFailed():  # Their messages say what to do.
-            pass
         case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
             note("Serve a pool with `moorage pool serve`, or name one with --address.")
         case ConnectionFailed(url=url):
@@ -420,6 +422,8 @@ def _explain_place(error: ConnectionFailed) -> None:
             )
             if Endpoint(url, None).is_here and error.reason == os.strerror(errno.ECONNREFUSED):
                 note(f"Start a server with `moored serve --here`, or name one with {option}.")
+            elif http and error.reason.endswith("without response"):
+                note("The port of the WebSocket closes so; HTTP has a port of its own.")
             else:
                 note(f"See whether {option} is right, and whether the server runs there.")
             note(f"({option} defaults to {variable}, else {default})")
@@ -431,7 +435,7 @@ def _explain_details(error: RequestRefused) -> None:
             _explain_findings(value)
         elif name == "data":  # What a policy returned is its author's.
             note(f"  The policy's answer: {_json(value, ensure_ascii=False)}")
-        elif name == "nearest" and "did you mean" in error.reason.lower():
+        elif said(name, value, error.reason):
             continue
         elif text := sentence(name, value, in_words):
             note(f"  {text}")

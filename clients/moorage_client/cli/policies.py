@@ -3,9 +3,11 @@
 import base64
 import io
 import json
+import lzma
 import re
 import tarfile
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,7 +22,7 @@ from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.testing import own_names, test_first, with_own_names
+from moorage_client.cli.testing import own_names, policy_name, test_first, with_own_names
 from moorage_client.errors import RequestRefused
 from moorage_client.text_files import decode_source, read_text
 
@@ -194,7 +196,7 @@ def delete(
 
 def document_of(path: Path) -> dict[str, Any]:
     """Return the PolicyRule document that a path or a name stands for, without options."""
-    if not path.exists() and str(path).isidentifier():
+    if not path.exists() and re.fullmatch(r"[\w-]+", str(path)):
         return run("shipped", {"name": str(path)})
     if path.suffix == ".json":
         document = _json(path)
@@ -245,9 +247,9 @@ def _identity(
         name, version, tag = name or of_uri, version or of_version, tag or of_tag
     if name and version and tag:
         return name, version, tag
-    stem = path.name.split(".", maxsplit=1)[0].replace("_", "-")
     raise typer.BadParameter(
-        f"a policy needs a name, a version and a release tag; for example --uri {stem}:1-stable"
+        "a policy needs a name, a version and a release tag; for example"
+        f" --uri {policy_name(path)}:1-stable"
     )
 
 
@@ -258,9 +260,9 @@ def _code(path: Path) -> dict[str, str]:
             return _directory(path)
         if path.name.endswith(ARCHIVE_TYPES):
             suffix = next(kind for kind in ARCHIVE_TYPES if path.name.endswith(kind))
-            return _archive(path.read_bytes(), suffix)
-        named = {"code_file": path.name} if _FILE.fullmatch(path.name) else {}
-        return {"code": decode_source(path.read_bytes()), "code_type": "source", **named}
+            return _archive(path.read_bytes(), suffix) | _named(_members(path))
+        code = decode_source(path.read_bytes())
+        return {"code": code, "code_type": "source", **_named([path.name])}
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -270,10 +272,32 @@ def _code(path: Path) -> dict[str, str]:
         ) from error
 
 
+def _members(path: Path) -> list[str]:
+    """Return the names of what an archive holds; none of one that the server will refuse."""
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as zipped:
+                return zipped.namelist()
+        with tarfile.open(path) as tarred:
+            return tarred.getnames()
+    except (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, EOFError, ValueError):
+        return []
+
+
+def _named(files: Iterable[str]) -> dict[str, str]:
+    """Return the field that says what the author calls the only Python file that there is."""
+    names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
+    return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
+
+
 def _directory(path: Path) -> dict[str, str]:
     root = path / "code" if (path / "code").is_dir() else path
-    if not (root / ENTRY).is_file():
-        raise typer.BadParameter(f"{path} has no code/{ENTRY} and no {ENTRY}")
+    sources = [each.name for each in root.glob("*.py")]
+    if ENTRY not in sources and len(sources) != 1:
+        raise typer.BadParameter(
+            f"{path} has no code/{ENTRY} and no {ENTRY}; where there are several files, the one"
+            " with the class AIOSv1PolicyRule is called so"
+        )
     for name in ("requirements.txt", "examples.json"):
         if root != path and (path / name).is_file() and not (root / name).exists():
             raise typer.BadParameter(f"{path / name} would not be read; put it into {root}")
@@ -291,7 +315,7 @@ def _directory(path: Path) -> dict[str, str]:
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for file in files:
             archive.add(file, arcname=f"code/{file.relative_to(root)}", recursive=False)
-    return _archive(packed.getvalue(), ".tar.gz")
+    return _archive(packed.getvalue(), ".tar.gz") | _named(map(str, files))
 
 
 def _archive(content: bytes, suffix: str) -> dict[str, str]:

@@ -1,14 +1,16 @@
 """The commands about quotas: `moorage quota list`, `set` and `remove`."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from math import isfinite
 from typing import Annotated, Any, Final
 
 import typer
 
 from moorage.model import GPU_MILLI, RESOURCES
+from moorage.records.fields import shown_name
 from moorage_client.answers import read_object
-from moorage_client.cli.output import print_json, say, table
+from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.listing import pages
 
@@ -19,17 +21,9 @@ WHO: Final = typer.Argument(
 )
 
 
-_NAMES: Final = {"gpu_milli": "GPUs", "cpu_milli": "cpu_milli", "memory_mib": "memory_mib"}
-
-
 def list_quotas(session: CommandSession) -> None:
     """Show all quotas, and what is held of them."""
-
-    async def work(client: Any) -> list[dict[str, Any]]:
-        listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
-        return await listing.all()
-
-    found = session.run(work)
+    found = session.run(_all)
     if session.json:
         print_json(found)
         return
@@ -39,7 +33,7 @@ def list_quotas(session: CommandSession) -> None:
             (
                 _who(row),
                 f"{row['weight']:g}",
-                _NAMES[name],
+                _resource(name),
                 *(_shown(name, use[figure]) for figure in ("used", "quota", "borrowed", "room")),
             )
             for row in found
@@ -86,7 +80,17 @@ def set_quota(  # Each is an option of the command.
 
 def remove_quota(session: CommandSession, who: Annotated[str, WHO]) -> None:
     """Remove the quota of a tenant or project: that of all holds then."""
-    _changed(session, {"op": "remove_quota", **_parts(who)})
+    change = {"op": "remove_quota", **_parts(who)}
+    with_quota = [_who(row) for row in session.run(_all) if row.get("quota")]
+    _changed(session, change)
+    if who not in with_quota:
+        near = get_close_matches(who, with_quota, 1)
+        note(f"It had no quota{''.join(f' (did you mean {each}?)' for each in near)}.")
+
+
+async def _all(client: Any) -> list[dict[str, Any]]:
+    listing = pages(client.url, client.call, ("quotas", "quotas"), read_object, {})
+    return await listing.all()
 
 
 def _changed(session: CommandSession, change: dict[str, Any]) -> None:
@@ -95,7 +99,7 @@ def _changed(session: CommandSession, change: dict[str, Any]) -> None:
         print_json(row)
         return
     limits = [
-        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_NAMES[name]}"
+        f"{_shown(name, use['used'])} of {_shown(name, use['quota'])} {_resource(name)}"
         for name, use in _limits(row).items()
         if use["quota"] is not None
     ]
@@ -141,6 +145,10 @@ def finite(option: str, value: float) -> float:
     if not isfinite(value):
         raise typer.BadParameter(f"{option}: expected a number; got {value:g}")
     return value
+
+
+def _resource(name: str) -> str:
+    return shown_name("gpus" if name == "gpu_milli" else name)
 
 
 def _shown(resource: str, amount: int | None) -> str:

@@ -26,7 +26,7 @@ from moorage_client.cli.asking import (
 )
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
-from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused
+from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused, refusal
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
 DEFAULT_BACKEND: Final = "local"
@@ -136,7 +136,7 @@ def run(
             except RequestRefused as refused:  # No lease is granted yet.
                 chosen = _another(choice, refused, policy, backend)
                 if chosen is None or chosen == choice:
-                    raise
+                    raise _in_options(refused) from refused
                 choice = chosen
 
     name, code = session.run(work)
@@ -159,6 +159,19 @@ class _Choice:
 
     policy: str
     backend: str
+
+
+def _in_options(refused: RequestRefused) -> RequestRefused:
+    """Return a refusal that names the option of the command in place of the field behind it."""
+    reason = refused.reason.replace("provision.backend: ", "--backend: ", 1)
+    return refusal(
+        refused.code,
+        reason,
+        field="" if reason != refused.reason else refused.field,
+        expected=refused.expected,
+        details=refused.details,
+        request=refused.request,
+    )
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:

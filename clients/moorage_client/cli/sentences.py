@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from moorage.records.fields import shown_name
+
 _MISFITS: Final = {
     "labels": "other labels than asked for",
     "gpu_model": "too few GPUs of the accepted models",
@@ -37,25 +39,40 @@ def sentence(name: str, value: Any, words: Callable[[Any], str]) -> str:
     """
     if name == "verdict":
         return _VERDICTS.get(str(value), f"Verdict: {words(value)}.")
-    if name == "misfits" and isinstance(value, Mapping):
-        return " ".join(filter(None, (_misfit(*each) for each in value.items())))
-    if not (text := words(value)):
-        return ""
-    if name == "binding":
-        return f"What rules out most nodes: {_MISFITS.get(text, text.replace('_', ' '))}."
+    text = detail(name, value, words)
+    if name == "misfits" or not text:
+        return text
     if name in _BEFORE:
         return f"{_BEFORE[name]}{text}."
-    plain = name.replace("_", " ")
+    plain = shown_name(name)
     return f"{plain[:1].upper()}{plain[1:]}: {text}"
 
 
+def detail(name: str, value: Any, words: Callable[[Any], str]) -> str:
+    """Return the value of a detail in words; arguments as for `sentence`."""
+    if name == "misfits" and isinstance(value, Mapping):
+        return " ".join(filter(None, (_misfit(*each) for each in value.items())))
+    if name == "largest" and isinstance(value, Mapping) and value.get("nodes") == 0:
+        return ""
+    text = words(value)
+    return _MISFITS.get(text, shown_name(text)) if name == "binding" and text else text
+
+
+def said(name: str, value: Any, reason: str) -> bool:
+    """Return whether the reason of a refusal says a detail already."""
+    if name in {"nearest", "registered"}:
+        return "did you mean" in reason.lower()
+    return name == "fits_if" and len(value) == 1 and "It would fit" in reason
+
+
 def _misfit(name: str, nodes: Any) -> str:
-    lacks = _MISFITS.get(name, name.replace("_", " "))
+    lacks = _MISFITS.get(name, shown_name(name))
     return f"{nodes} node{' has' if nodes == 1 else 's have'} {lacks}." if nodes else ""
 
 
 _BEFORE: Final = {
-    "fits_if": "It would fit with ",
+    "binding": "What rules out most nodes: ",
+    "fits_if": "It would fit ",
     "known": "There are: ",
     "largest": "The most that there is: ",
     "missing": "Missing: ",

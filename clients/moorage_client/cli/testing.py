@@ -1,6 +1,7 @@
 """Policies that are tried before a server gets them: what `test` and `push` share."""
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import failure, note, print_json
 from moorage_client.cli.server_program import run
 from moorage_client.errors import RequestRefused, refusal
+from moorage_client.text_files import plain_name
 
 ENTRY: Final = "function.py"
 FINDINGS_SHOWN: Final = 10
@@ -39,6 +41,11 @@ def tested(path: Path, job: Mapping[str, Any]) -> dict[str, Any]:
         if path.is_file():
             line["file"] = Path(_own(path, line["file"])).name  # Columns are narrow.
     return report
+
+
+def policy_name(path: Path) -> str:
+    """Return what a policy is called whose document has no name: as its file or folder."""
+    return plain_name(path) or "policy"
 
 
 def _own(path: Path, file: str) -> str:
@@ -82,7 +89,7 @@ def test_first(
     findings = report["findings"]
     for finding in findings[:FINDINGS_SHOWN]:
         tell(finding)
-    more = f"More: moorage policy test {path}" if path.exists() else ""
+    more = f"More: moorage policy test {shlex.quote(str(path))}" if path.exists() else ""
     if force:
         tell(f"It is {done} all the same. {more}".rstrip())
         return

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from moorage_client.inventory.kubernetes_live import KUBERNETES, is_live, live_i
 from moorage_client.inventory.openb import nodes_in, trace_document
 from moorage_client.inventory.ray import dashboard_inventory, is_ray_node, ray_inventory
 from moorage_client.inventory.this_machine import machine_inventory
-from moorage_client.text_files import decode_text
+from moorage_client.text_files import decode_text, plain_name
 
 FILE_BYTES_MAX: Final = 256 << 20
 """Size of one file; a larger one is refused rather than read into memory."""
@@ -83,7 +82,7 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     text = _text(source)
     path = Path("stdin" if source == STDIN else source)
     if source != STDIN:
-        cluster_id = cluster_id or re.sub(r"[^\w.-]+", "-", path.stem)
+        cluster_id = cluster_id or plain_name(path)
     if text.lstrip()[:1] in {"{", "["}:
         return _json(str(path), text, cluster_id)
     table = nodes_in(path, io.StringIO(text, newline=""))
@@ -110,7 +109,8 @@ def _text(source: str) -> str:
         return decode_text(content)
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InventoryError(name, f"line {line}", "text in UTF-8") from error
+        expected = "text in UTF-8; a spreadsheet saves it as `CSV UTF-8`"
+        raise InventoryError(name, f"line {line}", expected) from error
 
 
 def _json(source: str, text: str, cluster_id: str) -> Inventory:

@@ -6,6 +6,7 @@ Read by `moorage fleet import`, and by the trials, which replay requests against
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Final
 
@@ -19,6 +20,7 @@ from moorage_client.inventory.documents import (
 
 ROWS_MAX: Final = 1_000_000
 """Rows of one CSV file; a longer file is refused rather than read into memory."""
+_HEADER_CHARS_MAX: Final = 200
 COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
 
@@ -112,15 +114,24 @@ def nodes_in(path: Path, file: IO[str]) -> list[TraceNode]:
 
 
 def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLine]:
-    """Yield the lines of a table that has at least these columns, or raise `TableError`."""
-    reader = csv.DictReader(file, strict=True)
+    """Yield the lines of a table that has at least these columns, or raise `TableError`.
+
+    Spreadsheets write a table with commas, semicolons or tabs, by their locale.
+    """
     try:
+        above, header = 0, file.readline()
+        if header.lower().startswith("sep="):  # Excel's own line above the header.
+            above, header = 1, file.readline()
+        separator = max(",;\t", key=header.count)
+        whole = chain([header], file)
+        reader = csv.DictReader(whole, strict=True, delimiter=separator, skipinitialspace=True)
         present = reader.fieldnames or ()
-        for column in columns:
-            if column not in present:
-                raise TableError(path, 1, column, "this column in the header")
+        if missing := [column for column in columns if column not in present]:
+            found = f"; it has {', '.join(present)}"[:_HEADER_CHARS_MAX] if present else ""
+            named = ", ".join(missing)
+            raise TableError(path, above + 1, named, f"this in the header{found}")
         for values in reader:
-            number = reader.line_num
+            number = above + reader.line_num
             if number > ROWS_MAX + 1:
                 raise TableError(path, number, "", f"at most {ROWS_MAX} rows")
             if None in values or None in values.values():
@@ -130,7 +141,7 @@ def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLi
         raise TableError(path, 0, "", "text in UTF-8") from None
     except csv.Error as error:
         # The inner reader counts the line that failed; the outer one only those it returned.
-        line = reader.reader.line_num
+        line = above + reader.reader.line_num
         raise TableError(path, line, "", f"valid CSV ({error})") from None
 
 

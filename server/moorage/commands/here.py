@@ -31,23 +31,27 @@ def stock(config: Config, url: str, token: str) -> None:
         token: That of the server itself: others may have leases on this machine.
 
     """
+    registered: list[str] = []
+    published: list[str] = []
     with Services(url, token) as services:
         try:
-            for document in machine_inventory("this machine", "").documents:
-                _register(services, document, config.data_dir / "local")
+            (document,) = machine_inventory("this machine", "").documents
+            registered.append(_register(services, document, config.data_dir / "local"))
         except (InventoryError, MoorageError) as error:
             log.warning("here", finding=f"this machine is not registered: {error}")
         try:
             known = {each["policy_rule_uri"] for each in services.policies()}
             for document in map(shipped.document, shipped.shipped()):
-                if document["policy_rule_uri"] not in known:
+                if (uri := document["policy_rule_uri"]) not in known:
                     services.publish_policy(document)
+                    published.append(uri)
         except MoorageError as error:
             log.warning("here", finding=f"a policy that ships is not published: {error}")
+    log.info("here", registered=", ".join(registered), published=", ".join(published))
 
 
-def _register(services: Services, document: dict[str, Any], folder: Path) -> None:
-    """Put this machine in, or again where it has been put in before, whatever its name was then."""
+def _register(services: Services, document: dict[str, Any], folder: Path) -> str:
+    """Put this machine in, or again where it was before, whatever its name was; return where."""
     (node,) = document["nodes"]["nodeData"]
     before = _node_before(services, document["id"], node, machine.registered(folder))
     if before is not None:
@@ -55,6 +59,7 @@ def _register(services: Services, document: dict[str, Any], folder: Path) -> Non
         node["id"] = before.node_id
     services.add_nodes(document)
     machine.note_registered(folder, RegisteredNode(document["id"], node["id"]))
+    return f"{document['id']}/{node['id']}"
 
 
 def _node_before(

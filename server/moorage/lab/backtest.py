@@ -20,7 +20,7 @@ from moorage.core.turns.effects import Advice, Information, LeaseNews, Response
 from moorage.daemon.answers import refusal_of
 from moorage.lab import plots, timeline, trace
 from moorage.lab.churn import Churn, Stays, by_size, size_of
-from moorage.lab.errors import CommandError
+from moorage.lab.errors import CommandError, unknown
 from moorage.lab.progress import Progress
 from moorage.lab.rehearsal import Decision, Document, Rehearsal
 from moorage.lab.typical import typical_of
@@ -232,9 +232,8 @@ def _document(policy: Document, line: timeline.Timeline) -> Document:
         return policy
     if name not in shipped.shipped():
         raise CommandError(
-            f"there is no file and no shipped policy {name!r}; there are "
-            f"{', '.join(shipped.shipped())}. A policy on a server is named by its URI, or by an "
-            f"alias with its word, as {name}:stable"
+            f"{unknown(name, shipped.shipped())} A policy on a server is named by its URI, or by"
+            f" an alias with its word, as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))
 

@@ -1,5 +1,16 @@
 """What keeps a command from running: one line for its user, and exit code 1."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class CommandError(Exception):
     """The command could not be played."""
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Return what to say of a policy that is neither a file nor shipped."""
+    names = list(known)
+    near = get_close_matches(name.replace("-", "_"), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+    return f"there is no file and no shipped policy {name!r}; {hint}"

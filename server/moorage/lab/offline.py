@@ -16,7 +16,7 @@ import msgspec
 import uvloop
 
 from moorage.lab import backtest, playground, policy_test, whatif
-from moorage.lab.errors import CommandError
+from moorage.lab.errors import CommandError, unknown
 from moorage.lab.trace import TraceError
 from moorage.launch import reason_of
 from moorage.protocol.faults import ServiceError
@@ -46,8 +46,7 @@ def _whatif(packed: bytes) -> Any:
 def _shipped(text: bytes) -> Any:
     name = msgspec.json.decode(text)["name"]
     if name not in shipped.shipped():
-        known = ", ".join(shipped.shipped())
-        raise CommandError(f"there is no file and no shipped policy {name!r}; there are {known}")
+        raise CommandError(unknown(name, shipped.shipped()))
     return shipped.document(name)
 
 

@@ -87,12 +87,20 @@ class FleetView:
             raise AttributeError(name)
         if name in _CHANGING:
             raise AttributeError(f"{name}: a policy reads the fleet and cannot change it")
-        value = getattr(self._fleet, name)
+        try:
+            value = getattr(self._fleet, name)
+        except AttributeError as error:  # Python compares with the names of what has none: ours.
+            error.obj = self
+            raise
         if isinstance(value, np.ndarray):
             value = value.view()
             value.flags.writeable = False
         self.__dict__[name] = value
         return value
+
+    def __dir__(self) -> list[str]:
+        """Return all that a policy may read, also of the fleet."""
+        return [each for each in {*super().__dir__(), *dir(self._fleet)} if each not in _CHANGING]
 
     def __len__(self) -> int:
         """Return the number of nodes."""

@@ -56,6 +56,18 @@ EXEC_SECONDS_MAX: Final = 3600
 """How long one `exec` may run."""
 PAGE_MAX: Final = 1000
 """Objects on one page of a list."""
+SHOWN_NAMES: Final = {
+    "cpu_milli": "CPU (milli)",
+    "gpu_memory_mib": "GPU memory (MiB)",
+    "gpu_milli": "GPU share (milli)",
+    "gpus": "GPUs",
+    "memory_mib": "memory (MiB)",
+    "models": "GPU models",
+    "policy_rule_uri": "policy",
+    "ttl_max_seconds": "longest lease (seconds)",
+    "where": "`where`",
+}
+"""What fields are called in sentences for people; others by their names, with spaces."""
 DEPTH_MAX: Final = 128
 """Arrays and objects within one another in one message."""
 
@@ -299,3 +311,9 @@ Mode = Annotated[
 PageLimit = Annotated[
     int, Meta(ge=1, le=PAGE_MAX, description=f"a whole number between 1 and {PAGE_MAX}")
 ]
+
+
+def shown_name(path: str) -> str:
+    """Return what a field is called in sentences for people, by its name or its dotted path."""
+    name = path.rpartition(".")[2]
+    return SHOWN_NAMES.get(name) or name.replace("_", " ")

@@ -65,6 +65,10 @@ class Right(Enum):
         return f"a token with the role {', '.join(names) + ' or ' if names else ''}{last}"
 
 
+SERVER_ITSELF: Final = "(server)"
+"""The name of the token by which a server asks itself; no other token can be called so."""
+
+
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """Who sends a request: made once, in the handshake or at the HTTP door.
 

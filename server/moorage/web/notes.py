@@ -4,6 +4,7 @@
 method or `READS` says otherwise, so that no new endpoint goes without its line.
 """
 
+import logging
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final
@@ -13,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.records.audit import AuditEntry
-from moorage.records.rights import Caller
+from moorage.records.rights import SERVER_ITSELF, Caller
 from moorage.web.bodies import AFTER, BEFORE, CALLER, NAMED, TENANT
 from moorage.web.router import ROUTE
 
@@ -86,7 +87,10 @@ class Noted:
         about = {**state.get(NAMED, {}), **scope.get("path_params", {})}
         what, remote = f"{scope['method']} {path}", remote_of(scope)
         who = state.get(TENANT, "")
-        log.info(
+        # What the server does itself, it says itself, in one line.
+        itself = caller is not None and caller.token_name == SERVER_ITSELF
+        log.log(
+            logging.DEBUG if itself else logging.INFO,
             "changed",
             who=who,
             what=what,

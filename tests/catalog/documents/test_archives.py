@@ -75,6 +75,15 @@ def test_files_beside_the_entry_are_read(pack):
     }
 
 
+@pytest.mark.parametrize("folder", ["", "code/", "mine/", "mine-main/code/"])
+def test_the_only_python_file_is_the_entry(folder):
+    members = [(f"{folder}mine.py", POLICY), (f"{folder}requirements.txt", b"numpy")]
+    packed = PACKERS["zip"](members)
+    assert read_archive(packed) == {"function.py": POLICY, "requirements.txt": b"numpy"}
+    two = PACKERS["zip"]([*members, (f"{folder}more.py", b"")])
+    assert "expected code/function.py or function.py, with the class" in refusal(two)
+
+
 @pytest.mark.parametrize("name", ["requirements.txt", "examples.json"])
 def test_what_is_not_read_where_it_lies_is_refused(name):
     members = [("code/function.py", POLICY), (name, b"[]")]

@@ -125,6 +125,8 @@ async def test_what_is_not_found_is_answered_with_the_nearest(catalog):
     ):
         with pytest.raises(ServiceError, match=rf"\(did you mean {near}\?\)"):
             await asked
+    with pytest.raises(ServiceError, match=r"no policy 'shipping:1-stable' is registered; GET"):
+        await policies.get("shipping:1-stable")  # Its version alone is alike.
     with pytest.raises(ServiceError, match=r"no cluster 'somewhere' \(there is berlin\)$"):
         await clusters.get("somewhere")
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from moorage.core.fit.verdicts import NodeKinds
 from moorage.model import Cluster, ClusterId, Code, Demand, Gpu, Node, NodeId
 from moorage.policy import Fleet
+from moorage.records.fields import shown_name
 
 
 def refused(hand: Hand, demand: Demand, **more):
@@ -49,7 +50,7 @@ def test_never_names_the_smallest_change(demand: Demand, field: str, fits: objec
     assert no.details["largest"]["models"] == ["A100", "H100"]
     change = no.details["fits_if"][0]
     assert (change["field"], change["fits"]) == (field, fits)
-    assert f"It would fit with {field} " in no.reason
+    assert f"It would fit with {shown_name(field)}: " in no.reason
     largest = no.details["largest"]
     assert (largest["nodes"], largest["cpu_milli"], largest["memory_mib"]) == (3, 64_000, 65_536)
     json.dumps(no.details)
@@ -59,6 +60,18 @@ def test_where_no_single_change_helps_it_says_what_there_is() -> None:
     no = refused(fleet(), Demand(gpus=9, cpu_milli=70_000))
     assert no.details["fits_if"] == []
     assert (no.details["largest"]["gpus"], no.details["largest"]["cpu_milli"]) == (8, 64_000)
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [("a100", "A100"), ("a100-sxm-80gb", "A100-SXM4-80GB"), ("A10", ""), ("T100", "")],
+)
+def test_a_misspelt_model_suggests_the_nearest(model: str, meant: str) -> None:
+    hand = Hand()
+    gpus = (Gpu("0", "A100"), Gpu("1", "A100-SXM4-80GB"))
+    hand.see(Cluster(ClusterId("c"), (Node(NodeId("n"), 1000, 1000, gpus),)))
+    reason = refused(hand, Demand(gpus=1, models=(model,))).reason
+    assert f"(did you mean {meant}?)" in reason if meant else "did you mean" not in reason
 
 
 def test_other_clusters_are_named_as_a_change() -> None:

@@ -73,7 +73,7 @@ def test_labels_that_no_node_has_are_never_met(hand: Hand) -> None:
     (change,) = no.details["fits_if"]
     assert change == {"field": "resources.where", "asked": ["zone"], "fits": ""}
     assert "2 have other labels than `where` asks for" in no.reason
-    assert no.reason.endswith("It would fit without resources.where.")
+    assert no.reason.endswith("It would fit without `where`.")
 
 
 def test_a_smaller_demand_is_named_where_the_labels_are(hand: Hand) -> None:

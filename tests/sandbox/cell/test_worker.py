@@ -1,7 +1,6 @@
 """A policy on plain input (documents to rank), over real cells: what it sees, what goes wrong."""
 
 import asyncio
-import sys
 
 import pytest
 
@@ -157,6 +156,8 @@ async def test_one_that_is_given_up_leaves_the_others_alone(bench):
         ("return self.setings", "no attribute 'setings'. Did you mean: 'settings'?"),
         ("import json\nreturn json.dumpz", "no attribute 'dumpz'. Did you mean: 'dump'?"),
         ("from json import dumpz", "cannot import name 'dumpz' from 'json'. Did you mean: 'dump'?"),
+        ("return paramters", "name 'paramters' is not defined. Did you mean: 'parameters'?"),
+        ("return [].apend(1)", "no attribute 'apend'. Did you mean: 'append'?"),
         ("raise NameError", "the policy raised NameError"),
     ],
 )
@@ -164,8 +165,6 @@ async def test_what_python_suggests_for_a_misspelt_name_is_passed_on(shared, bod
     refusal = await refused(shared, shared.policy(body, "misspelt"))
     assert refusal.code is Code.POLICY_ERROR
     assert "/python" not in refusal.reason, "where libraries lie is private"
-    if sys.version_info < (3, 12):  # Its traceback module knows no suggestions.
-        said = said.partition(" Did you")[0].removesuffix(".")
     assert said in refusal.reason
 
 

@@ -3,8 +3,8 @@
 `catalog.documents.policies` calls `read_archive` with the bytes of an upload, which are hostile
 until proven otherwise. Nothing is written to disk, and nothing of the content is parsed, compiled
 or run. Accepted are `.zip`, `.tar.gz` and `.tar.xz`, recognized by their first bytes; the policy
-lies at `code/function.py`, or at `function.py`; all may lie in one folder above, as archives that
-GitHub makes have it.
+lies at `code/function.py`, or at `function.py`, or is the only Python file there; all may lie in
+one folder above, as archives that GitHub makes have it.
 """
 
 import io
@@ -124,7 +124,7 @@ def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
 
 def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the files next to the entry, by their path from there."""
-    files = _without_folder(files)
+    files = _with_entry(_without_folder(files))
     for root in ("code/", ""):
         if root + ENTRY in files:
             for name in _BESIDE_ENTRY if root else ():
@@ -137,7 +137,10 @@ def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
                 if path.startswith(root)
             }
     shown = ", ".join(sorted(files)[:5]) or "nothing"
-    raise bad_code(f"no code/{ENTRY} among the files ({shown})", f"code/{ENTRY} or {ENTRY}")
+    raise bad_code(
+        f"no code/{ENTRY} among the files ({shown})",
+        f"code/{ENTRY} or {ENTRY}, with the class AIOSv1PolicyRule, or a single Python file",
+    )
 
 
 def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -147,6 +150,15 @@ def _without_folder(files: dict[str, bytes]) -> dict[str, bytes]:
     if not top or (top == "code/" and top + ENTRY in files):
         return files
     return {path.removeprefix(top): content for path, content in files.items()}
+
+
+def _with_entry(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Call the only Python file, if there is one, as the entry is called."""
+    sources = [path for path in files if path.endswith(".py")]
+    if len(sources) != 1 or sources[0].rpartition("/")[0] not in {"", "code"}:
+        return files
+    entry = sources[0].rpartition("/")[0] and "code/"
+    return {entry + ENTRY if path in sources else path: files[path] for path in files}
 
 
 def _kind_of(content: bytes) -> str:

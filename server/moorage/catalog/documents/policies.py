@@ -253,9 +253,9 @@ def _read(
 def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
     """Return what the author of a policy calls its entry, for messages and tracebacks.
 
-    Several files have their names from an archive, whose entry is `function.py` there.
+    Where there are several of Python, it is `function.py` for the author, too.
     """
-    if files.keys() != {ENTRY}:
+    if any(path.endswith(".py") and path != ENTRY for path in files):
         return ENTRY
     code = document["code"]
     named = document.get("code_file") or ("" if "\n" in code else code.rpartition("/")[2])

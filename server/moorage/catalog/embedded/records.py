@@ -6,7 +6,6 @@ in the store's thread within a transaction and raise to undo it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -26,7 +25,7 @@ from moorage.catalog.limits import (
     STORE_BYTES_MAX,
 )
 from moorage.catalog.values import BlockKind, Document, PolicyRecord
-from moorage.core.state.refusals import NAME_CHARS_MAX, nearest_or_known
+from moorage.core.state.refusals import closest_policies, nearest_or_known
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
@@ -291,14 +290,10 @@ def not_found(kind: Kind, record_id: object, known: Iterable[str]) -> ServiceErr
     name = record_id if isinstance(record_id, str) else ""
     shown = repr(record_id)[:300]
     if kind == "policy":
-        # The version counts for little where its name alone was given.
-        near = get_close_matches(name[:NAME_CHARS_MAX], known, n=1, cutoff=0.4)
-        shown += "".join(f" (did you mean {each}?)" for each in near)
-        return ServiceError(
-            Code.UNKNOWN_POLICY,
-            f"no policy {shown} is registered; GET /policy lists those that are",
-            field="policy_rule_uri",
-        )
+        near = closest_policies(name, known, 1)
+        meant = f" (did you mean {near[0]}?)" if near else "; GET /policy lists those that are"
+        reason = f"no policy {shown} is registered{meant}"
+        return ServiceError(Code.UNKNOWN_POLICY, reason, field="policy_rule_uri")
     what = {"metrics": "metrics of a cluster", "block_metrics": "metrics of a block"}.get(
         kind, kind
     )

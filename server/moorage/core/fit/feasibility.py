@@ -6,6 +6,7 @@ the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
 """
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,8 @@ CLASSES_MAX: Final = 4_096
 
 MODELS_TOLD_MAX: Final = 20
 """Models that a refusal lists."""
+_LIKENESS: Final = 0.9
+"""From which on a model is taken for a misspelt one: A100 is no H100."""
 TALLIES_BYTES_MAX: Final = 16 << 20
 """Reasons of nodes remembered, for refusals; beyond it that cache starts afresh."""
 
@@ -331,7 +334,11 @@ def _no_node_has(demand: Demand, models: list[str]) -> str:
     """Say which models there are: “a100” may mean one that is written otherwise."""
     wanted = " or ".join(demand.models[:MODELS_TOLD_MAX])
     spelled = {model.casefold(): model for model in models}
-    near = [spelled[model.casefold()] for model in demand.models if model.casefold() in spelled]
+    near = [
+        spelled[each]
+        for model in demand.models[:MODELS_TOLD_MAX]
+        for each in get_close_matches(model.casefold(), spelled, 1, _LIKENESS)
+    ]
     meant = f" (did you mean {near[0]}?)" if near else ""
     return f"No candidate has {wanted}; there are {', '.join(models)}{meant}."
 

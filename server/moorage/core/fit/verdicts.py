@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import NEVER, Fleet, Misfit
 from moorage.policy.inventory import Ints
+from moorage.records.fields import shown_name
 
 Verdict = Literal["never", "not_now", "not_you"]
 NAMES_MAX: Final = 20
@@ -177,10 +178,10 @@ def change_in_words(change: dict[str, Any]) -> str:
     fits = change["fits"]
     if change["field"] == "clusters":
         return "It would fit in other clusters."
-    value = " or ".join(fits) if isinstance(fits, list) else fits
+    value, name = " or ".join(fits) if isinstance(fits, list) else fits, shown_name(change["field"])
     if value == "":
-        return f"It would fit without {change['field']}."
-    return f"It would fit with {change['field']} {value} instead of {_plain(change['asked'])}."
+        return f"It would fit without {name}."
+    return f"It would fit with {name}: {value} instead of {_plain(change['asked'])}."
 
 
 def _plain(asked: Any) -> Any:

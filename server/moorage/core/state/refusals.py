@@ -6,14 +6,15 @@ The rest of the core calls these, so that one "no" reads the same from wherever 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from moorage.core.state.facts import Refusal
-from moorage.model import Code, Lease, RequestId
+from moorage.model import GPU_MILLI, Code, Lease, RequestId
 from moorage.policy import ProposalError
+from moorage.records.fields import shown_name
 
 _NOT_NOW: Final = {"verdict": "not_now"}
 PASSING: Final = frozenset(
@@ -35,6 +36,8 @@ NAMES_COMPARED_MAX: Final = 1_000
 """Known names that a wrong one is compared with: a cluster may have a hundred thousand nodes."""
 NAMES_SHOWN_MAX: Final = 5
 """Known names that a refusal lists where none is like a wrong one."""
+_POLICY_LIKENESS: Final = 0.65
+"""From which on the name of a policy is taken for a misspelt one."""
 ALIKE_MAX: Final = 16
 """Of those, the ones with the longest common beginning and end are compared letter by letter."""
 
@@ -57,6 +60,21 @@ def closest(name: str, known: Iterable[str], count: int) -> list[str]:
     some = heapq.nlargest(ALIKE_MAX, islice(known, NAMES_COMPARED_MAX), key=alike)
     by_letters = {each.casefold(): each for each in some}
     return [by_letters[each] for each in get_close_matches(name.casefold(), by_letters, n=count)]
+
+
+def closest_policies(uri: str, known: Iterable[str], count: int) -> list[str]:
+    """Return the known URIs whose name is most like that of a wrong one, the closest first.
+
+    Versions are compared last: nearly all have the same words in theirs.
+    """
+    by_name: dict[str, list[str]] = {}
+    for each in known:
+        by_name.setdefault(each.partition(":")[0], []).append(each)
+    wrong = uri[:NAME_CHARS_MAX].partition(":")[0]
+    names = get_close_matches(wrong, by_name, n=count, cutoff=_POLICY_LIKENESS)
+    uri = uri[:NAME_CHARS_MAX]
+    found = [get_close_matches(uri, by_name[name], n=count, cutoff=0) for name in names]
+    return [*chain.from_iterable(found)][:count]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -208,17 +226,26 @@ def over_quota(
         whose = f"Project “{project}” of tenant “{tenant}”"
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
     never = asked > most
-    may = f"its quota is {figures['quota']}, and {figures['borrow_max']} more may be borrowed"
-    has = f"has {figures['used']} {resource} and asks for {asked} more"
-    left = "" if never else f"; {figures['room']} are left now"
+    unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, shown_name(resource))
+    quota, borrowed, used, room = (
+        f"{(figures[each] or 0) / unit:.12g}" for each in ("quota", "borrow_max", "used", "room")
+    )
+    may = f"its quota is {quota}, and {borrowed} more may be borrowed"
+    held = "1 GPU" if (used, name) == ("1", "GPUs") else f"{used} {name}"
+    has = f"has {held} and asks for {asked / unit:.12g} more"
+    left = "" if never else f"; {room} are left now"
     details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
     details |= dict(figures) | {"verdict": "not_you", "never": never}
     if kept[0] and not never:
-        left += f", and {kept[0]} are kept for request “{kept[1]}”"
+        left += f", and {kept[0] / unit:.12g} are kept for request “{kept[1]}”"
         details |= {"kept": kept[0], "kept_for": kept[1]}
     reason = f"{whose} {has}, but {may}{left}."
     return Refusal(
-        Code.QUOTA_EXCEEDED, reason, "resources", f"at most {most} {resource} in all", details
+        Code.QUOTA_EXCEEDED,
+        reason,
+        "resources",
+        f"at most {most / unit:.12g} {name} in all",
+        details,
     )
 
 
@@ -347,6 +374,6 @@ def unknown_lease(request: RequestId) -> Refusal:
 
 def wrong_token(request: RequestId) -> Refusal:
     """The caller does not own the lease."""
-    reason = f"This is not the token of lease {request}."
+    reason = f"No lease of yours has the id {request}, or the token is not its own."
     expected = "the `token` that came with the grant"
     return Refusal(Code.WRONG_TOKEN, reason, "token", expected, {"verdict": "not_you"})

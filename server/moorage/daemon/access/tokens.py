@@ -16,11 +16,12 @@ import structlog
 from moorage.daemon.access.lease_tokens import digest
 from moorage.daemon.access.token_store import NamedToken, TokenStore, TokenStoreError
 from moorage.model import Tenant
-from moorage.records.rights import Caller, Role
+from moorage.records.rights import SERVER_ITSELF, Caller, Role
 
 FOLLOW_SECONDS: Final = 0.5
 """Between two looks whether a named token ended; then its open sessions end."""
 LOCAL: Final = Caller(Tenant("local"), Role.ADMIN)
+_ITSELF: Final = Caller(Tenant("local"), Role.ADMIN, SERVER_ITSELF)
 """All callers, where no tokens are configured (loopback only)."""
 
 log = structlog.get_logger("moored")
@@ -88,9 +89,9 @@ class Tokens:
 
     def caller(self, bearer: str | None) -> Caller | None:
         """Return the caller of a token; None if it is unknown, expired or revoked."""
-        if not self.required:
-            return LOCAL
         if bearer is not None and hmac.compare_digest(bearer.encode(), self.own.encode()):
+            return _ITSELF
+        if not self.required:
             return LOCAL
         shown = digest(bearer or "")
         if (found := self._callers.get(shown)) is not None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
+from moorage.catalog.embedded.records import not_found
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
 from moorage.daemon.policies.finder import code_of
@@ -59,8 +60,7 @@ class PolicyExecutor:
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self._catalog.memory.policy(uri)
         if record is None:
-            reason = f"No policy “{uri[:300]}” is registered."
-            raise ServiceError(Code.UNKNOWN_POLICY, reason, field="policy_rule_uri")
+            raise not_found("policy", uri, self._catalog.memory.policy_uris())
         if self._under_way >= EXECUTIONS_MAX:
             raise ServiceError(Code.BUSY, f"{EXECUTIONS_MAX} executions are under way already")
         self._under_way += 1

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from moorage.catalog.allowances import Allowance
+from moorage.catalog.embedded.records import not_found
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
@@ -112,10 +113,5 @@ class Management:
         await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self._catalog.memory.policy(uri)
         if record is None:
-            raise ServiceError(
-                Code.UNKNOWN_POLICY,
-                f"No policy “{uri[:300]}” is registered.",
-                field="policy_rule_uri",
-                expected="the URI of a registered policy",
-            )
+            raise not_found("policy", uri, self._catalog.memory.policy_uris())
         return record

@@ -7,6 +7,7 @@ well goes by both.
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.aliases import Alias, Former, name_of
+from moorage.catalog.embedded.records import not_found
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.daemon.policies.finder import code_of
@@ -65,16 +66,9 @@ class Versions:
         return record
 
     def _unknown(self, uri: str) -> ServiceError:
-        known = [
-            each for each in self._catalog.memory.policy_uris() if name_of(each) == name_of(uri)
-        ]
-        hint = f"; there are {', '.join(known[:5])}" if known else ""
-        return ServiceError(
-            Code.UNKNOWN_POLICY,
-            f"policy_rule_uri: no policy {uri[:300]!r} is registered{hint}",
-            field="policy_rule_uri",
-            expected="the URI of a registered version",
-        )
+        known = self._catalog.memory.policy_uris()
+        versions = [each for each in known if name_of(each) == name_of(uri)]
+        return not_found("policy", uri, versions or known)
 
     def refuse_deletion(self, uri: str, *, force: bool) -> None:
         """Refuse to delete a version that an alias sends requests to, or would fall back to.

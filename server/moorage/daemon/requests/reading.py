@@ -1,12 +1,12 @@
 """What a request says of itself, as `admission` needs to know it."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from moorage.core.state.facts import Refusal
+from moorage.core.state.refusals import closest_policies
 from moorage.model import Code
 from moorage.protocol.messages import AllocationRequest
 
@@ -37,7 +37,7 @@ def size_of(message: AllocationRequest) -> int:
 
 def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
     """Return the refusal of a request whose policy is none of those known."""
-    near = difflib.get_close_matches(uri, known, n=NEAREST, cutoff=0.4)
+    near = closest_policies(uri, known, NEAREST)
     hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
     reason = f"No policy “{uri}” is registered.{hint}"
     expected = "the URI of a registered policy"

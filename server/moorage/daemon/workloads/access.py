@@ -14,6 +14,7 @@ from moorage.backends.base import (
     UnknownWorkloadError,
     UnsupportedSpecError,
 )
+from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
 from moorage.core.turns.effects import Information
 from moorage.daemon import descriptors
@@ -107,12 +108,9 @@ class WorkloadAccess:
         """Return the lease, or why the caller may not look into its workload."""
         lease = self._lease(RequestId(message.lease))
         if lease is None or (message.token is None and lease.tenant != tenant):
-            reason = f"There is no lease {message.lease}, or it ended long ago."
-            return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
+            return refusals.unknown_lease(RequestId(message.lease))
         if message.token is not None and lease.token_digest != digest(message.token):
-            reason = f"This is not the token of lease {message.lease}."
-            expected = "the `token` that came with the grant"
-            return Refusal(Code.WRONG_TOKEN, reason, "token", expected, {"verdict": "not_you"})
+            return refusals.wrong_token(lease.id)
         if lease.over and lease.likeness and lease.outcome is None:
             reason = f"Lease {message.lease} was released, and others may use its workload now."
             return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")

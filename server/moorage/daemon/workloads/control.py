@@ -32,6 +32,7 @@ from moorage.backends.base import (
 from moorage.backends.spec_documents import document_from_spec, spec_from_document
 from moorage.backends.specs import BaseResourceSpec, SpecError
 from moorage.core.state.facts import Refusal
+from moorage.core.state.refusals import nearest
 from moorage.core.turns.events import (
     Event,
     WorkloadEnded,
@@ -173,7 +174,11 @@ class WorkloadControl:
         if backend is None:
             there = sorted(self._backends)
             names = ", ".join(there)
-            reason = f"provision.backend: this server has {names}; its setting `backends` says so."
+            meant = nearest(provision.backend, there)
+            reason = (
+                f"provision.backend: there is no “{provision.backend}”{meant}; this server has"
+                f" {names}, as its setting `backends` says."
+            )
             expected, details = f"one of {names}", {"backends": there}
             return Refusal(Code.UNSUPPORTED, reason, "provision.backend", expected, details)
         if nodes > 1 and not backend.support.gangs:

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 _SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
 _FROM: Final = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
-_OURS: Final = "moorage"
 _NEARLY: Final = 0.7
 """Likeness from which on a name is taken for a misspelt one."""
 _DICTS_MAX: Final = 100
@@ -44,7 +43,9 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
         return f". {found[1]}"
     if "Did you mean" in message or "did you mean" in message:
         return ""
-    return _asked(*_ours(error, message))  # Before 3.12, Python itself suggests nothing here.
+    if sys.version_info >= (3, 12) and not isinstance(error, ImportError):
+        return ""
+    return _earlier(error, message)
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -57,18 +58,25 @@ def _asked(name: str, known: Iterable[str]) -> str:
     return f". Did you mean: {meant!r}?" if meant else ""
 
 
-def _ours(error: BaseException, message: str) -> tuple[str, list[str]]:
-    """Return a name that is not there, and those that are, of something of Moorage's."""
-    if isinstance(error, ImportError):
-        found = _FROM.search(message)
-        module = sys.modules.get(found[2]) if found and found[2].startswith(_OURS) else None
-        return (found[1], dir(module)) if found and module else ("", [])
-    if isinstance(error, AttributeError) and error.name is not None:
-        home = getattr(type(error.obj), "__module__", "") or ""
-        place = getattr(error.obj, "__name__", "") if isinstance(error.obj, type(sys)) else home
-        if str(place).startswith(_OURS):
-            return error.name, [each for each in dir(error.obj) if not each.startswith("_")]
-    return "", []
+def _earlier(error: BaseException, message: str) -> str:
+    """Return what later Pythons suggest: before 3.12 they do so only where nothing catches it."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, NameError) and frames and error.name:
+        mine = frames[-1].f_locals
+        if hasattr(mine.get("self"), error.name):
+            return f". Did you mean: 'self.{error.name}'?"
+        if meant := _asked(error.name, [*mine, *frames[-1].f_globals, *frames[-1].f_builtins]):
+            return meant
+        known = error.name in sys.stdlib_module_names
+        return f". Did you forget to import {error.name!r}?" if known else ""
+    if isinstance(error, AttributeError) and error.name:
+        return _asked(error.name, _public(error.obj))
+    found = _FROM.search(message) if isinstance(error, ImportError) else None
+    return _asked(found[1], _public(sys.modules.get(found[2]))) if found else ""
+
+
+def _public(thing: object) -> list[str]:
+    return [each for each in dir(thing) if not each.startswith("_")]
 
 
 def _keys(error: KeyError, root: str) -> tuple[str, list[str]]:

@@ -1,0 +1,40 @@
+"""What a person meets in the first hour: wrong ports and names, keys of the wire in sentences."""
+
+import pytest
+
+pytestmark = pytest.mark.heavy  # A daemon.
+
+
+def test_a_port_for_something_else_is_said_in_one_sentence(server):
+    ws, http = server.running.ws, server.running.http
+    done = server.moorage("leases", "--url", http.replace("http:", "ws:"))
+    assert done.returncode == 4
+    port = ws.rpartition(":")[2]
+    assert done.stderr.endswith(f": this port speaks HTTP; connect the WebSocket to port {port}\n")
+    other = server.moorage("policy", "list", "--http-url", ws.replace("ws:", "http:"))
+    assert "HTTP has a port of its own" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "--backend", "lokal", "--", "true"],
+            "--backend: there is no “lokal” (did you",
+        ),
+        (["run", "--policy", "fist_fit:1.0-stable", "--", "true"], "Did you mean first_fit:1.0-"),
+        (["run", "--cluster", "eats", "--", "true"], "(did you mean east?)"),
+        (["fleet", "cordon", "eats"], "(did you mean east?)"),
+        (["fleet", "delete", "eats"], "(did you mean east?)"),
+        (["policy", "logs", "fist_fit"], "(did you mean first_fit:1.0-stable?)"),
+        (["policy", "activate", "fist_fit:1.0-stable"], "(did you mean first_fit:1.0-stable?)"),
+        (["policy", "rollback", "firstfit"], "(did you mean first_fit:stable?)"),
+        (["policy", "push", "best-fitt"], "did you mean best_fit?"),
+        (["quota", "remove", "loca"], "(did you mean local?)"),
+    ],
+)
+def test_the_nearest_name_is_proposed(server, words, said):
+    server.moorage("policy", "activate", "first_fit:1.0-stable", "--no-test")
+    server.moorage("quota", "set", "local", "--gpus", "90")
+    done = server.moorage(*words)
+    assert said in done.stderr + done.stdout, done.stderr
