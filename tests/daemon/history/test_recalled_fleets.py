@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from moorage.ledger.sqlite import SqliteLedger
 
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import (
@@ -13,14 +12,16 @@ from moorage.daemon.history.recalled_fleets import (
     RECALLS_OF_TENANT_MAX,
     RecalledFleets,
 )
+from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.records.rights import Caller, Role
+from moorage.storage.sqlite.facts import SqliteFacts
 
 
 @pytest.fixture
 async def fleets(tmp_path: Path) -> AsyncIterator[RecalledFleets]:
-    ledger = SqliteLedger(tmp_path / "ledger.db")
+    ledger = StoredLedger(SqliteFacts(tmp_path / "ledger.db"))
     await ledger.open()
     yield RecalledFleets(ledger, Decisions(ledger))
     await ledger.close()
