@@ -223,7 +223,7 @@ MUTANTS = [
         "Preemption._helps",
         Body("return True"),
         "none leaves in vain",
-        206,
+        6000191,
     ),
     Mutant(
         "takes the minimum runtime for none",
