@@ -19,6 +19,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 SECRET_BYTES: Final = 32
 FENCING_BLOCK: Final = 10_000
 """Fencing numbers reserved at a time. A crash leaves the rest of a block unused."""
+FENCING_SKIP: Final = 10**12
+"""Numbers that a restore leaves out: three years of leases at 10,000 a second. Those granted after
+the backup are unknown, and must not come twice; 2**53, up to which every client counts, is far."""
 T = TypeVar("T")
 
 
