@@ -8,6 +8,7 @@ import typer
 
 from moorage.commands.agent import agent
 from moorage.commands.audit import audit
+from moorage.commands.backup import backup, restore
 from moorage.commands.bench import bench
 from moorage.commands.demo import demo
 from moorage.commands.doctor import doctor
@@ -66,6 +67,8 @@ app.command(short_help="Drive a trace through a real daemon.")(replay)
 app.command(short_help="Tell what works here, and why not.")(doctor)
 app.command(short_help="Measure, as ratios to a baseline of the same run.")(bench)
 app.command(short_help="Ask AWS for instance types and prices.")(prices)
+app.command(short_help="Copy what a server must not lose, while it runs.")(backup)
+app.command(short_help="Make a data folder of a backup.")(restore)
 app.add_typer(ledger, name="ledger")
 app.add_typer(storage, name="storage")
 app.add_typer(token, name="token")

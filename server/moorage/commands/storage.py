@@ -6,8 +6,12 @@ import typer
 
 from moorage.commands.errors import load_config
 from moorage.commands.options import FileOption
+from moorage.launch import reason_of
 
-storage = typer.Typer(help="Prepare the database of the setting `storage`.", no_args_is_help=True)
+storage = typer.Typer(
+    help="Prepare the database of the setting `storage`, or move a server there and back.",
+    no_args_is_help=True,
+)
 
 
 @storage.command("prepare", short_help="Make the tables in PostgreSQL, or bring them up to date.")
@@ -38,3 +42,28 @@ def storage_prepare(
     except StorageError as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+@storage.command("copy", short_help="Copy a server from its folder to PostgreSQL, or back.")
+def storage_copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Data folder, or postgresql://…")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The other one: empty, or new.")],
+) -> None:
+    """Copy everything between a data folder and a PostgreSQL database, with no server on either.
+
+    What was copied is read again and compared. Where that was interrupted, run it again. Leave
+    the password to PGPASSWORD or a password file.
+    """
+    from moorage.commands.storage_copy import copy  # noqa: PLC0415  # As in serve.
+    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
+
+    try:
+        done = copy(source, target)
+    except (StorageError, OSError) as error:
+        typer.echo(f"moored: {reason_of(error)}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(
+        f"{done.facts} facts, {done.records} records, {done.tokens} tokens and {done.agents} "
+        f"agents {'were copied, and are' if done.is_new else 'were there, and are'} the same."
+    )
+    typer.echo("Start a server on one of the two only: both have the same leases.")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from moorage.storage.base import StorageError, StorageFailed
 
@@ -50,6 +50,18 @@ def place_of(address: str) -> str:
     user = parts.get("user") or os.environ.get("PGUSER", "")
     name = parts.get("dbname") or os.environ.get("PGDATABASE", user)
     return f"the database {name or 'of this user'} at {host}, port {port},"
+
+
+def without_password(address: str) -> str:
+    """Return an address as PostgreSQL's own programs take it, without what is secret in it.
+
+    Raises:
+        StorageError: It is no address of a database.
+
+    """
+    place_of(address)
+    parts = conninfo_to_dict(address)
+    return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
 
 
 def connect(address: str, purpose: str) -> Connection:

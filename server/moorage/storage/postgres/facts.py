@@ -229,27 +229,7 @@ class PostgresFacts:
             return [work(tables) for work in works]
 
     def _insert(self, writer: Connection, rows: Sequence[FactRow]) -> None:
-        if not rows:
-            return
-        seqs, times, kinds, versions, subjects, bodies, checksums, chains = map(
-            list, zip(*rows, strict=True)
-        )
-        done = writer.execute(
-            SQL["insert"],
-            (
-                self._leadership.epoch,
-                seqs,
-                times,
-                kinds,
-                versions,
-                [subject.encode() for subject in subjects],
-                [body.decode() for body in bodies],
-                checksums,
-                chains,
-            ),
-            prepare=True,
-        )
-        if done.rowcount != len(rows):
+        if rows and not insert_facts(writer, self._leadership.epoch, rows):
             raise self._leadership.deposed()
 
     def upkeep(self) -> float | None:
@@ -277,3 +257,26 @@ class PostgresFacts:
                 self._reader.close()
                 self._reader = None
         self._leadership.release()
+
+
+def insert_facts(connection: Connection, epoch: int, rows: Sequence[FactRow]) -> bool:
+    """Add facts if the epoch is still this one; return whether it was."""
+    seqs, times, kinds, versions, subjects, bodies, checksums, chains = map(
+        list, zip(*rows, strict=True)
+    )
+    done = connection.execute(
+        SQL["insert"],
+        (
+            epoch,
+            seqs,
+            times,
+            kinds,
+            versions,
+            [subject.encode() for subject in subjects],
+            [body.decode() for body in bodies],
+            checksums,
+            chains,
+        ),
+        prepare=True,
+    )
+    return bool(done.rowcount == len(rows))

@@ -79,6 +79,9 @@ SELECT value FROM secret WHERE name = 'lease'
 -- name: insert_secret
 INSERT INTO secret VALUES ('lease', %s) ON CONFLICT DO NOTHING
 
+-- name: put_secret
+INSERT INTO secret VALUES ('lease', %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
 -- name: try_lock
 SELECT pg_try_advisory_lock(1836019570, 1)
 

@@ -13,7 +13,7 @@ from moorage.storage.postgres.connection import Connection, connect, place_of, t
 from moorage.storage.postgres.leadership import check_server, make_tables
 
 _VERSION: Final = "SELECT value FROM meta WHERE name = %s"
-_COUNT: Final = "UPDATE meta SET value = value + 1 WHERE name = %s"
+COUNT_CHANGE: Final = "UPDATE meta SET value = value + 1 WHERE name = %s"
 FRESH_SECONDS: Final = 0.25
 """How old the version may be: a server looks at it for each token that a client shows."""
 
@@ -78,7 +78,7 @@ class SharedTable:
         """
         with self.connection() as connection, connection.transaction():
             self._version = (0.0, 0)
-            connection.execute(_COUNT, (self._counter,))
+            connection.execute(COUNT_CHANGE, (self._counter,))
             yield connection
 
     def _open(self) -> Connection:

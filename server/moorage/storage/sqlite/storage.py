@@ -56,7 +56,7 @@ class SqliteStorage:
         try:
             secret = path.read_bytes()
         except FileNotFoundError:
-            return _make_secret(path)
+            return write_secret(path, secrets.token_bytes(SECRET_BYTES))
         if len(secret) != SECRET_BYTES:
             raise StorageError(
                 f"{path}: expected {SECRET_BYTES} bytes, got {len(secret)}. Restore it from a "
@@ -65,8 +65,14 @@ class SqliteStorage:
         return secret
 
 
-def _make_secret(path: Path) -> bytes:
-    secret, unfinished = secrets.token_bytes(SECRET_BYTES), path.with_name(path.name + ".new")
+def write_secret(path: Path, secret: bytes) -> bytes:
+    """Store a secret so that it outlives a power cut, and return it.
+
+    Raises:
+        OSError: It cannot be written.
+
+    """
+    unfinished = path.with_name(path.name + ".new")
     unfinished.unlink(missing_ok=True)  # A crash may have left one.
     with open(unfinished, "xb", opener=_private) as file:  # Path.open has no opener.
         file.write(secret)

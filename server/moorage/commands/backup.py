@@ -1,0 +1,97 @@
+"""`moored backup` and `moored restore`."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from moorage.commands.errors import load_config
+from moorage.commands.options import DataOption, FileOption
+from moorage.launch import reason_of
+
+_SKIP_FENCING: Final = "UPDATE moorage.meta SET value = value + {} WHERE name = 'fencing'"
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder, or an empty one.")],
+    data: DataOption = None,
+    config: FileOption = None,
+) -> None:
+    """Copy ledger, catalog, tokens, agents and secret, and look at all of it; a server may run.
+
+    The copy is a data folder. It has secrets, and only its owner may read it.
+    """
+    settings = load_config({"data_dir": data}, config)
+    with _refusals():
+        if settings.storage and data is None:
+            _say_pg_dump(settings.storage)
+        from moorage.commands.folder_copies import back_up  # noqa: PLC0415  # As in serve.
+
+        made = back_up(settings.data_dir, folder)
+    typer.echo(f"{folder}: {made.facts} facts and {made.records} records, all as they were written")
+
+
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `moored backup` made.")],
+    data: DataOption = None,
+    config: FileOption = None,
+) -> None:
+    """Make a new data folder of a backup, once all of that was looked at.
+
+    Its fencing numbers go on far above all that may have been given out since the backup.
+    """
+    settings = load_config({"data_dir": data}, config)
+    with _refusals():
+        if settings.storage and data is None:
+            from moorage.storage.base import FENCING_SKIP  # noqa: PLC0415  # As in serve.
+
+            _refuse(
+                "this server keeps everything in PostgreSQL, whose own tool restores it: "
+                "pg_restore, and then, before a server starts: "
+                + _SKIP_FENCING.format(FENCING_SKIP)
+            )
+        from moorage.commands.folder_copies import restore_folder  # noqa: PLC0415  # As in serve.
+
+        made = restore_folder(folder, settings.data_dir)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(made.newest_at))
+    typer.echo(f"{settings.data_dir}: {made.facts} facts and {made.records} records")
+    typer.echo(f"Fencing numbers go on above {made.fencing}.")
+    typer.echo(
+        f"Leases that were granted after {moment}, the last fact of the backup, are unknown here, "
+        "and their GPUs may be granted again: end their workloads before you start the server. "
+        "Leases that ended since are there again, until their time is up. Tokens that were "
+        "revoked since are valid again."
+    )
+
+
+def _say_pg_dump(address: str) -> NoReturn:
+    from moorage.storage.opening import need_postgres  # noqa: PLC0415  # As in serve.
+
+    need_postgres()
+    from moorage.storage.postgres.connection import without_password  # noqa: PLC0415  # An extra.
+
+    way = f"--dbname={shlex.quote(without_password(address))}"
+    _refuse(
+        "this server keeps everything in PostgreSQL, whose own tool copies it while it runs: "
+        f"pg_dump --format=custom --schema=moorage --file=moorage.dump {way}"
+    )
+
+
+def _refuse(reason: str) -> NoReturn:
+    typer.echo(f"moored: {reason}", err=True)
+    raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
+    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
+
+    try:
+        yield
+    except (LedgerError, StorageError, OSError) as error:
+        _refuse(reason_of(error))

@@ -1,0 +1,67 @@
+"""A backup of a data folder, and a data folder of a backup: both are looked at in full."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.commands.ledger_care import LedgerFindings, verify
+from moorage.storage.base import FENCING_SKIP, StorageError
+from moorage.storage.sqlite.backup import copy_folder, staged
+
+
+@dataclass(frozen=True, slots=True)
+class FolderCopy:
+    """What a new folder has.
+
+    Args:
+        facts: How many.
+        records: How many.
+        newest_at: When the last fact was appended; 0 where there is none.
+        fencing: Fencing numbers go on above this one.
+
+    """
+
+    facts: int
+    records: int
+    newest_at: float
+    fencing: int
+
+
+def back_up(data: Path, target: Path) -> FolderCopy:
+    """Copy a data folder, while its server may be running.
+
+    Raises:
+        StorageError: The target has something in it, or the data folder is damaged.
+        LedgerError: Another release wrote it.
+        OSError: A file cannot be read or written.
+
+    """
+    with staged(target) as new:
+        fencing = copy_folder(data, new)
+        return _copied(_whole(new, data), fencing)
+
+
+def restore_folder(backup: Path, data: Path) -> FolderCopy:
+    """Make a data folder of a backup; no fencing number that was given out since comes again.
+
+    Raises:
+        StorageError: The data folder has something in it, or the backup is damaged.
+        LedgerError: Another release wrote it.
+        OSError: A file cannot be read or written.
+
+    """
+    with staged(data) as new:
+        found = _whole(backup, backup)
+        return _copied(found, copy_folder(backup, new, fencing_skip=FENCING_SKIP))
+
+
+def _whole(folder: Path, shown: Path) -> LedgerFindings:
+    found = verify(folder)
+    if found.findings:
+        raise StorageError(f"{shown} is damaged, and was not copied: {' '.join(found.findings)}")
+    return found
+
+
+def _copied(found: LedgerFindings, fencing: int) -> FolderCopy:
+    facts = found.ledger.rows
+    newest_at = facts[-1].at if facts else 0.0
+    return FolderCopy(len(facts), len(found.catalog.rows), newest_at, fencing)

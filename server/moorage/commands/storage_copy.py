@@ -1,0 +1,150 @@
+"""`moored storage copy`: all that a server has, from a data folder to a database or back."""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from moorage.catalog.embedded.integrity import is_intact
+from moorage.ledger.codec import is_sealed, link
+from moorage.storage.base import Contents, StorageCorrupt, StorageError, run
+from moorage.storage.opening import need_postgres
+from moorage.storage.sqlite import contents as folders
+from moorage.storage.sqlite.backup import is_filled, staged
+
+
+@dataclass(slots=True)
+class CopyReport:
+    """What was copied, or was there.
+
+    Attributes:
+        is_new: It was not there before.
+        facts: How many there are, and so on.
+
+    """
+
+    is_new: bool = True
+    facts: int = 0
+    records: int = 0
+    tokens: int = 0
+    agents: int = 0
+
+
+def copy(source: str, target: str) -> CopyReport:
+    """Copy a storage to an empty one of the other sort, and compare both.
+
+    The target is filled in one transaction, or beside its place: whatever ends the copy before
+    its end leaves nothing that a server would start on, and the next call starts clean.
+
+    Raises:
+        StorageError: A server uses one of them, the source is damaged, or the target has something.
+        OSError: A file cannot be written.
+
+    """
+    if is_address(source) == is_address(target):
+        raise StorageError(
+            "one of FROM and TO must be a data folder, the other one postgresql://…: `moored "
+            "backup` copies a folder, pg_dump a database"
+        )
+    need_postgres()
+    return (
+        _from_database(source, Path(target))
+        if is_address(source)
+        else _from_folder(Path(source), target)
+    )
+
+
+def is_address(text: str) -> bool:
+    """Return whether it is the address of a database, and no folder."""
+    return text.startswith(("postgresql:", "postgres:"))
+
+
+def _from_folder(folder: Path, address: str) -> CopyReport:
+    from moorage.storage.postgres import contents as databases  # noqa: PLC0415  # An extra.
+
+    report = CopyReport()
+    with folders.reading(folder) as source:
+        _refuse_gaps(source)
+        report.is_new = databases.fill(address, source, partial(_compare, report, source))
+    return report
+
+
+def _from_database(address: str, folder: Path) -> CopyReport:
+    from moorage.storage.postgres import contents as databases  # noqa: PLC0415  # An extra.
+
+    report = CopyReport()
+    with databases.reading(address) as source:
+        if source.is_empty():
+            raise StorageError(f"{source.place} has nothing to copy.")
+        if is_filled(folder):
+            report.is_new = False
+            with folders.reading(folder) as there:
+                _compare(report, source, there)
+            return report
+        with staged(folder) as new:
+            folders.fill(new, source)
+            with folders.reading(new) as there:
+                _compare(report, source, there)
+    return report
+
+
+def _refuse_gaps(source: Contents) -> None:
+    pruned = source.facts.pruned_seq()
+    for first, last in source.facts.lost():
+        if last > pruned:
+            raise StorageError(
+                f"{source.place} lacks {run(first, last)}, whose loss was accepted in a repair. "
+                "PostgreSQL has no place for that. Copy it once these facts are pruned by age."
+            )
+
+
+def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
+    """Read both, and refuse what is damaged in the source or is not the same in the target."""
+    same = (
+        _same_facts(report, source, target)
+        and list(source.checkpoints()) == list(target.checkpoints())
+        and source.facts.pruned_seq() == target.facts.pruned_seq()
+        and _same_records(report, source, target)
+        and source.tokens == target.tokens
+        and source.agents == target.agents
+        and source.secret == target.secret
+        and source.fencing <= target.fencing
+    )
+    if not same:
+        raise StorageError(
+            f"{target.place} has something else than {source.place}, and was not changed. Name an "
+            "empty database, or a new folder."
+        )
+    report.tokens, report.agents = len(source.tokens), len(source.agents)
+
+
+def _same_facts(report: CopyReport, source: Contents, target: Contents) -> bool:
+    pruned = source.facts.pruned_seq()
+    before = (pruned, source.facts.chain_of(pruned))
+    theirs = chain.from_iterable(target.fact_pages())
+    for row, copied in zip_longest(chain.from_iterable(source.fact_pages()), theirs):
+        if row is None or row != copied:
+            return False
+        seq, linked = before
+        follows = linked is None or row.chain == link(row.checksum, linked)
+        if not (is_sealed(row) and row.seq == seq + 1 and follows):
+            finding = f"fact {row.seq} is not what was written, or not linked to the one before"
+            raise StorageCorrupt(source.place, finding)
+        before = (row.seq, row.chain)
+        report.facts += 1
+    return True
+
+
+def _same_records(report: CopyReport, source: Contents, target: Contents) -> bool:
+    for kind, tally in source.records.tallies().items():
+        if tally[:2] != tally[2:]:
+            finding = f"the records of kind {kind} are not those that were stored"
+            raise StorageCorrupt(source.place, finding)
+    for mine, theirs in zip_longest(source.records_by_age(), target.records_by_age()):
+        if mine is None or mine != theirs:
+            return False
+        if not is_intact(*mine):
+            finding = f"the {mine[0]} {mine[1].id!r} does not match its checksum"
+            raise StorageCorrupt(source.place, finding)
+        report.records += 1
+    return True

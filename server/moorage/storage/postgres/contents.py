@@ -1,0 +1,116 @@
+"""All of a database, read with no server beside it; and a database of what another storage has."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Final
+
+from moorage.storage.base import Contents, TokenRow
+from moorage.storage.postgres.agents import SQL as AGENTS
+from moorage.storage.postgres.connection import Connection, translated
+from moorage.storage.postgres.facts import SQL as FACTS
+from moorage.storage.postgres.facts import PostgresFactTables, insert_facts
+from moorage.storage.postgres.leadership import SQL, Leadership
+from moorage.storage.postgres.records import PostgresRecordTable
+from moorage.storage.postgres.shared_table import COUNT_CHANGE
+from moorage.storage.postgres.tokens import SQL as TOKENS
+
+_UNHURRIED: Final = "SET LOCAL idle_in_transaction_session_timeout = 0"
+"""The other side may take its time."""
+
+
+@contextlib.contextmanager
+def reading(address: str) -> Iterator[Contents]:
+    """Give what is in a database, and keep servers out meanwhile.
+
+    Raises:
+        StorageLocked: A server uses it.
+        StorageError: It cannot be read.
+
+    """
+    leadership = Leadership(address)
+    leadership.take()
+    try:
+        with (
+            translated(leadership.place),
+            closing(leadership.open("copy")) as connection,
+            connection.transaction(),
+        ):
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            connection.execute(_UNHURRIED)
+            yield _contents(connection, leadership.place)
+    finally:
+        leadership.release()
+
+
+def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> bool:
+    """Write all that another storage has into an empty database: in one transaction, or nothing.
+
+    Args:
+        address: Of the database.
+        source: What to write.
+        check: Reads what is there before it is committed, and raises if it is something else.
+
+    Returns:
+        False where all of it was there before.
+
+    Raises:
+        StorageLocked: A server uses the database.
+        StorageError: It cannot be written, or holds something else.
+
+    """
+    leadership = Leadership(address)
+    leadership.take()
+    try:
+        with translated(leadership.place), closing(leadership.open_writer("copy")) as connection:
+            with connection.transaction():
+                connection.execute(_UNHURRIED)
+                there = _contents(connection, leadership.place)
+                is_new = there.is_empty()
+                if is_new:
+                    _write(connection, leadership, source, there.fencing)
+                check(_contents(connection, leadership.place))
+            leadership.check_failure()
+    finally:
+        leadership.release()
+    return is_new
+
+
+def _contents(connection: Connection, place: str) -> Contents:
+    fencing = connection.execute(FACTS["fencing"]).fetchone()
+    secret = connection.execute(SQL["secret"]).fetchone()
+    assert fencing is not None
+    return Contents(
+        place,
+        PostgresFactTables(connection),
+        PostgresRecordTable(connection),
+        [TokenRow(*row) for row in connection.execute(TOKENS["rows"])],
+        {key: bytes(document) for key, document in connection.execute(AGENTS["rows"])},
+        b"" if secret is None else bytes(secret[0]),
+        int(fencing[0]),
+    )
+
+
+def _write(connection: Connection, leadership: Leadership, source: Contents, fencing: int) -> None:
+    if not connection.execute(SQL["fence"], (leadership.epoch,)).rowcount:
+        raise leadership.deposed()
+    facts, records = PostgresFactTables(connection), PostgresRecordTable(connection)
+    for rows in source.fact_pages():
+        if not insert_facts(connection, leadership.epoch, rows):
+            raise leadership.deposed()
+    connection.execute(FACTS["set_pruned"], (source.facts.pruned_seq(),))
+    for number, (finished, parts) in enumerate(source.checkpoints(), 1):
+        for part, body in enumerate(parts):
+            facts.insert_part(finished.number, part, body)
+        facts.finish_checkpoint(finished, number)
+    connection.execute(FACTS["set_fencing"], (leadership.epoch, max(fencing, source.fencing)))
+    for kind, row in source.records_by_age():
+        records.put(kind, row)
+    with connection.cursor() as cursor:
+        cursor.executemany(TOKENS["insert"], source.tokens)
+        cursor.executemany(AGENTS["put"], list(source.agents.items()))
+    for counter, is_used in (("tokens", source.tokens), ("agents", source.agents)):
+        if is_used:
+            connection.execute(COUNT_CHANGE, (counter,))
+    if source.secret:
+        connection.execute(SQL["put_secret"], (source.secret,))

@@ -1,0 +1,193 @@
+"""A second data folder: made beside its place, and renamed once it is whole and on the disk."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from moorage.storage.base import SECRET_BYTES, StorageCorrupt, StorageError
+from moorage.storage.sqlite import (
+    AGENTS_FILE,
+    CATALOG_FILE,
+    LEDGER_FILE,
+    SECRET_FILE,
+    TOKENS_FILE,
+)
+from moorage.storage.sqlite import facts as facts_file
+from moorage.storage.sqlite import records as records_file
+from moorage.storage.sqlite.fact_tables import FactTables
+from moorage.storage.sqlite.fencing import LABEL as FENCING
+from moorage.storage.sqlite.fencing import fencing_path
+from moorage.storage.sqlite.files import (
+    OWNER_ONLY,
+    check_pages,
+    connect,
+    connect_to_look,
+    owner_only,
+    sync_directory,
+    translated,
+)
+from moorage.storage.sqlite.marks import DurableMark, Found, read_mark
+from moorage.storage.sqlite.records import RecordTables
+from moorage.storage.sqlite.storage import write_secret
+
+UNFINISHED: Final = "unfinished"
+"""A file in a folder that is being filled. Its writer holds a lock on it."""
+
+
+def is_filled(folder: Path) -> bool:
+    """Return whether there is anything, a file of that name included."""
+    return folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+
+
+@contextlib.contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which then becomes `target`, whole and durable, or goes.
+
+    One that a killed process left is filled again from the start.
+
+    Raises:
+        StorageError: The target has something in it, or another process is making it.
+        OSError: A file cannot be written.
+
+    """
+    if is_filled(target):
+        raise StorageError(f"{target} has something in it. Name a new folder, or an empty one.")
+    new = target.with_name(target.name + ".new")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        new.mkdir(mode=0o700)
+    mark = new / UNFINISHED
+    if is_filled(new) and not mark.exists():
+        raise StorageError(f"{new} is in the way: something else made it. Move it away.")
+    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+    try:
+        _claim(descriptor, new)
+        _empty(new)
+        try:
+            yield new
+            for each in new.iterdir():
+                _sync(each)
+            mark.unlink()
+            sync_directory(new)
+            new.rename(target)  # Over an empty folder, too; never over one that was filled since.
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        sync_directory(target.parent)
+    finally:
+        os.close(descriptor)
+
+
+def _claim(descriptor: int, new: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StorageError(f"{new} is being written by another process.") from None
+
+
+def _empty(new: Path) -> None:
+    new.chmod(0o700)
+    for each in new.iterdir():
+        if each.name != UNFINISHED:
+            each.unlink()
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_folder(data: Path, target: Path, *, fencing_skip: int = 0) -> int:
+    """Copy what a server must not lose, while it may be running.
+
+    Each file is of one moment, and none of an earlier one than what it must explain. The ledger
+    is first: what its leases and waiting requests name was in the catalog before, so a later
+    catalog has it, or it was removed on purpose, which a start makes up for. A later ledger would
+    hold leases on clusters that the catalog does not know, and a start would take those away.
+    Fencing numbers come after the ledger, since they are reserved before a grant is stored. Nodes
+    of agents are registered after the agent, so agents come after the catalog; tokens are last, so
+    that one which was revoked meanwhile is revoked in the copy. The secret never changes.
+
+    Args:
+        data: The folder of a server.
+        target: An empty folder.
+        fencing_skip: Fencing numbers that the copy does not give out.
+
+    Returns:
+        The last fencing number that the copy does not give out.
+
+    Raises:
+        StorageError: A file is damaged, missing, or cannot be written.
+        OSError: Likewise.
+
+    """
+    secret = (data / SECRET_FILE).read_bytes()
+    if len(secret) != SECRET_BYTES:
+        found = f"{SECRET_FILE} has {len(secret)} bytes, not {SECRET_BYTES}"
+        raise StorageCorrupt(str(data), found)
+    write_secret(target / SECRET_FILE, secret)
+    _copy_ledger(data / LEDGER_FILE, target / LEDGER_FILE)
+    reserved = read_mark(fencing_path(data / LEDGER_FILE), FENCING)
+    if not reserved.known:
+        raise StorageCorrupt(str(data), reserved.doubt)
+    fencing = reserved.first + fencing_skip
+    DurableMark(fencing_path(target / LEDGER_FILE), FENCING, fencing, 0, reserved.writes).close()
+    _copy_catalog(data / CATALOG_FILE, target / CATALOG_FILE)
+    for name in (AGENTS_FILE, TOKENS_FILE):
+        if (data / name).exists():
+            with translated(str(data / name)):
+                _copy(data / name, target / name)
+                with closing(connect_to_look(target / name)) as copied:
+                    for line in check_pages(copied, 1):
+                        raise StorageCorrupt(str(data / name), line)
+    return fencing
+
+
+def _copy_ledger(source: Path, copy: Path) -> None:
+    place = facts_file.place_of(source)
+    with translated(place):
+        found = read_mark(facts_file.mark_path(source), facts_file.LABEL)
+        _known(place, found)
+        _copy(source, copy)
+        with closing(connect_to_look(copy)) as connection:
+            tables = FactTables(connection)
+            if lacking := facts_file.missing(tables, found, new=tables.is_new(place)):
+                raise StorageCorrupt(place, lacking)
+            last = tables.last_seq()
+            numbers = (last, tables.chain_of(last) or 0, found.writes)
+        DurableMark(facts_file.mark_path(copy), facts_file.LABEL, *numbers).close()
+
+
+def _copy_catalog(source: Path, copy: Path) -> None:
+    place = records_file.place_of(source)
+    with translated(place):
+        found = read_mark(records_file.mark_path(source), records_file.LABEL)
+        _known(place, found)
+        _copy(source, copy)
+        with closing(connect_to_look(copy)) as connection:
+            changes = RecordTables(connection).commits()
+        if changes < found.first:
+            raise StorageCorrupt(place, f"it has seen {changes} changes of {found.first}")
+        numbers = (changes, 0, found.writes)
+        DurableMark(records_file.mark_path(copy), records_file.LABEL, *numbers).close()
+
+
+def _known(place: str, mark: Found) -> None:
+    if not mark.known:
+        raise StorageCorrupt(place, mark.doubt)
+
+
+def _copy(source: Path, copy: Path) -> None:
+    """Copy a database as of one moment, into one file without a log."""
+    owner_only(copy)
+    with closing(connect_to_look(source)) as before, closing(connect(copy)) as after:
+        before.backup(after)
+        after.execute("PRAGMA journal_mode = DELETE")

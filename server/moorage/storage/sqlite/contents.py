@@ -1,0 +1,114 @@
+"""All of a data folder, read with no server beside it; and a folder of what another storage has."""
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from moorage.storage.base import Contents, StorageCorrupt, StorageError, TokenRow
+from moorage.storage.sqlite import (
+    AGENTS_FILE,
+    CATALOG_FILE,
+    LEDGER_FILE,
+    SECRET_FILE,
+    TOKENS_FILE,
+    facts,
+    records,
+)
+from moorage.storage.sqlite.agents import SqliteAgents
+from moorage.storage.sqlite.fact_tables import FactTables
+from moorage.storage.sqlite.fencing import LABEL as FENCING
+from moorage.storage.sqlite.fencing import fencing_path
+from moorage.storage.sqlite.files import translated
+from moorage.storage.sqlite.lock import WriterLock
+from moorage.storage.sqlite.marks import Found, read_mark
+from moorage.storage.sqlite.storage import write_secret
+from moorage.storage.sqlite.tokens import SqliteTokens
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[Contents]:
+    """Give what is in a data folder, and keep servers out meanwhile.
+
+    Raises:
+        StorageLocked: A server runs on it.
+        StorageCorrupt: Something of it is missing or damaged.
+        StorageError: It is no data folder of this release.
+
+    """
+    ledger, catalog = folder / LEDGER_FILE, folder / CATALOG_FILE
+    if not ledger.exists():
+        raise StorageError(f"{folder} has no {LEDGER_FILE}: expected a server's data folder.")
+    lock = WriterLock(ledger)
+    lock.acquire()
+    try:
+        with translated(str(folder), values=False):
+            facts.look(ledger)
+            if not catalog.exists():
+                raise StorageCorrupt(str(folder), f"{CATALOG_FILE} is missing")
+            records.look(catalog)
+            fencing = read_mark(fencing_path(ledger), FENCING)
+            if not fencing.known:
+                raise StorageCorrupt(str(folder), fencing.doubt)
+            secret = folder / SECRET_FILE
+            with facts.looking(ledger) as fact_tables, records.looking(catalog) as record_tables:
+                yield Contents(
+                    str(folder),
+                    fact_tables,
+                    record_tables,
+                    _tokens(folder / TOKENS_FILE),
+                    _agents(folder / AGENTS_FILE),
+                    secret.read_bytes() if secret.exists() else b"",
+                    fencing.first,
+                )
+    finally:
+        lock.release()
+
+
+def _tokens(path: Path) -> list[TokenRow]:
+    if not path.exists():
+        return []
+    with closing(SqliteTokens(path)) as tokens:
+        return tokens.rows()
+
+
+def _agents(path: Path) -> dict[str, bytes]:
+    if not path.exists():
+        return {}
+    with closing(SqliteAgents(path)) as agents:
+        return agents.rows()
+
+
+def fill(folder: Path, source: Contents) -> None:
+    """Write all that another storage has into an empty folder.
+
+    Raises:
+        StorageError: A file cannot be written.
+
+    """
+    ledger, last = folder / LEDGER_FILE, source.facts.last_seq()
+    with translated(str(folder), values=False):
+        numbers = (last, source.facts.chain_of(last) or 0, 0)
+        facts.rebuild(ledger, partial(_fill_facts, source), numbers, (source.fencing, 0))
+        rows = ((kind, *row) for kind, row in source.records_by_age())
+        records.rebuild(folder / CATALOG_FILE, Found(exists=False), rows)
+        if source.tokens:
+            with closing(SqliteTokens(folder / TOKENS_FILE)) as tokens:
+                for row in source.tokens:
+                    tokens.insert(row)
+        if source.agents:
+            with closing(SqliteAgents(folder / AGENTS_FILE)) as agents, agents.change() as there:
+                there.update(source.agents)
+        if source.secret:
+            write_secret(folder / SECRET_FILE, source.secret)
+
+
+def _fill_facts(source: Contents, tables: FactTables) -> None:
+    for rows in source.fact_pages():
+        tables.insert(rows)
+    tables.set_pruned(source.facts.pruned_seq())
+    for number, (finished, parts) in enumerate(source.checkpoints(), 1):
+        for part, body in enumerate(parts):
+            tables.insert_part(finished.number, part, body)
+        tables.finish_checkpoint(finished, number)

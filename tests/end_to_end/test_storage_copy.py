@@ -1,0 +1,216 @@
+"""`moored storage copy` between a real folder and a real PostgreSQL, both ways."""
+
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from served import moored, ran, until
+
+from moorage.catalog.embedded.integrity import checksum
+from moorage.core.state.facts import ClusterRemoved
+from moorage.ledger.codec import FACTS, seal
+from moorage.model import ClusterId
+from moorage.storage.base import (
+    FENCING_BLOCK,
+    FENCING_SKIP,
+    Checkpoint,
+    FactRow,
+    Facts,
+    RecordRow,
+    Storage,
+    TokenRow,
+)
+from moorage.storage.opening import open_storage
+from moorage.storage.sqlite.storage import SqliteStorage
+from moorage.testing.daemon_process import daemon
+
+pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
+
+NOW = 1_763_647_000.125
+FACTS_THERE = 2_500
+FENCING = 77
+
+
+def facts_about(first: int, last: int, chain: int) -> list[FactRow]:
+    rows: list[FactRow] = []
+    for seq in range(first, last + 1):
+        fact = ClusterRemoved(ClusterId(f"größe-{seq}"))
+        rows.append(seal(seq, NOW + seq / 7, fact, rows[-1].chain if rows else chain))
+    return rows
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data folder with something of everything, pruned facts and a checkpoint included."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    fill(SqliteStorage(folder))
+    return folder
+
+
+def fill(storage: Storage) -> None:
+    facts, records = storage.facts(), storage.records()
+    facts.open()
+    facts.commit(facts_about(1, FACTS_THERE, 0), FENCING, [])
+    body = FACTS.pack([ClusterRemoved(ClusterId("gone"))])
+
+    def condense(tables: Facts) -> None:
+        tables.insert_part(1, 0, body)
+        tables.finish_checkpoint(Checkpoint.finished(1, 200, 1, zlib.crc32(body)), 2)
+        tables.prune(50, NOW + 100, 1 << 40)
+
+    facts.commit([], 0, [condense])
+    facts.end_writing(clean=False)
+    facts.close()
+    records.open()
+    for number in (3, 1, 2):
+        row = ("cluster", f"ü-{number}", b"{}", bytes(300))
+        stored = RecordRow(*row[1:], checksum(*row))
+        records.transact(lambda table, stored=stored: table.put("cluster", stored), durable=True)
+    records.close()
+    storage.secret()
+    with closing(storage.tokens()) as tokens:
+        tokens.insert(TokenRow("ci", "d", "client", "ann", 1.25))
+    with closing(storage.agents()) as agents, agents.change() as documents:
+        documents["agent:a"] = b"{}"
+
+
+def held(storage: Storage) -> tuple[object, ...]:
+    """Return all of it, and the lowest fencing number that is not given out again."""
+    facts, records = storage.facts(), storage.records()
+    fencing = facts.open().fencing
+    with facts.reading() as tables:
+        there = tables.page(0, 10 * FACTS_THERE, 1 << 40)
+        checkpoints = [(each, tables.checkpoint_parts(each)) for each in tables.checkpoints()]
+        pruned = tables.pruned_seq()
+    facts.end_writing(clean=False)
+    facts.close()
+    records.open()
+    rows = records.transact(lambda table: sorted(table.rows("cluster")), durable=True)
+    records.close()
+    with closing(storage.tokens()) as tokens, closing(storage.agents()) as agents:
+        known = (tokens.rows(), tokens.version() is not None, agents.rows())
+    clusters = [row for _, row in rows]
+    return fencing, there, checkpoints, pruned, clusters, known, storage.secret()
+
+
+def test_a_server_moves_there_and_back(postgres, folder: Path, tmp_path: Path) -> None:
+    address, back = postgres.database(), tmp_path / "back"
+    before = held(SqliteStorage(folder))
+    assert before[0] >= FENCING
+    done = moored("storage", "copy", folder, address)
+    assert done.returncode == 0, done.stderr
+    assert "facts, 3 records, 1 tokens and 1 agents were copied" in done.stdout
+    assert held(open_storage(address, tmp_path)) == before
+    again = moored("storage", "copy", folder, address)
+    assert (again.returncode, "were there" in again.stdout) == (0, True)
+    done = moored("storage", "copy", address, back)
+    assert done.returncode == 0, done.stderr
+    assert held(SqliteStorage(back)) == before
+    again = moored("storage", "copy", address, back)
+    assert (again.returncode, "were there" in again.stdout) == (0, True)
+    assert moored("ledger", "verify", "--data", back).returncode == 0
+
+
+def test_one_that_a_server_writes_is_refused(postgres, folder: Path, tmp_path: Path) -> None:
+    address = postgres.database()
+    with daemon(tmp_path / "running") as running:
+        refused = moored("storage", "copy", tmp_path / "running", address)
+        assert f"is in use by process {running.pid}" in refused.stderr
+    with daemon(tmp_path / "empty", environment={"MOORAGE_STORAGE": address}) as running:
+        for words in ((folder, address), (address, tmp_path / "new")):
+            refused = moored("storage", "copy", *words)
+            assert refused.returncode == 1
+            assert f"is in use by process {running.pid}" in refused.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_there_is_not_written_over(postgres, folder: Path, tmp_path: Path) -> None:
+    address, other = postgres.database(), tmp_path / "other"
+    other.mkdir()
+    fill(SqliteStorage(other))
+    assert moored("storage", "copy", folder, address).returncode == 0
+    before = held(open_storage(address, tmp_path))
+    for words in ((other, address), (address, other)):  # Its secret is another one.
+        refused = moored("storage", "copy", *words)
+        assert (refused.returncode, "has something else than" in refused.stderr) == (1, True)
+    assert held(open_storage(address, tmp_path)) == before
+    refused = moored("storage", "copy", folder, tmp_path / "third")
+    assert (refused.returncode, "must be a data folder" in refused.stderr) == (1, True)
+
+
+def test_a_damaged_source_is_refused(postgres, folder: Path, tmp_path: Path) -> None:
+    address = postgres.database()
+    assert moored("storage", "copy", folder, address).returncode == 0
+    name = address.rpartition("/")[2]
+    postgres.execute("UPDATE moorage.fact SET at = at + 1 WHERE seq = 1700", name)
+    refused = moored("storage", "copy", address, tmp_path / "back")
+    assert (refused.returncode, "fact 1700 is not what was" in refused.stderr) == (1, True)
+    assert not (tmp_path / "back").exists()
+
+
+def test_facts_that_a_repair_gave_up_stay_where_they_are(postgres, folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "ledger.db")) as file, file:
+        file.execute("INSERT INTO lost VALUES (1000, 1001, 0)")
+    refused = moored("storage", "copy", folder, postgres.database())
+    assert refused.returncode == 1
+    assert "lacks facts 1000 to 1001, whose loss was accepted in a repair" in refused.stderr
+
+
+@contextmanager
+def stopped_at(postgres, address: str, table: str, *words: str | Path) -> Iterator[None]:
+    """Kill a copy that has come to a table."""
+    name = address.rpartition("/")[2]
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
+    with psycopg.connect(address) as holder:
+        holder.execute(f"LOCK TABLE moorage.{table} IN ACCESS EXCLUSIVE MODE")
+        command = [sys.executable, "-m", "moorage", "storage", "copy", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as copying:
+            until(lambda: postgres.execute(waits, values=[name]) or copying.poll() is not None)
+            copying.send_signal(signal.SIGKILL)
+            assert copying.wait(60) == -signal.SIGKILL
+        yield
+
+
+def test_a_copy_that_was_killed_is_made_again(postgres, folder: Path, tmp_path: Path) -> None:
+    address, back = postgres.database(), tmp_path / "back"
+    assert moored("storage", "prepare", MOORAGE_STORAGE=address).returncode == 0
+    before = held(SqliteStorage(folder))
+    # Its facts are written when it comes to records, all in one transaction.
+    with stopped_at(postgres, address, "record", folder, address):
+        assert postgres.execute("SELECT * FROM moorage.fact", address.rpartition("/")[2]) == []
+    assert moored("storage", "copy", folder, address).returncode == 0
+    assert held(open_storage(address, tmp_path)) == before
+    with stopped_at(postgres, address, "record", address, back):
+        assert (tmp_path / "back.new" / "ledger.db").exists()
+        assert not back.exists()
+    assert moored("storage", "copy", address, back).returncode == 0
+    assert held(SqliteStorage(back)) == before
+    assert not (tmp_path / "back.new").exists()
+
+
+def test_a_backup_says_how_without_the_password(postgres, folder: Path, tmp_path: Path) -> None:
+    address, restored = postgres.database(), postgres.database()
+    assert moored("storage", "copy", folder, address).returncode == 0
+    named = address.replace("moorage@", "moorage:hunter2@")
+    said = moored("backup", tmp_path / "backup", MOORAGE_STORAGE=named)
+    assert (said.returncode, "hunter2" in said.stderr) == (1, False)
+    dump = shlex.split(said.stderr.partition("while it runs: ")[2])
+    assert ran(*dump, f"--file={tmp_path / 'dump'}").returncode == 0
+    assert ran("pg_restore", f"--dbname={restored}", tmp_path / "dump").returncode == 0
+    there, before = (held(open_storage(each, tmp_path)) for each in (restored, address))
+    assert there == before
+    said = moored("restore", tmp_path / "dump", MOORAGE_STORAGE=restored)
+    assert said.returncode == 1
+    skip = said.stderr.partition("before a server starts: ")[2]
+    postgres.execute(skip, restored.rpartition("/")[2])
+    fencing, *_ = held(open_storage(restored, tmp_path))
+    assert fencing == FENCING + FENCING_BLOCK + FENCING_SKIP
