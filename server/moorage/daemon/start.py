@@ -606,7 +606,7 @@ def _trail(stores: Stores, replies: Replies) -> AuditTrail:
 
 def _ownership(stores: Stores) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
-    return Ownership(state, catalog.policies, catalog.aliases.find)
+    return Ownership(state, catalog.policies, catalog.aliases.find, catalog.memory.owner)
 
 
 def _console(
