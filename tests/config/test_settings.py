@@ -164,6 +164,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "history_mib_max": ("65", "65", 65),
         "tenant_requests_per_second": ("67", "67", 67),
         "tenant_uploads_per_minute": ("68", "68", 68),
+        "tenant_evaluation_seconds_per_minute": ("70", "70", 70),
         "tenant_watchers_max": ("69", "69", 69),
         "audit_days": ("66", "66", 66),
         "audit_mib_max": ("67", "67", 67),

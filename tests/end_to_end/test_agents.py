@@ -121,6 +121,18 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
+def test_a_cluster_of_agents_is_changed_by_operators_and_the_server(fleet: Fleet) -> None:
+    fleet.agent("box", fleet.token())
+    joining, data = fleet.token(), fleet.folder / "data"
+    made = moored("token", "create", "a", "--role", "author", "--tenant", "ann", "--data", data)
+    ann = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    answer = fleet.server.http.put("/clusters/lab", json={"reputation": 3}, headers=ann)
+    assert (answer.status_code, "the server maintains" in answer.text) == (403, True), answer.text
+    fleet.agent("more", joining)
+    document = fleet.server.http.get("/clusters/lab", headers=ann).json()
+    assert {node["id"] for node in document["nodes"]["nodeData"]} == {"box", "more"}
+
+
 def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet, tmp_path: Path) -> None:
     token = fleet.token()
     fleet.agent("box", token)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, ask_message, cluster, heard, serving, tell
+from served import Server, ask_message, cluster, heard, policy, serving, tell
 
 from moorage_policies import catalog
 
@@ -72,3 +72,41 @@ def test_a_watcher_too_many_is_refused(served: Server) -> None:
         with served.socket(headers("o1")) as other:
             other.send(watch)
             assert heard(other)["success"]
+
+
+def test_who_burnt_too_much_is_refused_over_both_doors() -> None:
+    burns = """
+import time
+end = time.process_time() + 0.4
+while time.process_time() < end:
+    pass
+return {"burnt": 0.4}
+"""
+    limit = {
+        "MOORAGE_TENANT_EVALUATION_SECONDS_PER_MINUTE": "1",
+        "MOORAGE_POLICY_DEADLINE_SECONDS": "30",
+    }
+    tokens = {name: ENVIRONMENT[name] for name in ("MOORAGE_TOKENS", "MOORAGE_OPERATORS")}
+    with serving(environment=tokens | limit) as server:
+        server.http.headers["Authorization"] = "Bearer o1"
+        server.fill(cluster("lab", nodes=1, gpus=4))
+        document = policy(burns, "burns:1.0-stable")
+        assert server.http.post("/policy", json=document).status_code == 200
+        message = {"policy_rule_uri": "burns:1.0-stable", "adhoc": True, "inputs": {}, "id": 1}
+        with server.socket(headers("a1")) as ann, server.socket(headers("b1")) as bob:
+            replies = []
+            for _ in range(6):
+                ann.send(json.dumps(message))
+                replies.append(heard(ann))
+                if not replies[-1]["success"]:
+                    break
+            error = replies[-1]["error"]
+            assert len(replies) >= 3, replies
+            assert error["code"] == "busy"
+            assert "tenant_evaluation_seconds_per_minute" in error["reason"]
+            assert error["retry_after_seconds"] > 0
+            bob.send(json.dumps(message))
+            assert heard(bob)["success"], "it is not his"
+        answer = server.http.post("/allocate", json=message, headers=headers("a1"))
+        assert answer.status_code == 429
+        assert "tenant_evaluation_seconds_per_minute" in answer.text

@@ -93,8 +93,14 @@ def test_a_cluster_with_leases_of_others_is_an_operators(
 
 
 def test_a_cluster_is_changed_where_only_ones_own_leases_are(served: Server, lease: dict) -> None:
+    mine = send(served, ANN, "POST", "/clusters", cluster("mine", nodes=1, gpus=1))
+    assert mine.status_code == 201
+    message = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 600}, clusters=["mine"])
+    own = say(served, ANN, message)["lease"]
+    document = send(served, ANN, "GET", "/clusters/mine").json()
+    assert send(served, ANN, "PUT", "/clusters/mine", document).status_code == 200
+    say(served, ANN, {"op": "release", "lease": own["id"], "token": own["token"]})
     document = send(served, ANN, "GET", "/clusters/east").json()
-    assert send(served, ANN, "PUT", "/clusters/east", document).status_code == 200
     assert send(served, OPS, "PUT", "/clusters/east", document).status_code == 200
     change = {"reputation": 3}
     assert send(served, BOB, "PUT", "/clusters/idle", change).status_code == 200
@@ -116,7 +122,8 @@ def test_no_other_takes_the_name_of_a_cluster_that_is_gone_while_its_leases_stan
     assert send(served, BOB, "POST", "/clusters", document).status_code == 403
     assert send(served, ANN, "POST", "/clusters", document).status_code == 201
     say(served, ANN, {"op": "release", "lease": lease["id"], "token": lease["token"]})
-    assert send(served, BOB, "DELETE", "/clusters/gone").status_code == 200
+    assert send(served, BOB, "DELETE", "/clusters/gone").status_code == 403, "it is ann's now"
+    assert send(served, ANN, "DELETE", "/clusters/gone").status_code == 200
 
 
 def test_what_is_reserved_for_another_counts_as_a_lease(served: Server) -> None:

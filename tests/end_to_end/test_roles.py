@@ -181,6 +181,57 @@ def test_policies_and_aliases_of_others_are_read_only(
     assert served.http.delete("/policy/mine:1.0-stable", headers=operator).status_code == 200
 
 
+CHANGES = [
+    ("PUT", "/clusters/owned", {"reputation": 3}),
+    ("POST", "/clusters/owned/nodes", cluster("owned", nodes=1, gpus=4)),
+    ("DELETE", "/clusters/owned", None),
+]
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.METRICS])
+@pytest.mark.parametrize("tenant", ["ann", "bob"])
+def test_a_cluster_is_changed_by_its_owner_and_operators(
+    served: Server, folder: Path, tenant: str, role: Role
+) -> None:
+    """Every role of the owner's tenant and of another one, at each way to change a cluster."""
+    name = f"{tenant}-{role}-{time.time_ns()}"
+    words = ("token", "create", name, "--role", role, "--tenant", tenant, "--data", folder)
+    headers = bearing(moored(*words).stdout.strip())
+    owner = bearing(make(folder, f"owner-{time.time_ns()}", "author"))
+    caller = Caller(Tenant(tenant), role)
+    may = caller.may(Right.CLUSTER_ALL) or (tenant == "ann" and caller.may(Right.CLUSTER))
+    for method, path, body in CHANGES:
+        served.http.delete("/clusters/owned")
+        new = cluster("owned", nodes=1, gpus=4)
+        assert served.http.post("/clusters", json=new, headers=owner).status_code == 201
+        before = served.http.get("/clusters/owned", headers=headers).json()
+        answer = served.http.request(method, path, json=body, headers=headers)
+        assert answer.is_success is may, answer.text
+        if not may:
+            assert answer.status_code == 403
+            assert answer.json()["details"]["verdict"] == "not_you"
+            assert served.http.get("/clusters/owned", headers=headers).json() == before
+        assert "owner" not in before
+
+
+def test_a_cluster_of_another_tenant_is_refused_on_the_command_line(
+    served: Server, tokens: dict[Role, str], bob: dict[str, str], tmp_path: Path
+) -> None:
+    served.http.delete("/clusters/hers")
+    new = cluster("hers", nodes=1, gpus=4)
+    ann = bearing(tokens[Role.AUTHOR])
+    assert served.http.post("/clusters", json=new, headers=ann).status_code == 201
+    (tmp_path / "hers.json").write_text(json.dumps(new | {"reputation": 5}))
+    token = bob["Authorization"].removeprefix("Bearer ")
+    changes = ("import", tmp_path / "hers.json", "--replace"), ("delete", "hers")
+    for words in changes:
+        refused = served.moorage("fleet", *words, MOORAGE_TOKEN=token)
+        assert refused.returncode != 0
+        assert "tenant “ann”" in refused.stderr, refused.stderr
+    operator = tokens[Role.OPERATOR]
+    assert served.moorage("fleet", "delete", "hers", MOORAGE_TOKEN=operator).returncode == 0
+
+
 def test_a_revoked_token_ends_its_sessions_and_lets_none_in(served: Server, folder: Path) -> None:
     token = make(folder, "gone", "client")
     headers = bearing(token)

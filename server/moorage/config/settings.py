@@ -405,6 +405,14 @@ class Config(ShareSettings):
         int,
         Setting(whole(0, 100_000), "Policies that one tenant may publish; 0: any number."),
     ] = 0
+    tenant_evaluation_seconds_per_minute: Annotated[
+        int,
+        Setting(
+            whole(0, 1_000_000),
+            "Seconds of processor time a minute that policies may burn for one tenant; beyond it "
+            "new requests are refused; 0: any number.",
+        ),
+    ] = 0
     tenant_watchers_max: Annotated[
         int, Setting(whole(0, 100_000), "Sessions of one tenant that may watch; 0: any number.")
     ] = 0

@@ -29,7 +29,7 @@ from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens
-from moorage.daemon.access.rates import TenantRates
+from moorage.daemon.access.rates import EvaluationRate, TenantRates
 from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
 from moorage.daemon.access.tls import ServerTls
@@ -130,6 +130,7 @@ class Runners:
     sandbox: Sandbox
     workloads: WorkloadControl
     backends: Mapping[str, Backend]
+    rates: TenantRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +363,12 @@ def _sign_in(config: Config) -> dict[str, str]:
 async def _open_runners(
     config: Config, stores: Stores, core: Core, stack: AsyncExitStack
 ) -> Runners:
-    state = stores.allocator.state
+    state, burnt = stores.allocator.state, config.tenant_evaluation_seconds_per_minute
+    rates = TenantRates(
+        config.tenant_requests_per_second,
+        config.tenant_uploads_per_minute,
+        evaluations=EvaluationRate(burnt) if burnt else None,
+    )
     sandbox = Sandbox(
         fleet=state.fleet,
         services=services.CatalogReader(stores.catalog),
@@ -372,6 +378,7 @@ async def _open_runners(
         isolation=config.isolation,
         circuits=core.watchers.circuits,
         workers=_workers(config),
+        meter=rates.evaluations,
     )
     report = await sandbox.start()
     stack.push_async_callback(sandbox.close)
@@ -398,7 +405,7 @@ async def _open_runners(
     )
     stack.push_async_callback(workloads.close)
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
-    return Runners(sandbox, workloads, backends)
+    return Runners(sandbox, workloads, backends, rates)
 
 
 def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
@@ -483,7 +490,6 @@ def _requests(
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(access, decisions, fleets, whatifs)
     bounds = OperationBounds(config.lease_ttl_seconds_max, state, config.tenant_watchers_max)
-    rates = TenantRates(config.tenant_requests_per_second, config.tenant_uploads_per_minute)
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
@@ -494,8 +500,8 @@ def _requests(
         calls,
         replies,
         lookups,
-        Router(admission, operations, blocks, replies, stores.audit, rates),
-        rates,
+        Router(admission, operations, blocks, replies, stores.audit, runners.rates),
+        runners.rates,
     )
 
 
@@ -606,7 +612,7 @@ def _trail(stores: Stores, replies: Replies) -> AuditTrail:
 
 def _ownership(stores: Stores) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
-    return Ownership(state, catalog.policies, catalog.aliases.find)
+    return Ownership(state, catalog.policies, catalog.aliases.find, catalog.memory.owner)
 
 
 def _console(

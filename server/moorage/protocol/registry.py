@@ -67,7 +67,18 @@ class DocumentCollection(Protocol):
 class ClusterDocuments(DocumentCollection, Protocol):
     """Documents of clusters, to which machines are added one by one."""
 
-    async def add_nodes(self, cluster_id: str, document: Document) -> tuple[Document, bool]:
+    async def create(self, document: Document, owner: str = "") -> Document:
+        """Store a new document, as `DocumentCollection.create` does.
+
+        Args:
+            document: Of a cluster.
+            owner: The tenant that it belongs to from then on; empty: to all.
+
+        """
+
+    async def add_nodes(
+        self, cluster_id: str, document: Document, owner: str = ""
+    ) -> tuple[Document, bool]:
         """Put the nodes of a document into a cluster: those it has stay, or become as they say.
 
         Read and written at once, so that no machine is lost where several join at one time.
@@ -75,6 +86,7 @@ class ClusterDocuments(DocumentCollection, Protocol):
         Args:
             cluster_id: The cluster; it becomes the document where there is none.
             document: Of a cluster. Only its nodes count where the cluster exists.
+            owner: As for `create`, where there is none.
 
         Returns:
             The document as stored, and whether it is new.

@@ -11,7 +11,7 @@ import msgspec
 
 from moorage.model import Tenant
 
-__all__ = ["Caller", "Right", "Role"]
+__all__ = ["SERVER_ITSELF", "Caller", "Right", "Role"]
 
 
 class Role(StrEnum):
@@ -66,7 +66,8 @@ class Right(Enum):
 
 
 SERVER_ITSELF: Final = "(server)"
-"""The name of the token by which a server asks itself; no other token can be called so."""
+"""The name of the token by which a server asks itself, and the owner of the clusters that it
+maintains; no other token or tenant can be called so."""
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):

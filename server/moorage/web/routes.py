@@ -98,10 +98,10 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(ClusterDocument, ClusterDocument, statuses=(201,), bare=True),
     )
     async def create_cluster(request: Request) -> Response:
-        """Store a new cluster document; answers it with the aggregates it omitted."""
+        """Store a document, which is the caller's; answers it with the aggregates it omitted."""
         document = await _document(request, bodies)
         services.ownership.check_new_cluster(caller_of(request), str(document.get("id", "")))
-        return json_response(await services.clusters.create(document), 201)
+        return json_response(await services.clusters.create(document, who_of(request)), 201)
 
     @router.post(
         "/clusters/query",
@@ -124,7 +124,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
         **operation(ClusterDocument, DocumentChange, bare=True),
     )
     async def update_cluster(cluster_id: str, request: Request) -> Response:
-        """Answer the new document. Where other tenants have leases, only operators change it."""
+        """Answer the new document. Its owner changes it; operators where others have leases."""
         change = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
         return json_response(await services.clusters.update(cluster_id, change))
@@ -139,18 +139,19 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
         A node that the cluster has becomes as it is here; all others stay, and so does every other
         field. So machines may join at one time. 201: there was no such cluster, and it is the
-        document now. Where other tenants have leases, only operators change it.
+        document now, and the caller's. Its owner changes a cluster; operators where others have
+        leases.
         """
         document = await _document(request, bodies)
         services.ownership.check_cluster(caller_of(request), cluster_id)
-        stored, new = await services.clusters.add_nodes(cluster_id, document)
+        stored, new = await services.clusters.add_nodes(cluster_id, document, who_of(request))
         return json_response(stored, 201 if new else 200)
 
     @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
     async def delete_cluster(cluster_id: str, request: Request) -> Response:
         """Answer the document that was removed. Leases on the cluster stand until they end.
 
-        Where other tenants have leases on it, only operators remove it.
+        Its owner removes it, and only operators where other tenants have leases on it.
         """
         services.ownership.check_cluster(caller_of(request), cluster_id)
         return json_response(await services.clusters.delete(cluster_id))

@@ -146,6 +146,36 @@ async def test_refused_changes_change_nothing(opened):
     assert reopened.memory.live_ids() == ("c1",)
 
 
+async def test_a_cluster_stays_its_owners_until_it_is_deleted(opened):
+    clusters = opened.catalog.clusters
+    document = await clusters.create(cluster("c1"), "ann")
+    await clusters.add_nodes("c2", cluster("c2"), "bob")
+    await clusters.create(cluster("old"))
+    assert "ann" not in str(document)
+    await clusters.update("c1", {"reputation": 3})
+    await clusters.add_nodes("c2", cluster("c2", gpus=3))
+    await clusters.add_nodes("old", cluster("old"), "bob")
+    names = ("c1", "c2", "old", "none")
+    owners = ["ann", "bob", "", ""]
+    assert [opened.catalog.memory.owner(name) for name in names] == owners
+    again = await opened.reopen()
+    assert [again.memory.owner(name) for name in names] == owners
+    await again.clusters.delete("c1")
+    await again.clusters.create(cluster("c1"), "bob")
+    assert again.memory.owner("c1") == "bob"
+
+
+async def test_one_of_two_tenants_gets_a_new_cluster(catalog):
+    """Both were allowed to, since there was none when they began."""
+    done = await asyncio.gather(
+        *(catalog.clusters.add_nodes("c1", cluster("c1"), who) for who in ("ann", "ann", "bob")),
+        return_exceptions=True,
+    )
+    assert [done[0][1], done[1][1]] == [True, False]
+    assert done[2].code is Code.CONFLICT
+    assert catalog.memory.owner("c1") == "ann"
+
+
 async def test_what_the_caller_keeps_does_not_reach_into_the_catalog(catalog):
     document = cluster("c1", tags=["a"])
     await catalog.clusters.create(document)

@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.daemon.access import rates
-from moorage.daemon.access.rates import TenantRates
+from moorage.daemon.access.rates import EvaluationRate, TenantRates
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 
@@ -63,3 +63,25 @@ def test_no_more_than_so_many_tenants_are_remembered(monkeypatch: pytest.MonkeyP
         assert refused(limits, Tenant(name), 1) == 0
     assert refused(limits, Tenant("c"), 1) == 1
     assert refused(limits, Tenant("a"), 1) == 0
+
+
+def test_what_is_burnt_is_made_up_for_by_time() -> None:
+    clock = Clock()
+    rate = EvaluationRate(6, clock)
+    assert rate.refusal(ANN) is None
+    rate.burnt(ANN, 5.0)
+    assert rate.refusal(ANN) is None
+    rate.burnt(ANN, 3.0)  # It is known afterwards only: ann owes two seconds.
+    no = rate.refusal(ANN)
+    assert no is not None
+    assert no.code is Code.BUSY
+    assert "6 s of processor time a minute" in no.reason
+    assert "tenant_evaluation_seconds_per_minute" in no.reason
+    assert no.details == {"retry_after_seconds": 20.0}
+    assert rate.refusal(BOB) is None
+    clock.now += 20.5
+    assert rate.refusal(ANN) is None
+    rate.burnt(ANN, 0.055)  # Hardly anything is owed.
+    no = rate.refusal(ANN)
+    assert no is not None
+    assert no.details == {"retry_after_seconds": rates.RETRY_SECONDS_MIN}

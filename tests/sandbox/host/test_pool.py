@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from moorage.core.state.facts import Refusal
 from moorage.core.turns.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
 from moorage.protocol.faults import ServiceError
@@ -134,6 +136,72 @@ async def test_what_always_overruns_rests_for_its_tenant_and_serves_the_others(m
     assert bench.sandbox.open_circuit(code.ref, Tenant("a")) is None
     refusal = await bench.refusal(code, {"stuck": True}, tenant=Tenant("a"))
     assert refusal.code is Code.POLICY_TIMEOUT
+
+
+class CountingMeter:
+    """What each tenant's evaluations burnt, and who may have nothing more evaluated."""
+
+    def __init__(self):
+        self.seconds = Counter()
+        self.refused = set()
+
+    def burnt(self, tenant, seconds):
+        self.seconds[tenant] += seconds
+
+    def refusal(self, tenant):
+        return Refusal(Code.BUSY, "no more") if tenant in self.refused else None
+
+
+BURNS = """
+import time
+begun = time.process_time()
+while time.process_time() - begun < input_data["inputs"]["burn"]: pass
+if input_data["inputs"].get("exit"):
+    import os
+    os._exit(7)
+return time.process_time() - begun
+"""
+
+
+async def test_what_evaluations_burn_is_counted_for_their_tenant(make_bench):
+    meter = CountingMeter()
+    bench = await make_bench(meter=meter)
+    code, (ann, bob, eve) = bench.policy(BURNS), map(Tenant, ("ann", "bob", "eve"))
+    loading = bench.policy(BURNS, "loading")
+    source = b"import time\nwhile time.process_time() < 0.5: pass\n" + loading.files["function.py"]
+    await bench.value(replace(loading, files={"function.py": source}), {"burn": 0.0}, tenant=eve)
+    await bench.value(code, {"burn": 0.0}, tenant=bob)
+    said = 0.0
+    for burn in (0.1, 0.2):  # One after the other: of what is in the pipe, the next one has begun.
+        said += await bench.value(code, {"burn": burn}, tenant=ann)
+        await bench.value(code, {"burn": 0.0}, tenant=bob)
+    assert said <= meter.seconds[ann] < said + 0.1
+    assert meter.seconds[bob] < 0.1
+    assert meter.seconds[eve] < 0.1, "no tenant pays for the load of a policy"
+    await bench.refusal(code, {"burn": 0.1, "exit": True}, tenant=eve)
+    assert meter.seconds[eve] >= 0.1, "a crash is no way around it"
+
+
+async def test_an_evaluation_that_is_stopped_is_counted(make_bench):
+    meter = CountingMeter()
+    bench = await make_bench(meter=meter, limits=Limits(evaluation_seconds=0.3))
+    refusal = await bench.refusal(bench.policy(BURNS), {"burn": 60}, tenant=Tenant("ann"))
+    assert refusal.code is Code.POLICY_TIMEOUT
+    assert meter.seconds["ann"] > 0
+
+
+async def test_nothing_new_is_evaluated_for_whom_the_meter_refuses(make_bench):
+    meter = CountingMeter()
+    bench = await make_bench(meter=meter)
+    code, ann = bench.policy("return 1"), Tenant("ann")
+    given = {"input_data": {}, "parameters": {}, "settings": {}}
+    assert await bench.sandbox.evaluate(code, ann, **given) == 1
+    meter.refused.add(ann)
+    with pytest.raises(PolicyFault, match="no more"):
+        await bench.sandbox.evaluate(code, ann, **given)
+    with pytest.raises(PolicyFault, match="no more"):
+        await bench.sandbox.evaluate(code, ann, **given, proxied=True)
+    assert await bench.value(code, tenant=ann) == 1, "its request may wait already"
 
 
 @pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])

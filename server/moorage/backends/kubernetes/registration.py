@@ -20,6 +20,7 @@ from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.registry import Inventory
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import SERVER_ITSELF
 
 log = structlog.get_logger("moored")
 
@@ -119,7 +120,7 @@ class FollowedClusters:
         except ServiceError as error:
             if error.code != Code.NOT_FOUND:
                 raise
-            await clusters.create(document)
+            await clusters.create(document, SERVER_ITSELF)
 
     def _note(self, cluster_id: str, stale: str) -> None:
         before, self._stale[cluster_id] = self._stale[cluster_id], stale

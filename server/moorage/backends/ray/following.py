@@ -13,6 +13,7 @@ from moorage.backends.ray.inventory import UNREACHABLE, bundles, document
 from moorage.backends.registry import Inventory
 from moorage.protocol.cluster_documents import Document
 from moorage.protocol.faults import ServiceError
+from moorage.records.rights import SERVER_ITSELF
 
 log = structlog.get_logger("moored")
 
@@ -114,7 +115,7 @@ class RayFollower:
                     )
                 await clusters.update(self._cluster, written)
             else:
-                await clusters.create(written)
+                await clusters.create(written, SERVER_ITSELF)
         except ServiceError as error:
             return f"the document of the cluster {self._cluster} is refused: {error.reason}"
         self._last = written

@@ -117,7 +117,7 @@ class EmbeddedBlocks:
             nonlocal created
             upsert = kind == "block_metrics"
             created = not database.has(kind, block_id)
-            encoded, given = changed(
+            encoded, given, _ = changed(
                 database, kind, block_id, change, ID_FIELDS[kind], upsert=upsert
             )
             return write(database, kind, checked_block(kind, given), encoded, given)

@@ -12,6 +12,7 @@ from moorage.catalog.embedded.records import (
     answered,
     changed,
     entry_of,
+    owner_of,
     remove,
     write,
 )
@@ -41,8 +42,8 @@ class EmbeddedClusters:
         self._memory = memory
         self._machines = machines
 
-    async def create(self, document: Document) -> Document:
-        """See `DocumentCollection.create`."""
+    async def create(self, document: Document, owner: str = "") -> Document:
+        """See `ClusterDocuments.create`."""
 
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             encoded, given = snapshot(document)
@@ -54,7 +55,7 @@ class EmbeddedClusters:
                     field="id",
                     expected="an id that no cluster has",
                 )
-            return write(database, "cluster", read.id, encoded, read.document), read
+            return write(database, "cluster", read.id, encoded, read.document, owner), read
 
         return (await self._store.run(work, self._publish))[0].document
 
@@ -66,25 +67,33 @@ class EmbeddedClusters:
         """See `DocumentCollection.update`."""
 
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
-            encoded, given = changed(database, "cluster", cluster_id, change, "id")
+            encoded, given, owner = changed(database, "cluster", cluster_id, change, "id")
             read = self._machines.read(database, given)
-            return write(database, "cluster", read.id, encoded, read.document), read
+            return write(database, "cluster", read.id, encoded, read.document, owner), read
 
         return (await self._store.run(work, self._publish))[0].document
 
-    async def add_nodes(self, cluster_id: str, document: Document) -> tuple[Document, bool]:
+    async def add_nodes(
+        self, cluster_id: str, document: Document, owner: str = ""
+    ) -> tuple[Document, bool]:
         """See `ClusterDocuments.add_nodes`."""
         added = read_cluster_document({"id": cluster_id, **document})
         if added.id != cluster_id:
             raise ServiceError.wrong_field("id", f"{cluster_id}, or none")
         check_names(added.cluster)
+        known = {self._memory.owner(cluster_id), owner}
 
         def work(database: Database) -> tuple[DocumentEntry, CheckedCluster, bool]:
             row = database.get("cluster", cluster_id)
+            own = owner if row is None else owner_of(row)
+            if own not in known:
+                reason = f"the cluster {cluster_id} was just registered by another tenant"
+                raise ServiceError(Code.CONFLICT, reason, field="id")
             whole = {"id": cluster_id, **document}
             encoded, given = snapshot(whole if row is None else merged(decode(row.document), whole))
             read = self._machines.read(database, given)
-            return write(database, "cluster", read.id, encoded, read.document), read, row is None
+            entry = write(database, "cluster", read.id, encoded, read.document, own)
+            return entry, read, row is None
 
         def publish(result: tuple[DocumentEntry, CheckedCluster, bool]) -> None:
             self._publish(result[:2])

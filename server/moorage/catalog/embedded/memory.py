@@ -146,6 +146,11 @@ class Memory:
         """Return whether there is such a cluster, live or not."""
         return cluster_id in self.clusters
 
+    def owner(self, cluster_id: str) -> str:
+        """Return the tenant that registered a cluster; empty where that is not known."""
+        entry = self.clusters.get(cluster_id)
+        return "" if entry is None else entry.owner
+
     def cluster_ids(self) -> frozenset[ClusterId]:
         """Return the ids of all clusters, live or not."""
         return frozenset(entry.id for entry in self.clusters.values())

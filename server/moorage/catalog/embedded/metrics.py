@@ -60,7 +60,7 @@ class EmbeddedMetrics:
 
         def work(database: Database) -> tuple[DocumentEntry, bool]:
             created = not database.has("metrics", cluster_id)
-            encoded, given = changed(
+            encoded, given, _ = changed(
                 database, "metrics", cluster_id, change, "clusterId", upsert=True
             )
             known_id, read = read_metrics_document(given)

@@ -6,7 +6,7 @@ in the store's thread within a transaction and raise to undo it.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -42,6 +42,7 @@ __all__ = [
     "entry_of",
     "load",
     "not_found",
+    "owner_of",
     "refuse_differences",
     "remove",
     "stored_files",
@@ -81,12 +82,16 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 
 @dataclass(frozen=True, slots=True)
 class DocumentEntry:
-    """A cluster or metrics document: complete, packed for the cells, and its size as JSON."""
+    """A cluster or metrics document: complete, packed for the cells, and its size as JSON.
+
+    A cluster has an owner, too; empty where that was not noted.
+    """
 
     id: ClusterId
     document: Document
     packed: bytes
     size: int
+    owner: str = ""
 
 
 def blob_of(entry: DocumentEntry, metrics: Mapping[str, DocumentEntry]) -> bytes:
@@ -152,7 +157,8 @@ def _read(database: Database, kind: Kind, read: Callable[[StoredRow], R]) -> lis
 
 def _cluster(row: StoredRow) -> tuple[DocumentEntry, bool, Cluster]:
     read = read_cluster_document(decode(row.document))
-    entry = DocumentEntry(read.id, read.document, pack(read.document), len(row.document))
+    packed, owner = pack(read.document), owner_of(row)
+    entry = DocumentEntry(read.id, read.document, packed, len(row.document), owner)
     return entry, read.live, read.cluster
 
 
@@ -189,12 +195,17 @@ def stored_files(row: StoredRow, document: Document) -> dict[str, bytes]:
 
 
 def write(
-    database: Database, kind: Kind, record_id: ClusterId, encoded: bytes, document: Document
+    database: Database,
+    kind: Kind,
+    record_id: ClusterId,
+    encoded: bytes,
+    document: Document,
+    owner: str = "",
 ) -> DocumentEntry:
     """Store a document as given; return it complete."""
-    database.put(kind, StoredRow(record_id, encoded))
+    database.put(kind, StoredRow(record_id, encoded, owner.encode()))
     check_limits(database, kind)
-    return DocumentEntry(record_id, document, pack(document), len(encoded))
+    return DocumentEntry(record_id, document, pack(document), len(encoded), owner)
 
 
 def write_policy(database: Database, record: PolicyRecord) -> PolicyEntry:
@@ -220,6 +231,14 @@ def check_limits(database: Database, kind: Kind) -> None:
         )
 
 
+class ChangedRow(NamedTuple):
+    """A stored document with a change, encoded and as a whole, and whose it is."""
+
+    encoded: bytes
+    document: Document
+    owner: str
+
+
 def changed(
     database: Database,
     kind: Kind,
@@ -228,7 +247,7 @@ def changed(
     id_field: str,
     *,
     upsert: bool = False,
-) -> tuple[bytes, Document]:
+) -> ChangedRow:
     """Return a stored document, as it was given, with a change; its id cannot change.
 
     With `upsert`, a document that is not there is changed from nothing.
@@ -239,7 +258,12 @@ def changed(
     changed = apply_change({} if row is None else decode(row.document), change)
     if changed.setdefault(id_field, record_id) != record_id:
         raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
-    return snapshot(changed)
+    return ChangedRow(*snapshot(changed), "" if row is None else owner_of(row))
+
+
+def owner_of(row: StoredRow) -> str:
+    """Return the owner of a cluster; empty where that was not noted."""
+    return row.files.decode(errors="replace")
 
 
 async def remove(

@@ -1,4 +1,4 @@
-"""How fast one tenant may send: a bucket of tokens each for its requests and for its uploads."""
+"""How fast one tenant may send and have evaluated: a bucket each, of what it has left."""
 
 import time
 from collections.abc import Callable
@@ -8,11 +8,13 @@ from moorage.core.state.facts import Refusal
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["TenantRates"]
+__all__ = ["EvaluationRate", "TenantRates"]
 
 TENANTS_MAX: Final = 10_000
 """Tenants whose buckets are held; beyond it the one that was full longest ago is forgotten."""
 MINUTE_SECONDS: Final = 60.0
+RETRY_SECONDS_MIN: Final = 0.1
+"""When a tenant may come again that has nothing left, and owes nothing."""
 
 
 class _Buckets:
@@ -36,14 +38,53 @@ class _Buckets:
         """Take a token; return 0, or in how many seconds there will be one."""
         if not self._size:
             return 0.0
+        left = self.spend(tenant, 1.0)
+        if left >= 0.0:
+            return 0.0
+        self.spend(tenant, -1.0)
+        return -left / self._per_second
+
+    def spend(self, tenant: Tenant, amount: float) -> float:
+        """Take tokens, also such as are not there yet; return how many are left."""
         now = self._clock()
         left, counted_at = self._left.pop(tenant, (self._size, now))
-        left = min(self._size, left + (now - counted_at) * self._per_second)
-        taken = left >= 1.0
-        self._left[tenant] = (left - taken, now)
+        left = min(self._size, left + (now - counted_at) * self._per_second) - amount
+        self._left[tenant] = (left, now)
         if len(self._left) > TENANTS_MAX:
             del self._left[next(iter(self._left))]
-        return 0.0 if taken else (1.0 - left) / self._per_second
+        return left
+
+
+class EvaluationRate:
+    """Refuses evaluations of a tenant whose policies burnt more processor time than they may.
+
+    What an evaluation burns is known afterwards, so that a tenant may come to owe some: nothing new
+    is evaluated for it until time has made up for that. See `sandbox.host.contract.Meter`.
+
+    Args:
+        seconds_per_minute: Processor time for each tenant.
+        clock: Seconds on a clock that never goes back.
+
+    """
+
+    def __init__(
+        self, seconds_per_minute: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds = seconds_per_minute
+        self._left = _Buckets(seconds_per_minute, MINUTE_SECONDS, clock)
+
+    def burnt(self, tenant: Tenant, seconds: float) -> None:
+        """Count what an evaluation burnt."""
+        self._left.spend(tenant, seconds)
+
+    def refusal(self, tenant: Tenant) -> Refusal | None:
+        """Return why nothing new is evaluated for a tenant now, or None."""
+        left = self._left.spend(tenant, 0.0)
+        if left > 0:
+            return None
+        most = f"have {self._seconds} s of processor time a minute for its policies"
+        wait = max(RETRY_SECONDS_MIN, -left * MINUTE_SECONDS / self._seconds)
+        return _too_much(tenant, most, "tenant_evaluation_seconds_per_minute", wait)
 
 
 class TenantRates:
@@ -53,6 +94,7 @@ class TenantRates:
         requests_per_second: Messages on the WebSocket and their HTTP twins; 0: any number.
         uploads_per_minute: Policies that are published; 0: any number.
         clock: Seconds on a clock that never goes back.
+        evaluations: What its policies may burn; None: anything.
 
     """
 
@@ -61,7 +103,9 @@ class TenantRates:
         requests_per_second: int,
         uploads_per_minute: int,
         clock: Callable[[], float] = time.monotonic,
+        evaluations: EvaluationRate | None = None,
     ) -> None:
+        self.evaluations = evaluations
         self._requests_per_second = requests_per_second
         self._uploads_per_minute = uploads_per_minute
         self._requests = _Buckets(requests_per_second, 1.0, clock)
@@ -90,9 +134,13 @@ class TenantRates:
 
 
 def _too_fast(tenant: Tenant, most: str, setting: str, wait: float) -> Refusal:
+    return _too_much(tenant, f"send {most}", setting, wait)
+
+
+def _too_much(tenant: Tenant, most: str, setting: str, wait: float) -> Refusal:
     return Refusal(
         Code.BUSY,
-        f"tenant “{tenant}” may send {most} (setting `{setting}`)",
+        f"tenant “{tenant}” may {most} (setting `{setting}`)",
         expected=f"the same again, in {wait:.1f} s",
         details={"retry_after_seconds": round(wait, 3)},
     )

@@ -15,7 +15,7 @@ from moorage.model import ClusterId, Code
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError, status_of
 from moorage.protocol.registry import PolicyDocuments
-from moorage.records.rights import Caller, Right
+from moorage.records.rights import SERVER_ITSELF, Caller, Right
 
 RIGHT_OF: Final[Mapping[type[Request], Right]] = {
     wire.AllocationRequest: Right.PLACE,
@@ -71,23 +71,25 @@ def refusal(caller: Caller, message: Request) -> Refusal | None:
 class Ownership:
     """Decides who may change which cluster, policy and alias.
 
-    A policy belongs to the tenant that registered it, an alias to the one that made it. What was
-    made before owners were noted belongs to all. Any alias may have a shadow started: it changes
-    no answer, and shows a tenant its own requests alone.
+    A cluster or policy belongs to the tenant that registered it, an alias to the one that made it.
+    What was made before owners were noted belongs to all. Any alias may have a shadow started: it
+    changes no answer, and shows a tenant its own requests alone.
 
     Args:
         state: Has the leases; read only.
         policies: Has their history.
         find_alias: Returns an alias by its name, or by a bare policy name.
+        cluster_owner: Returns the owner of a cluster; empty where that is not known.
 
     """
 
     state: State
     policies: PolicyDocuments
     find_alias: Callable[[str], Alias | None]
+    cluster_owner: Callable[[str], str]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """Refuse to change or delete a cluster on which other tenants hold something.
+        """Refuse to change or delete a cluster of another tenant, or where others hold something.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
@@ -95,14 +97,27 @@ class Ownership:
         """
         if caller.may(Right.CLUSTER_ALL):
             return
-        if self._is_used_by_others(caller, ClusterId(cluster_id)):
-            what = f"change or delete the cluster “{cluster_id}” while other tenants have leases"
-            raise _refused(caller, Right.CLUSTER_ALL, f"{what} on it", "id")
+        does, owner = f"change or delete the cluster “{cluster_id}”", self.cluster_owner(cluster_id)
+        if owner == SERVER_ITSELF:
+            raise _refused(caller, Right.CLUSTER_ALL, f"{does}, which the server maintains", "id")
+        if owner not in {"", caller.tenant}:
+            raise _refused(caller, Right.CLUSTER_ALL, f"{does} of the tenant “{owner}”", "id")
+        self._check_unused(caller, cluster_id, does)
 
     def check_new_cluster(self, caller: Caller, cluster_id: str) -> None:
-        """As `check_cluster`, for an id that no cluster has: leases on the last one may stand."""
-        if ClusterId(cluster_id) not in self.state.clusters:
-            self.check_cluster(caller, cluster_id)
+        """Refuse to register a cluster while other tenants have leases on the last of its name.
+
+        Raises:
+            ServiceError: `unauthorized`, with the status 403.
+
+        """
+        if ClusterId(cluster_id) not in self.state.clusters and not caller.may(Right.CLUSTER_ALL):
+            self._check_unused(caller, cluster_id, f"register the cluster “{cluster_id}” again")
+
+    def _check_unused(self, caller: Caller, cluster_id: str, does: str) -> None:
+        if self._is_used_by_others(caller, ClusterId(cluster_id)):
+            does = f"{does} while other tenants have leases on it"
+            raise _refused(caller, Right.CLUSTER_ALL, does, "id")
 
     async def check_policy(self, caller: Caller, uri: str) -> None:
         """Refuse to change or delete a policy of another tenant.

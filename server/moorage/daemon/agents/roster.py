@@ -29,6 +29,7 @@ from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import ClusterDocuments
+from moorage.records.rights import SERVER_ITSELF
 
 __all__ = ["AgentRoster"]
 
@@ -272,7 +273,7 @@ class AgentRoster:
             "clusterMetadata": metadata,
             "config": {"publicHostname": "localhost"},
         }
-        await self._clusters.add_nodes(place[0], document)
+        await self._clusters.add_nodes(place[0], document, SERVER_ITSELF)
 
     async def watch(self) -> None:
         """Follow the store and the machines, until cancelled."""

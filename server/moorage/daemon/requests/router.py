@@ -31,7 +31,7 @@ class Router:
         blocks: Finds places for blocks.
         replies: Where all of them answer.
         audit: Learns what a caller had no right to do.
-        rates: Refuses what a tenant sends too fast.
+        rates: Refuses what a tenant sends too fast, or has burnt too much for.
 
     """
 
@@ -73,6 +73,10 @@ class Router:
         elif (
             RIGHT_OF[type(message)] is not Right.LEASE  # A lease is never lost for being renewed.
             and (no := self._rates.refusal(caller.tenant)) is not None
+        ) or (
+            self._rates.evaluations is not None
+            and isinstance(message, AllocationRequest)
+            and (no := self._rates.evaluations.refusal(caller.tenant)) is not None
         ):
             self._replies.send(to, encode(no, message_id=message.id))
             return asyncio.sleep(min(PAUSE_SECONDS_MAX, no.details["retry_after_seconds"]))

@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from moorage.core.state.facts import Refusal
-from moorage.model import Code
+from moorage.model import Code, Tenant
 from moorage.sandbox.host import answers, priority
 from moorage.sandbox.host.cell_sync import CellSync, World
 from moorage.sandbox.host.contexts import Contexts
-from moorage.sandbox.host.contract import HostServices, PolicyCode
+from moorage.sandbox.host.contract import HostServices, Meter, PolicyCode
 from moorage.sandbox.host.processes import CellProcess
 from moorage.sandbox.host.work import Work, nonces
 from moorage.sandbox.wire import frames
@@ -54,6 +54,7 @@ class Owner(Protocol):
     limits: Limits
     contexts: Contexts
     counters: Counter[str]
+    meter: Meter | None
 
     def jailed(self, cell: "Cell", frame: frames.CellJailed) -> None:
         """The wall around a fresh cell stands, or does not."""
@@ -108,6 +109,7 @@ class Cell(asyncio.Protocol):
         self._outgoing: list[bytes] = []
         self._niceness = 0
         self._cpu_mark = -1.0
+        self._cpu_counted = 0.0
         self._sync: CellSync | None = None
         self._traceback: bytearray | None = None
         self._asked_at = 0.0
@@ -228,6 +230,22 @@ class Cell(asyncio.Protocol):
         elif burnt - self._cpu_mark >= limits.demote_seconds:
             return "hog"
         return ""
+
+    def count_burnt(self, *, dead: bool = False) -> None:
+        """Tell the meter, if there is one, what the head has burnt, at its end.
+
+        Where that is not to be known, of a dead cell or on a worker, which has cores for its cells
+        alone, it is the time for which it was the head.
+        """
+        meter = self._owner.meter
+        if meter is None or not self.sent:
+            return
+        head, burnt = self.sent[0], time.monotonic() - self.head_since
+        if not (self.worker or dead):
+            now = self._process.cpu_seconds()
+            burnt, self._cpu_counted = now - self._cpu_counted, now
+        if head.kind != "load" and head.sample is None:
+            meter.burnt(Tenant(head.tenant), max(0.0, burnt))
 
     @property
     def traceback(self) -> str:
@@ -372,6 +390,7 @@ class Cell(asyncio.Protocol):
         self._owner.answered(self, head, frame, value)
 
     def _pop(self) -> None:
+        self.count_burnt()
         head = self.sent.popleft()
         head.slow = self.slow
         self._sent_bytes -= head.size

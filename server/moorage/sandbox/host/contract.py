@@ -151,6 +151,20 @@ class WorkerSettings:
     tell: Callable[[str, str, bool], None]
 
 
+class Meter(Protocol):
+    """Counts the processor time that evaluations burn for each tenant; the daemon brings one.
+
+    Evaluations of policies that are looked at do not count. Those of shadows have tenants of their
+    own.
+    """
+
+    def burnt(self, tenant: Tenant, seconds: float, /) -> None:
+        """Count what an evaluation burnt."""
+
+    def refusal(self, tenant: Tenant, /) -> Refusal | None:
+        """Return why nothing new is evaluated for a tenant now, or None."""
+
+
 class HostServices(Protocol):
     """How the host answers a cell; implemented by the daemon over the catalog."""
 

@@ -54,6 +54,7 @@ class CellsAndDeaths(ABC):
         home = self._home_of[cell]
         if home.channel_closed(cell):
             return
+        cell.count_burnt(dead=True)
         if cause != "exit":
             self.counters["protocol_breaches"] += 1
             self.counters["kills"] += 1

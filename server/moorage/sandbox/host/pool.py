@@ -22,6 +22,7 @@ from moorage.sandbox.host.contexts import Contexts
 from moorage.sandbox.host.contract import (
     HostServices,
     JailError,
+    Meter,
     Mode,
     OpenCircuit,
     PolicyCode,
@@ -59,6 +60,7 @@ class CellPool(CellsAndDeaths):
         printed: Told what a policy printed, and at what work.
         circuits: Called when a policy's circuit opens.
         workers: Where cells run beside this machine; None: nowhere.
+        meter: Learns what evaluations burn; None: nothing does.
 
     """
 
@@ -73,8 +75,10 @@ class CellPool(CellsAndDeaths):
         printed: Callable[[Work, str], None],
         circuits: Callable[[OpenCircuit], None],
         workers: WorkerSettings | None = None,
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(limits, finish)
+        self.meter = meter
         self.world = World(fleet)
         self.services = services
         self.contexts = Contexts()
@@ -381,6 +385,7 @@ class CellPool(CellsAndDeaths):
         limit = self.limits.load_seconds if loading else head.deadline_seconds(self.limits)
         self.counters["timeouts"] += 1
         self.counters["kills"] += 1
+        cell.count_burnt()
         group = self._group_of.get(cell)
         self._bury(
             cell,

@@ -33,6 +33,7 @@ from moorage.sandbox.host.contract import (
     HostServices,
     Isolation,
     JailError,
+    Meter,
     Mode,
     OpenCircuit,
     PolicyCode,
@@ -64,6 +65,7 @@ __all__ = [
     "HostServices",
     "JailError",
     "Limits",
+    "Meter",
     "OpenCircuit",
     "PolicyCode",
     "PolicyFault",
@@ -103,6 +105,8 @@ class Sandbox:
             tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
         workers: Where cells run beside this machine; None: nowhere.
+        meter: Learns what evaluations burn, and refuses others than live consultations, whose
+            requests may wait already; None: nothing does.
 
     Attributes:
         uploads: Turns to have new policies read and checked; `rechecks`: known ones.
@@ -120,8 +124,10 @@ class Sandbox:
         isolation: Isolation = "per_policy_version",
         circuits: Callable[[OpenCircuit], None] | None = None,
         workers: WorkerSettings | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._deliver = deliver
+        self._meter = meter
         self._limits = limits or Limits()
         self._mode: Mode = mode
         self._isolation = isolation
@@ -146,6 +152,7 @@ class Sandbox:
             printed=self._printed,
             circuits=circuits or (lambda _circuit: None),
             workers=workers,
+            meter=meter,
         )
 
     async def start(self) -> SandboxReport:
@@ -223,7 +230,7 @@ class Sandbox:
         same = replace(consult, ask=replace(ask, id=name, tenant=tenant, dry_run=True))
         work = Work("evaluate", code, tenant, same)
         work.future = asyncio.get_running_loop().create_future()
-        refusal = self._submit(work, aside=True)
+        refusal = self._beyond(work) or self._submit(work, aside=True)
         if refusal is not None:
             work.failed(refusal)
         return work.future
@@ -288,6 +295,10 @@ class Sandbox:
         """
         isolation = f"tenant {tenant}" if self._isolation == "per_tenant" else ""
         return self._pool.is_crowded(ref, tenant, isolation, coming)
+
+    def _beyond(self, work: Work) -> Refusal | None:
+        """Return why nothing is evaluated now for a tenant that had too much burnt."""
+        return None if self._meter is None else self._meter.refusal(Tenant(work.tenant))
 
     def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
         if self._closed:
@@ -421,7 +432,7 @@ class Sandbox:
 
     async def _outcome(self, work: Work) -> Any:
         work.future = future = asyncio.get_running_loop().create_future()
-        refusal = self._submit(work)
+        refusal = self._beyond(work) or self._submit(work)
         if refusal is not None:
             raise PolicyFault(refusal)
         try:
