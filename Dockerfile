@@ -1,4 +1,4 @@
-# The daemon alone, what follows Kubernetes clusters, and PostgreSQL, without root. The jail needs no privilege:
+# The daemon alone, what follows Kubernetes clusters, PostgreSQL and traces, without root. The jail needs no privilege:
 # it works under Docker's default seccomp profile, with all capabilities dropped.
 FROM python:3.13-slim AS dependencies
 WORKDIR /source
@@ -6,7 +6,8 @@ COPY pyproject.toml ./
 # What it needs is a layer of its own: a change of the source installs nothing of it again.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['server'], \
-*p['optional-dependencies']['kubernetes'], *p['optional-dependencies']['postgres'], sep='\n')" > needs.txt \
+*p['optional-dependencies']['kubernetes'], *p['optional-dependencies']['postgres'], \
+*p['optional-dependencies']['otel'], sep='\n')" > needs.txt \
     && python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir -r needs.txt
 
 FROM dependencies AS build

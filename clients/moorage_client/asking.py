@@ -1,5 +1,6 @@
 """The message of a request, from the arguments of `ask`. Used by all clients."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack
 
@@ -80,7 +81,20 @@ def request_message(
             message[name] = _terms_object(value)
         elif value is not None and value is not False:
             message[name] = value
+    if traceparent := _traceparent():
+        message["traceparent"] = traceparent
     return message
+
+
+def _traceparent() -> str:
+    """Return the caller's active span of OpenTelemetry, as W3C Trace Context writes it, or ""."""
+    tracing = sys.modules.get("opentelemetry.trace")  # Who has a span has imported it.
+    if tracing is None:
+        return ""
+    span = tracing.get_current_span().get_span_context()
+    if not span.is_valid:
+        return ""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
 def _demand_object(demand: Demand) -> dict[str, Any]:

@@ -48,6 +48,8 @@ export interface AllocationRequest {
   stream?: boolean;
   /** Refuse the message where a field means nothing; else that is a warning. Expected: true or false. */
   strict?: boolean;
+  /** The client's span, as W3C Trace Context writes it; its trace goes on here. Expected: a W3C traceparent, of at most 256 characters. */
+  traceparent?: string;
 }
 
 /** The reply to `AllocationRequest`, where it succeeds. */

@@ -187,6 +187,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "prometheus_cluster": ("lab", '"lab"', "lab"),
         "prometheus_cluster_label": ("site", '"site"', "site"),
         "prometheus_node_labels": ("node,host", '["node", "host"]', ("node", "host")),
+        "traces": ("true", "true", True),
         "log_level": ("debug", '"debug"', "debug"),
         "log_format": ("console", '"console"', "console"),
     }

@@ -81,7 +81,7 @@ class House:
         documents = [{"id": "c1", "action": action, "tenant": tenant, "body": body}]
         return documents, body.get("warnings", [])
 
-    async def allocate(self, body, caller):
+    async def allocate(self, body, caller, traceparent):
         if body == b"hold":
             self.asked.set()
             await self.held.wait()
@@ -89,7 +89,8 @@ class House:
             raise RuntimeError("a bug")
         if body == b"busy":
             raise ServiceError(Code.BUSY, "later", details={"waiting": 3})
-        return 200, json.dumps({"success": True, "data": [caller.tenant, len(body)]}).encode()
+        data = [caller.tenant, len(body), *([traceparent] if traceparent else [])]
+        return 200, json.dumps({"success": True, "data": data}).encode()
 
     def readiness(self):
         return self.ready, {"catalog": "open"}

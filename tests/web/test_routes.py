@@ -252,6 +252,8 @@ async def test_failures_of_the_policies(client):
 async def test_allocate_hands_the_body_and_the_tenant_over(client):
     answer = await client.post("/allocate", content=b'{"policy_rule_uri": "x"}')
     assert (answer.status_code, answer.json()) == (200, {"success": True, "data": ["local", 24]})
+    traced = await client.post("/allocate", content=b"{}", headers={"traceparent": "00-a-b-01"})
+    assert traced.json()["data"] == ["local", 2, "00-a-b-01"]
     busy = await client.post("/allocate", content=b"busy")
     assert (busy.status_code, busy.json()) == (
         429,

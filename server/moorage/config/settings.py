@@ -537,6 +537,14 @@ class Config(ShareSettings):
         tuple[str, ...],
         Setting(LABELS, "Labels that may hold a series' node; the first known node counts."),
     ] = ("node", "Hostname", "nodename", "instance")
+    traces: Annotated[
+        bool,
+        Setting(
+            SWITCH,
+            "Send spans of requests to the OTLP receiver that `OTEL_EXPORTER_OTLP_ENDPOINT` names, "
+            "over HTTP. Needs `pip install '.[otel]'` in a checkout.",
+        ),
+    ] = False
     log_level: Annotated[
         LogLevel, Setting(choice(*get_args(LogLevel)), "What the log on stderr tells.")
     ] = "info"

@@ -1,6 +1,7 @@
 """Effects: what comes of the core's steps goes to what carries it out. The commit loop calls it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -24,6 +25,7 @@ from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.news.watchers import Watchers
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
+from moorage.daemon.observability.traces import RequestTraces
 from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.workloads.control import WorkloadControl
@@ -39,6 +41,7 @@ class Observers:
         decisions: Notes what is refused at once; its ledger has what the core has forgotten.
         trail: Notes who caused what.
         durations: Notes how long it took.
+        traces: Follows each request; None: nothing does.
 
     """
 
@@ -47,6 +50,7 @@ class Observers:
     decisions: Decisions
     trail: AuditTrail
     durations: DurationMetrics
+    traces: RequestTraces | None
 
 
 class EffectCarrier:
@@ -75,6 +79,7 @@ class EffectCarrier:
         self._decisions = observers.decisions
         self._trail = observers.trail
         self._durations = observers.durations
+        self._traces = observers.traces
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Pass on what the step means, before anything of it leaves.
@@ -92,6 +97,8 @@ class EffectCarrier:
         self._decisions.stepped(event, turn)
         self._trail.stepped(event, turn)
         self._durations.stepped(event, turn, seconds)
+        if self._traces is not None:
+            self._traces.stepped(event, turn)
 
     def committed(self, seconds: float) -> None:
         """Note how long a group of facts took to become durable."""
@@ -99,11 +106,15 @@ class EffectCarrier:
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
+        if self._traces is not None:
+            self._traces.durable(facts)
         self._trail.durable(facts)
         self._watchers.durable(facts)
 
     def carry_out(self, effect: Effect) -> None:
         """Have an effect seen to."""
+        if self._traces is not None:
+            self._traces.carried(effect)
         match effect:
             case Respond(to, answer):
                 self._measures.count(effect)
@@ -117,7 +128,8 @@ class EffectCarrier:
             case Look(lease):
                 self._workloads.look(lease)
             case Start(lease):
-                self._workloads.start(lease)
+                with nullcontext() if self._traces is None else self._traces.bound(lease):
+                    self._workloads.start(lease)
             case Stop(lease):
                 self._workloads.stop(lease)
             case KeepWarm(lease):

@@ -54,6 +54,7 @@ from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import DurationMetrics
 from moorage.daemon.observability.health import Health, follow_disk
 from moorage.daemon.observability.history import HistoryRing
+from moorage.daemon.observability.traces import RequestTraces
 from moorage.daemon.policies.consultations import Consultations
 from moorage.daemon.policies.context_keeper import ContextKeeper
 from moorage.daemon.policies.executor import PolicyExecutor
@@ -69,7 +70,7 @@ from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
 from moorage.daemon.requests.origins import names
-from moorage.daemon.requests.replies import Replies
+from moorage.daemon.requests.replies import Followers, Replies
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
 from moorage.daemon.tasks import Tasks
@@ -147,6 +148,7 @@ class RequestParts:
     lookups: Lookups
     router: Router
     rates: TenantRates
+    traces: RequestTraces | None
 
 
 async def start(config: Config, measures: Measures) -> Daemon:
@@ -479,8 +481,9 @@ def _requests(
         clusters_max=config.candidates_max,
     )
     calls = HttpCalls()
-    progress = core.watchers.progress
-    replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks, progress)
+    progress, traces = core.watchers.progress, _traces(config, core.measures, stack)
+    followers = Followers(progress, traces)
+    replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks, followers)
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, lambda: state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
@@ -502,7 +505,26 @@ def _requests(
         lookups,
         Router(admission, operations, blocks, replies, stores.audit, runners.rates),
         runners.rates,
+        traces,
     )
+
+
+def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> RequestTraces | None:
+    """Return what follows requests; None where neither spans nor lines of the log are wanted."""
+    if not config.traces:
+        return RequestTraces(None) if config.log_level == "debug" else None
+    try:
+        from moorage.daemon.observability.otlp import Spans  # noqa: PLC0415  # It needs an extra.
+    except ModuleNotFoundError as error:
+        way = f"{install_command('otel')}, or leave out traces"
+        raise ServiceError(Code.UNAVAILABLE, f"traces needs {error.name}: {way}") from error
+    try:
+        spans = Spans()
+    except ValueError as error:
+        raise ServiceError(Code.UNAVAILABLE, f"a variable OTEL_…: {error}") from error
+    stack.push_async_callback(spans.close)
+    measures.watch(spans.metrics)
+    return RequestTraces(spans)
 
 
 async def _run_core(
@@ -520,6 +542,7 @@ async def _run_core(
             requests.lookups.decisions,
             _trail(stores, requests.replies),
             core.durations,
+            requests.traces,
         ),
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)

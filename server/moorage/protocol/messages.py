@@ -142,6 +142,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dry_run: f.Flag = False
     stream: f.Flag = False
     strict: f.Flag = False
+    traceparent: f.TraceParent = ""
 
     def __post_init__(self) -> None:
         """Give every spelling of "absent" one form."""

@@ -150,6 +150,7 @@ _OF_REQUESTS: Final = {
     "settings": "In place of the policy's defaults.",
     "stream": "Tell how far it is, in messages of their own.",
     "strict": "Refuse the message where a field means nothing; else that is a warning.",
+    "traceparent": "The client's span, as W3C Trace Context writes it; its trace goes on here.",
 }
 """What fields of messages mean; parts of messages say so in their docstrings."""
 _LISTED: Final = "\nAttributes:\n"

@@ -127,6 +127,14 @@ OptionalName = Annotated[
 Document = Annotated[dict[str, Any], _OBJECT]
 OptionalDocument = Annotated[dict[str, Any] | None, _OBJECT]
 Flag = Annotated[bool, Meta(description="true or false")]
+TraceParent = Annotated[
+    str,
+    Meta(
+        max_length=NAME_CHARS_MAX,
+        description=f"a W3C traceparent, of at most {NAME_CHARS_MAX} characters",
+    ),
+]
+"""What is none begins a trace of its own, as W3C Trace Context says."""
 Clusters = Annotated[
     Annotated[tuple[_NAMED | int, ...], Meta(max_length=CLUSTERS_MAX)] | None,
     Meta(description=f"a list of at most {CLUSTERS_MAX} cluster ids (strings or whole numbers)"),

@@ -377,7 +377,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> HttpRouter:
         4xx: the request is refused; 500: the policy or the server failed.
         """
         body = await bodies.read(request, ALLOCATION_BYTES_MAX)
-        status, answer = await allocate_for(body, caller_of(request))
+        trace = request.headers.get("traceparent", "")
+        status, answer = await allocate_for(body, caller_of(request), trace)
         return Response(answer, status, media_type="application/json")
 
     return router

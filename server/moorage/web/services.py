@@ -188,8 +188,8 @@ class WebServices:
             on whose behalf a policy ranks; returns the cluster documents that it finds, and
             warnings.
         execute: Takes an executor, a body and who asks; returns what the policy returned.
-        allocate: Takes the body of `POST /allocate` and who asks; returns the status and the JSON
-            of the answer. None: that endpoint is not served.
+        allocate: Takes the body of `POST /allocate`, who asks, and the header `traceparent` or "";
+            returns the status and the JSON of the answer. None: that endpoint is not served.
         operate: Takes an operation, as on the socket, and who asks; returns the same as `allocate`.
         authenticate: Takes the bearer token, or None where there is none; returns the caller,
             or None to answer 401.
@@ -219,7 +219,7 @@ class WebServices:
         Awaitable[tuple[list[Document], list[str]]],
     ]
     execute: Callable[[str, Document, Tenant], Awaitable[Any]]
-    allocate: Callable[[bytes, Caller], Awaitable[tuple[int, bytes]]] | None
+    allocate: Callable[[bytes, Caller, str], Awaitable[tuple[int, bytes]]] | None
     operate: Callable[[Document, Caller], Awaitable[tuple[int, bytes]]]
     authenticate: Callable[[str | None], Caller | None]
     pending: Callable[[str | None], Awaitable[bool] | None]

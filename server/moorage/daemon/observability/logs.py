@@ -19,6 +19,7 @@ def configure_log(config: Config, log: StandardStream) -> None:
     """Send structlog and the libraries' logging to stderr, in one format."""
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
     shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,  # Of which request: see `traces`.
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
         structlog.processors.format_exc_info,

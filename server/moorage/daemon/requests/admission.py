@@ -60,6 +60,8 @@ class Admission:
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
     ) -> Taking:
         """Take a request: see `gateway.deliver.Deliver`."""
+        if self._replies.traces is not None:
+            self._replies.traces.begin(to, tenant, message)
         alias, message = self._versioned(tenant, message)
         if self._refused(to, tenant, message):
             return self._inbox.turn()

@@ -6,6 +6,7 @@ the addresses of sockets, `HttpCalls` those of `POST /allocate`.
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from moorage.core.turns.effects import Address, LeaseNews, Response
 from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.answers import encode, lease_answer, refusal_of
 from moorage.daemon.news.request_progress import RequestProgress
+from moorage.daemon.observability.traces import RequestTraces
 from moorage.daemon.publishing.aliases import Noting
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.tasks import Tasks
@@ -59,6 +61,20 @@ class ReplyContext(msgspec.Struct, frozen=True):
     streams: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Followers:
+    """What learns how far requests are.
+
+    Args:
+        progress: Tells clients.
+        traces: Makes spans and lines of the log; None: neither is wanted.
+
+    """
+
+    progress: RequestProgress
+    traces: RequestTraces | None
+
+
 class Replies:
     """The addresses where an answer is awaited.
 
@@ -68,10 +84,11 @@ class Replies:
         workloads: Says how far the workload of a lease is.
         tokens: Makes the tokens of leases.
         tasks: Runs what has to wait for its answer.
-        progress: Tells how far asks are.
+        followers: Learn how far asks are.
 
     Attributes:
         fail: Takes a defect, which ends the process.
+        traces: One of the followers.
 
     """
 
@@ -82,9 +99,10 @@ class Replies:
         workloads: WorkloadControl,
         tokens: LeaseTokens,
         tasks: Tasks,
-        progress: RequestProgress,
+        followers: Followers,
     ) -> None:
-        self._progress = progress
+        self._progress = followers.progress
+        self.traces = followers.traces
         self._gateway = gateway
         self._calls = calls
         self._workloads = workloads
@@ -105,6 +123,8 @@ class Replies:
         """Note that a session is over: its answers are not read any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
+            if self.traces is not None:
+                self.traces.lost(to)
         self._granted.pop(session, None)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
@@ -112,6 +132,8 @@ class Replies:
         self._open[to] = context
         if context.request:
             self._askers[context.request] = to
+            if self.traces is not None:
+                self.traces.admitted(to, context.request)
         if context.streams:
             self._progress.add(to, context.request, context.message_id)
         self._numbers.get(to.session, set()).add(to)
@@ -201,6 +223,8 @@ class Replies:
 
     def send(self, to: Address, reply: bytes) -> None:
         """Send a finished reply."""
+        if self.traces is not None:
+            self.traces.answered(to, reply)
         if to.session == HttpCalls.SESSION:
             self._calls.reply(to, reply)
         else:

@@ -8,6 +8,7 @@ from typing import Any, Final, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import structs
 
 from moorage.catalog import opening
 from moorage.catalog.allowances import Allowance
@@ -210,7 +211,7 @@ class AllocationServices:
         self._websocket = websocket
         self._turns = FairSemaphore(rests=True)
 
-    async def allocate(self, body: bytes, caller: Caller) -> tuple[int, bytes]:
+    async def allocate(self, body: bytes, caller: Caller, traceparent: str) -> tuple[int, bytes]:
         """Return the status and the JSON of the answer."""
         try:
             self._refuse_operation(body)
@@ -219,6 +220,8 @@ class AllocationServices:
                     message, warnings = _allocation(body)
             else:
                 message, warnings = _allocation(body)
+            if traceparent and not message.traceparent:
+                message = structs.replace(message, traceparent=traceparent)
         except BadMessage as error:
             return status_of(error.code), _unread(error)
         return await self._answered(message, caller, warnings)
@@ -264,7 +267,7 @@ class AllocationServices:
         return status_of(Code.FORBIDDEN if known else verdict.error.code), reply
 
 
-def _allocation(body: bytes) -> tuple[Request, list[str]]:
+def _allocation(body: bytes) -> tuple[wire.AllocationRequest, list[str]]:
     """Return the request in a body, and what is odd about it."""
     message = wire.decode_allocation(body)
     return message, wire.ignored_fields(body, message)

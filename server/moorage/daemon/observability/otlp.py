@@ -1,0 +1,111 @@
+"""Spans on their way to an OTLP receiver: the only module that imports OpenTelemetry.
+
+`start` imports it where the setting `traces` is on. All else about it is what the variables
+`OTEL_…` say, as OpenTelemetry's own SDK reads them.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Span, SpanKind, format_trace_id, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client.metrics_core import Metric
+
+from moorage.daemon.observability.counters import counter
+
+__all__ = ["Span", "Spans"]
+
+QUEUE_MAX: Final = 2_048
+"""Spans that wait for the receiver, where `OTEL_BSP_MAX_QUEUE_SIZE` does not say otherwise."""
+CLOSE_SECONDS_MAX: Final = 2.0
+"""How long a stop waits for the receiver to take the last spans."""
+
+
+class _CountingExporter:
+    """Counts what an exporter was given, and what it could not send. In the sender's thread."""
+
+    def __init__(self, exporter: OTLPSpanExporter) -> None:
+        self._exporter = exporter
+        self.shutdown = exporter.shutdown
+        self.force_flush = exporter.force_flush
+        self.taken = self.sent = self.failed = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch; give it up after `OTEL_EXPORTER_OTLP_TIMEOUT`."""
+        self.taken += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:
+            if result is SpanExportResult.SUCCESS:
+                self.sent += len(spans)
+            else:
+                self.failed += len(spans)
+        return result
+
+
+class Spans:
+    """Makes spans, and has a thread send them. A receiver that does not answer stops nothing.
+
+    Raises:
+        ValueError: A variable `OTEL_…` has a value that cannot be read.
+
+    """
+
+    def __init__(self) -> None:
+        self._queue_max = int(os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE) or QUEUE_MAX)
+        self._exporter = _CountingExporter(OTLPSpanExporter())
+        resource = Resource.create()
+        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: "moored"}))
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        exporter = cast("SpanExporter", self._exporter)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter, self._queue_max))
+        self._tracer = self._provider.get_tracer("moorage")
+        self._incoming = TraceContextTextMapPropagator()
+        self._ended = self._dropped = 0
+
+    def begin_request(self, traceparent: str) -> Span:
+        """Begin the span of a request below the client's, or a trace where there is none."""
+        context = self._incoming.extract({"traceparent": traceparent})
+        return self._tracer.start_span("request", context, SpanKind.SERVER)
+
+    def begin(self, name: str, parent: Span) -> Span:
+        """Begin a span below another one."""
+        return self._tracer.start_span(name, set_span_in_context(parent))
+
+    def end(self, span: Span) -> None:
+        """End a span. It is dropped, and counted, where too many wait to be sent."""
+        if not span.is_recording():  # It is not sampled.
+            return
+        if self._ended - self._exporter.taken >= self._queue_max:
+            self._dropped += 1
+            return
+        self._ended += 1
+        span.end()
+
+    @staticmethod
+    def trace_id(span: Span) -> str:
+        """Return the id of the trace that a span belongs to, as receivers show it."""
+        return format_trace_id(span.get_span_context().trace_id)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield how many spans went out, and how many did not."""
+        sent, lost = self._exporter.sent, self._dropped + self._exporter.failed
+        yield counter("moorage_spans_sent_total", "Spans that a receiver of OTLP took", sent)
+        yield counter("moorage_spans_dropped_total", "Spans not sent: too many, or refused", lost)
+
+    async def close(self) -> None:
+        """Send what waits, within `CLOSE_SECONDS_MAX`."""
+        # The SDK waits for half a minute. Nothing waits for a thread like this when Python ends.
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, CLOSE_SECONDS_MAX)

@@ -1,0 +1,235 @@
+"""Follows each request from its socket to its workload, as spans and in the log at `debug`.
+
+`Replies`, `Admission` and `EffectCarrier` call it, where there is one: where neither the setting
+`traces` nor `debug` wants it, they have None. The core knows nothing of it; all that is followed
+shows in events on their way in and effects on their way out.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+
+from moorage.core.state.facts import Ended, Fact, Granted, Queued
+from moorage.core.turns.effects import Address, Consult, Effect, Forget, Start
+from moorage.core.turns.events import (
+    ConsultFailed,
+    Event,
+    Proposed,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadStarted,
+)
+from moorage.core.turns.turn import Turn
+from moorage.model import Lease, RequestId, Tenant
+from moorage.protocol.messages import AllocationRequest
+
+if TYPE_CHECKING:
+    from moorage.daemon.observability.otlp import Span, Spans
+
+_NONE: Final = RequestId("")
+FOLLOWED_MAX: Final = 10_000
+"""Requests that are followed to their answer; beyond it the oldest give way."""
+REQUESTS_MAX: Final = 2 * FOLLOWED_MAX
+"""The same with leases whose workload is followed on."""
+
+log = structlog.get_logger("moored")
+
+
+@dataclass(slots=True, eq=False)
+class _Trace:
+    """A request that is followed.
+
+    Args:
+        to: Where its answer goes.
+        trace: The id of its trace, or "".
+        span: Its own; None where only the log follows it.
+        request: Its id, once it has one.
+        parts: What is under way: its beginning, and its span.
+        has_workload: Its lease starts something, which is followed beyond the answer.
+        started: Fencing number of the grant whose workload runs.
+
+    """
+
+    to: Address
+    trace: str
+    span: "Span | None"
+    request: RequestId = _NONE
+    parts: "dict[str, tuple[float, Span | None]]" = field(default_factory=dict)
+    has_workload: bool = False
+    started: int = 0
+
+    def ids(self) -> dict[str, str]:
+        """Return what lines of the log name it by."""
+        return {"request": self.request} | ({"trace": self.trace} if self.trace else {})
+
+
+class RequestTraces:
+    """Follows requests.
+
+    Args:
+        spans: Where spans go; None: only the log follows.
+
+    """
+
+    def __init__(self, spans: "Spans | None") -> None:
+        self._spans = spans
+        self._open: dict[Address, _Trace] = {}
+        self._requests: dict[RequestId, _Trace] = {}
+
+    def begin(self, to: Address, tenant: Tenant, message: AllocationRequest) -> None:
+        """Follow a request that has come in."""
+        span, trace = None, message.traceparent[3:35]
+        if self._spans is not None:
+            span = self._spans.begin_request(message.traceparent)
+            span.set_attributes(
+                {"moorage.tenant": tenant, "moorage.policy": message.policy_rule_uri}
+            )
+            trace = self._spans.trace_id(span)
+        if len(self._open) >= FOLLOWED_MAX:
+            self._close(self._open.pop(next(iter(self._open))), crowded_out=True)
+        followed = self._open[to] = _Trace(to, trace, span)
+        self._begin(followed, "admission")
+
+    def admitted(self, to: Address, request: RequestId) -> None:
+        """Note the id of a request: the core learns of it now."""
+        followed = self._open.get(to)
+        if followed is None:
+            return
+        followed.request = request
+        if len(self._requests) >= REQUESTS_MAX:
+            del self._requests[next(iter(self._requests))]
+        self._requests[request] = followed
+        self._end(followed, "admission", session=to.session, number=to.number)
+
+    def answered(self, to: Address, reply: bytes) -> None:
+        """Note the reply to a request."""
+        followed = self._open.pop(to, None)
+        if followed is not None:
+            error = msgspec.json.decode(reply, type=_Verdict).error
+            self._close(followed, **({} if error is None else {"code": error.code}))
+
+    def lost(self, to: Address) -> None:
+        """Note that no one reads the reply any more."""
+        followed = self._open.pop(to, None)
+        if followed is not None:
+            self._close(followed, lost=True)
+
+    def stepped(self, event: Event, turn: Turn) -> None:
+        """Note what came back from policies and backends, and what the core made of it."""
+        match event:
+            case Proposed():
+                self._finish(event.request, "policy")
+            case ConsultFailed():
+                self._finish(event.request, "policy", code=event.refusal.code.value)
+            case WorkloadStarted():
+                self._finish(event.lease, "start")
+                if (followed := self._requests.get(event.lease)) is not None:
+                    followed.started = event.fencing
+            case WorkloadFailed() | WorkloadEnded():
+                self._finish(event.lease, "start", reason=event.reason)
+            case _:  # All else is about no part of a request.
+                pass
+        for fact in turn.facts:
+            self._note(fact)
+
+    def durable(self, facts: Sequence[Fact]) -> None:
+        """Note which grants are on the disk."""
+        for fact in facts:
+            if isinstance(fact, Granted):
+                self._finish(fact.lease.id, "commit")
+
+    def carried(self, effect: Effect) -> None:
+        """Note what policies and backends are about to do."""
+        match effect:
+            case Consult(ask):
+                if (followed := self._requests.get(ask.id)) is not None:
+                    self._begin(followed, "policy", policy=ask.policy.uri)
+            case Forget(request):
+                self._finish(request, "policy", forgotten=True)
+            case Start(lease):
+                followed = self._requests.get(lease.id)
+                if followed is not None and followed.started != lease.fencing:
+                    backend = lease.provision.backend if lease.provision else ""
+                    self._begin(followed, "start", backend=backend, attempt=lease.attempt)
+            case _:  # All else is about no part of a request.
+                pass
+
+    def bound(self, lease: Lease) -> AbstractContextManager[None]:
+        """Have what is logged in this block, and in tasks that it makes, name the request."""
+        followed = self._requests.get(lease.id)
+        ids = {"request": str(lease.id)} if followed is None else followed.ids()
+        return structlog.contextvars.bound_contextvars(**ids)
+
+    def _note(self, fact: Fact) -> None:
+        match fact:
+            case Granted(lease):
+                if (followed := self._requests.get(lease.id)) is not None:
+                    followed.has_workload = lease.provision is not None
+                    self._begin(followed, "commit")
+            case Queued(ask):
+                if (followed := self._requests.get(ask.id)) is not None:
+                    log.debug("request_queued", **followed.ids())
+                    if followed.span is not None:
+                        followed.span.add_event("queued")
+            case Ended(lease_id):
+                if (followed := self._requests.pop(lease_id, None)) is not None:
+                    self._end(followed, "start", reason=fact.reason)
+            case _:  # All else is about no part of a request.
+                pass
+
+    def _begin(self, followed: _Trace, part: str, **attributes: Any) -> None:
+        self._end(followed, part)  # A consultation that another one takes the place of.
+        span = None
+        if self._spans is not None and followed.span is not None:
+            span = self._spans.begin(part, followed.span)
+            span.set_attributes(_named(attributes))
+        followed.parts[part] = perf_counter(), span
+        log.debug("request_part_begun", part=part, **followed.ids(), **attributes)
+
+    def _finish(self, request: RequestId, part: str, **attributes: Any) -> None:
+        followed = self._requests.get(request)
+        if followed is not None:
+            self._end(followed, part, **attributes)
+
+    def _end(self, followed: _Trace, part: str, **attributes: Any) -> None:
+        begun, span = followed.parts.pop(part, (None, None))
+        if begun is None:
+            return
+        seconds = round(perf_counter() - begun, 6)
+        log.debug("request_part_ended", part=part, seconds=seconds, **followed.ids(), **attributes)
+        self._end_span(followed, span, attributes)
+
+    def _close(self, followed: _Trace, **attributes: Any) -> None:
+        """End the span of a request; its lease may have a workload that is followed on."""
+        self._end(followed, "admission")
+        if not followed.has_workload:
+            for part in tuple(followed.parts):
+                self._end(followed, part)
+            self._requests.pop(followed.request, None)
+        log.debug("request_answered", **followed.ids(), **attributes)
+        self._end_span(followed, followed.span, attributes)
+
+    def _end_span(self, followed: _Trace, span: "Span | None", attributes: dict[str, Any]) -> None:
+        if self._spans is not None and span is not None:
+            request = {"request": followed.request} if followed.request else {}
+            span.set_attributes(_named(request | attributes))
+            self._spans.end(span)
+
+
+def _named(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {f"moorage.{name}": value for name, value in attributes.items()}
+
+
+class _Error(msgspec.Struct):
+    code: str
+
+
+class _Verdict(msgspec.Struct):
+    """As much of a reply as its trace needs."""
+
+    error: _Error | None = None

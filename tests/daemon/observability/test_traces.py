@@ -1,0 +1,61 @@
+"""Requests are followed by what the daemon sees of them, and in a bounded number."""
+
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from moorage.core.turns.effects import Address
+from moorage.daemon.observability.traces import FOLLOWED_MAX, RequestTraces
+from moorage.model import RequestId, SessionId, Tenant
+from moorage.protocol.messages import AllocationRequest
+
+TRACE = "ab" * 16
+MESSAGE = AllocationRequest(
+    policy_rule_uri="first_fit", inputs={}, traceparent=f"00-{TRACE}-{'cd' * 8}-01"
+)
+TENANT = Tenant("ann")
+
+
+def address(number: int) -> Address:
+    return Address(SessionId("s"), number)
+
+
+@pytest.fixture
+def lines() -> Iterator[list]:
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+def test_a_refusal_is_followed_from_its_socket_to_its_code(lines) -> None:
+    follower = RequestTraces(None)
+    follower.begin(address(1), TENANT, MESSAGE)
+    follower.admitted(address(1), RequestId("r1"))
+    follower.answered(address(1), b'{"success":false,"error":{"code":"no_capacity","reason":""}}')
+    follower.answered(address(1), b"{}")  # Of no request that is followed.
+    begun, ended, answered = lines
+    assert (begun["event"], begun["part"]) == ("request_part_begun", "admission")
+    assert (ended["request"], ended["session"], ended["number"]) == ("r1", "s", 1)
+    assert (answered["event"], answered["code"]) == ("request_answered", "no_capacity")
+    assert {each["trace"] for each in lines} == {TRACE}
+
+
+def test_a_lost_session_ends_what_is_followed(lines) -> None:
+    follower = RequestTraces(None)
+    follower.begin(address(1), TENANT, MESSAGE)
+    follower.lost(address(1))
+    assert [each.get("lost") for each in lines] == [None, None, True]
+    follower.admitted(address(1), RequestId("r1"))
+    assert len(lines) == 3
+
+
+def test_beyond_the_bound_the_oldest_gives_way(lines) -> None:
+    follower = RequestTraces(None)
+    for number in range(FOLLOWED_MAX + 1):
+        follower.begin(address(number), TENANT, MESSAGE)
+    assert [each["crowded_out"] for each in lines if "crowded_out" in each] == [True]
+    del lines[:]
+    follower.answered(address(0), b"{}")
+    assert lines == []
+    follower.answered(address(1), b"{}")
+    assert lines[-1]["event"] == "request_answered"
