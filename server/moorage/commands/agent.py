@@ -23,6 +23,8 @@ agent = typer.Typer(
 )
 
 MINUTES_MAX: Final = 1_440
+UNHEARD_SECONDS_MAX: Final = 3_600
+"""In so long, clocks of two machines run apart by less than the margin that the server adds."""
 _ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
 
 
@@ -61,6 +63,13 @@ def agent_run(
             help="Where several machines, or agents of one, have one machine id.",
         ),
     ] = False,
+    unheard_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="MOORAGE_AGENT_UNHEARD_SECONDS",
+            help="End what runs here when the server has not been heard for so long; 0: never.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Run the agent of this machine until SIGTERM or Ctrl-C; what it runs goes on.
 
@@ -71,11 +80,15 @@ def agent_run(
     labels = dict(each.partition("=")[::2] for each in label or ())
     if "" in labels or any("=" not in each for each in label or ()):
         refuse_option("--label", "KEY=VALUE")
+    if unheard_seconds and not 1 <= unheard_seconds <= UNHEARD_SECONDS_MAX:
+        refuse_option("--unheard-seconds", f"0, or 1 to {UNHEARD_SECONDS_MAX}")
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = (data or Path(state) / "moored-agent").absolute()
-    options = AgentOptions(server, token, folder, name or "", labels, not no_machine_id)
+    options = AgentOptions(
+        server, token, folder, name or "", labels, not no_machine_id, unheard_seconds
+    )
     raise typer.Exit(run(options, load_config({"data_dir": options.data}, None)))
 
 
@@ -115,6 +128,7 @@ def agent_list(
                 "address": each.address,
                 "release": each.release,
                 "revoked": each.revoked,
+                "unheard_seconds": each.unheard_seconds,
             }
             for each in known
         ]
