@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option
+from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 
 if TYPE_CHECKING:
+    from moorage.config.settings import Config
     from moorage.daemon.agents.agent_store import AgentStore
 
 agent = typer.Typer(
@@ -105,8 +107,10 @@ def agent_token(
     if not cluster.strip() or "/" in cluster:
         refuse_option("--cluster", "the id of a cluster, without `/`")
     now = time.time()
-    with _store(data, config) as store:
+    with _store(data, config) as (store, settings):
         typer.echo(store.create_token(cluster, now, now + 60 * minutes))
+        expires = {"expires_at": now + 60 * minutes}
+        note(settings, "agent.token_created", {"cluster": cluster}, expires)
     typer.echo(f"One machine may join “{cluster}” with it within {minutes} minutes.", err=True)
 
 
@@ -115,7 +119,7 @@ def agent_list(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
     """List the machines with agents, and whether they are connected."""
-    with _store(data, config) as store:
+    with _store(data, config) as (store, _):
         known = list(store.agents().values())
     if as_json:
         rows = [
@@ -150,8 +154,9 @@ def agent_revoke(name: _ClusterNode, data: DataOption = None, config: FileOption
 
     What runs there goes on, and its leases hold. With a new token it may join again.
     """
-    with _store(data, config) as store:
-        store.revoke(name)
+    with _store(data, config) as (store, settings):
+        gone = store.revoke(name)
+        note(settings, "agent.revoked", {"cluster": gone.cluster_id, "node": gone.node_id})
     typer.echo(f"The key of {name} is revoked.")
 
 
@@ -161,14 +166,20 @@ def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption
 
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
-    with _store(data, config) as store:
-        store.forget(name)
+    with _store(data, config) as (store, settings):
+        gone = store.forget(name)
+        note(settings, "agent.forgotten", {"cluster": gone.cluster_id, "node": gone.node_id})
     typer.echo(f"{name} is forgotten.")
 
 
 @contextlib.contextmanager
-def _store(data: Path | None, config: Path | None) -> "Iterator[AgentStore]":
-    """Open the store of the server's data folder; say in one line what is wrong with it."""
+def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore, Config]]":
+    """Open the store of the server's data folder; say in one line what is wrong with it.
+
+    Yields:
+        The store, and the server's settings.
+
+    """
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     settings = load_config({"data_dir": data, **loopback}, config)
     from moorage.daemon.agents.agent_store import (  # noqa: PLC0415  # As in serve.
@@ -184,7 +195,7 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[AgentStore]":
     try:
         rows = open_storage(settings.storage, settings.data_dir).agents()
         with contextlib.closing(AgentStore(rows)) as store:
-            yield store
+            yield store, settings
     except (AgentStoreError, StorageError, OSError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None

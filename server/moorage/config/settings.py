@@ -366,7 +366,7 @@ class Config(ShareSettings):
             seconds(1, 86_400),
             "How long a machine with an agent may be unheard of before it is `lost`: then nothing "
             "more is placed there, and what runs there goes on. At least 10 s longer than any "
-            "agent's `--unheard-seconds`, after which it ends what runs there, so that leases move.",
+            "agent's `--unheard-seconds`, after which what runs there ends, so that leases move.",
         ),
     ] = 60.0
     restart_grace_seconds: Annotated[

@@ -405,9 +405,10 @@ def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
-    door = AgentRoster(stores.agents, fleet, stores.catalog.clusters, config.agent_lost_seconds)
-    door.open()
-    return door
+    clusters, audit = stores.catalog.clusters, stores.audit.note
+    roster = AgentRoster(stores.agents, fleet, clusters, config.agent_lost_seconds, audit)
+    roster.open()
+    return roster
 
 
 def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:

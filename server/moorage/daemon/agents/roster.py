@@ -7,6 +7,7 @@ its key opens this door and no other.
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -30,6 +31,7 @@ from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import ClusterDocuments
+from moorage.records.audit import AuditEntry
 
 __all__ = ["AgentRoster"]
 
@@ -64,6 +66,7 @@ class AgentRoster:
         fleet: The backend `local`; None: this server has it not.
         clusters: Documents of the registry.
         lost_seconds: How long a machine may be unheard of before it counts as lost.
+        audit: Takes entries of the audit log.
 
     """
 
@@ -73,11 +76,13 @@ class AgentRoster:
         fleet: FleetBackend | None,
         clusters: ClusterDocuments,
         lost_seconds: float,
+        audit: Callable[[AuditEntry], None],
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._clusters = clusters
         self._lost_seconds = lost_seconds
+        self._audit = audit
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
 
@@ -113,6 +118,11 @@ class AgentRoster:
             return
         try:
             shown = address, hello.release, hello.unheard_seconds
+            if key:
+                about = {"cluster": machine.place[0], "node": machine.place[1]}
+                self._audit(
+                    AuditEntry(time.time(), "agent.joined", "moored", remote=address, about=about)
+                )
             link = AgentLink(socket, partial(fleet.tell, machine))
             machine.hear(link)  # First: what it says from now on holds from its hello on.
             come = self._store.note_connection
