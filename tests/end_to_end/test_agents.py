@@ -292,13 +292,20 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
         until(lambda: fleet.state(lease) == fleet.state(fails) == "active")
         connected = moored("agent", "forget", "lab/box", "--data", data)
         assert "lab/box is connected" in connected.stderr
+        by_operator = {"op": "forget", "cluster": "lab", "node": "box"}
+        (refused,) = fleet.server.say(by_operator)
+        assert refused["error"]["code"] == "conflict"
+        (unknown,) = fleet.server.say(by_operator | {"node": "bo"})
+        assert unknown["error"]["code"] == "not_found"
         os.kill(agent.pid, signal.SIGKILL)
         agent.wait()
         assert fleet.server.release(lease)["success"]
         until(lambda: not fleet.listed()["box"]["connected"])
         assert fleet.state(lease) == "ending"  # It may still run.
         assert fleet.state(fails) == "active"
-        assert moored("agent", "forget", "lab/box", "--data", data).returncode == 0
+        done = fleet.server.moorage("fleet", "forget", "lab/box")
+        there = f"{lease['id']}, {fails['id']}"
+        assert done.stdout == f"lab/box is forgotten; 2 leases there: {there}\n"
         until(lambda: fleet.state(lease) == fleet.state(fails) == "ended")
         why = {"op": "status", "lease": fails["id"]}
         assert "forgotten by an operator" in fleet.server.say(why)[0]["lease"]["reason"]
@@ -306,9 +313,17 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
         assert nodes == []
         again = fleet.command("box")
         assert "does not know this machine's" in fleet.refused(again)
-        fleet.agent("box", fleet.token())
+        agent = fleet.agent("box", fleet.token())
         folder = tmp_path / "box" / "local" / "running"
         until(lambda: not any(folder.iterdir()))  # No lease stands for it.
+        agent.terminate()
+        until(lambda: not fleet.listed()["box"]["connected"])
+        assert moored("agent", "forget", "lab/box", "--data", data).returncode == 0
+    lines = moored("audit", "--what", "agent.*", "--json", "--data", data).stdout.splitlines()
+    entries = [(each["what"], each["who"]) for each in map(json.loads, lines)]
+    me = f"uid {os.getuid()}"
+    once = [("agent.token_created", me), ("agent.joined", "moored")]
+    assert entries == [*once, ("agent.forgotten", "local"), *once, ("agent.forgotten", me)]
 
 
 def test_a_revoked_agent_is_cut_off(fleet: Fleet, tmp_path: Path) -> None:

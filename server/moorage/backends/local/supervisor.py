@@ -280,7 +280,7 @@ def unheard(order: "dict[str, Any]") -> bool:
     with contextlib.suppress(OSError, ValueError, KeyError):
         with open(order["heard"], encoding="utf-8") as file:
             heard = json.load(file)
-        return time.clock_gettime(time.CLOCK_BOOTTIME) > heard["at"] + heard["seconds"]
+        return bool(time.clock_gettime(time.CLOCK_BOOTTIME) > heard["at"] + heard["seconds"])
     return False
 
 

@@ -32,6 +32,7 @@ from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import ClusterDocuments
 from moorage.records.audit import AuditEntry
+from moorage.records.rights import Caller
 
 __all__ = ["AgentRoster"]
 
@@ -316,11 +317,8 @@ class AgentRoster:
 
     async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
         link, now = machine.link, time.monotonic()
-        if record is None and machine.place not in self._coming and self._fleet is not None:
-            self._fleet.forget(machine)
-            if link is not None:
-                link.abort()
-            await self._take_out(machine.place)
+        if record is None and machine.place not in self._coming:
+            await self._drop(machine)
         elif link is not None:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or record.revoked:
@@ -347,6 +345,38 @@ class AgentRoster:
         if self._fleet is not None and unheard_seconds and self._outlasts(unheard_seconds) and lost:
             self._fleet.give_up(machine)
             log.warning("agent_idle", machine="/".join(machine.place), reason=machine.absence)
+
+    async def forget(self, place: Place, caller: Caller, remote: str) -> str:
+        """Give up a machine that will not come back; return how it stands, in words.
+
+        Raises:
+            ServiceError: It has no agent, or its agent is connected.
+
+        """
+        name = "/".join(place)
+        try:
+            known = self._store.agents().get(place)
+            if known is None:
+                reason = f"{name}: no machine with an agent is called so."
+                raise ServiceError(Code.NOT_FOUND, reason, field="node")
+            await asyncio.to_thread(self._store.forget, name)
+        except AgentStoreError as error:
+            raise ServiceError(Code.CONFLICT, f"{error}.") from error
+        about = {"cluster": place[0], "node": place[1]}
+        who = caller.tenant, caller.role, caller.token_name, remote
+        self._audit(AuditEntry(time.time(), "agent.forgotten", *who, about=about))
+        if self._fleet is not None:
+            await self._drop(self._fleet.machine(place))
+        return "forgotten"
+
+    async def _drop(self, machine: AgentMachine) -> None:
+        """Have a machine be no part of the fleet any more."""
+        if self._fleet is None or machine.gone:
+            return
+        self._fleet.forget(machine)
+        if machine.link is not None:
+            machine.link.abort()
+        await self._take_out(machine.place)
 
     async def _take_out(self, place: Place) -> None:
         """Take a machine's node out of its cluster."""
