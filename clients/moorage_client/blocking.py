@@ -200,6 +200,10 @@ class BlockingClient:
         """Undo either; see `Client.uncordon`."""
         return self._run(self._open().uncordon(cluster, node))
 
+    def forget(self, cluster: str, node: str) -> dict[str, Any]:
+        """Give up a machine that will not come back; see `Client.forget`."""
+        return self._run(self._open().forget(cluster, node))
+
     def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; see `Client.cancel`."""
         return self._run(self._open().cancel(request))

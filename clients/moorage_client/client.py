@@ -370,6 +370,19 @@ class Client:
         message = {"op": "uncordon", "cluster": cluster, "node": node}
         return answers.read_from(self.url, answers.read_object, await self.call(message))
 
+    async def forget(self, cluster: str, node: str) -> dict[str, Any]:
+        """Give up a machine whose agent is not connected and will not come back.
+
+        Its leases end as if their workloads had failed, and its node leaves the cluster.
+
+        Raises:
+            NotFound: No machine with an agent is called so.
+            MoorageError: Its agent is connected; or as `ask`.
+
+        """
+        message = {"op": "forget", "cluster": cluster, "node": node}
+        return answers.read_from(self.url, answers.read_object, await self.call(message))
+
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
 

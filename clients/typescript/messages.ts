@@ -431,6 +431,31 @@ export interface FlushedLeases {
   flushed: string[];
 }
 
+/** Give up a machine whose agent will not come back: its leases fail, and its node goes. */
+export interface ForgetMachine {
+  op: "forget";
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
+  id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
+  /** The id of a cluster. Expected: a string of 1 to 256 characters. */
+  cluster: string;
+  /** The id of a node of the cluster; left out: all of it. Expected: a string of 1 to 256 characters. */
+  node: string;
+}
+
+/** The reply to `ForgetMachine`, where it succeeds. */
+export interface ForgetMachineReply {
+  success: true;
+  data: OutOfService;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** One label of a node, as Kubernetes' `matchExpressions` say it. */
 export interface LabelRequirement {
   /** The name of the label. Expected: a string of 1 to 256 characters. */
@@ -1495,6 +1520,7 @@ export interface Operations {
   cordon: { message: Cordon; reply: CordonReply };
   drain: { message: Drain; reply: DrainReply };
   uncordon: { message: Uncordon; reply: UncordonReply };
+  forget: { message: ForgetMachine; reply: ForgetMachineReply };
   reserve: { message: ReserveNodes; reply: ReserveNodesReply };
   unreserve: { message: UnreserveNodes; reply: UnreserveNodesReply };
   reservations: { message: ReservationListing; reply: ReservationListingReply };

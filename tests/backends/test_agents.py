@@ -1,8 +1,10 @@
 """The two ends of an agent's connection, over loopback, and what they do when it goes."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from moorage.backends.agents.backend import FleetBackend
 from moorage.backends.agents.host import AgentHost
 from moorage.backends.agents.link import AgentLink
 from moorage.backends.base import BackendError, Order, Phase, WorkloadReport
+from moorage.backends.local import deadline
+from moorage.backends.local.deadline import HeardFile
 from moorage.backends.memory.backend import MemoryBackend
 from moorage.backends.specs import MemoryResourceSpec
 from moorage.model import ClusterId, NodeId, Share
@@ -41,12 +45,16 @@ class World:
         self.machine = self.fleet.machine(PLACE)
         self.there: dict[str, Any] = {}
         self.agents = MemoryBackend(self.there)
-        self.host = AgentHost(self.agents, folder)
+        self.heard: list[float] = []
+        self.host = AgentHost(self.agents, folder, self.heard.append)
         self.link: AgentLink | None = None
         self.port = 0
 
     async def take(self, connection: ServerConnection) -> None:
-        link = self.link = AgentLink(AgentSocket(connection), self.fleet.tell)
+        link = self.link = AgentLink(
+            AgentSocket(connection), partial(self.fleet.tell, self.machine)
+        )
+        self.machine.hear(link)
         attaching = asyncio.ensure_future(self.fleet.attach(self.machine, link))
         await link.run()
         await asyncio.gather(attaching, return_exceptions=True)
@@ -143,3 +151,58 @@ async def test_a_machine_that_is_away_says_since_when(world: World) -> None:
     await stopping
     assert [(each.id, each.phase) for each in told] == [("a", Phase.FAILED)]
     assert "forgotten by an operator" in told[0].detail
+
+
+async def test_an_agent_learns_when_the_server_has_read_its_beats(world: World) -> None:
+    await until(lambda: world.heard)
+    assert world.heard[0] <= deadline.now()
+
+
+async def test_what_a_machine_has_ended_unheard_counts_as_failed(world: World) -> None:
+    await world.fleet.start(order())
+    assert world.link is not None
+    world.link.abort()
+    await until(lambda: world.machine.link is None)
+    world.machine.note(lost=True)
+    starting = asyncio.create_task(world.fleet.start(order("b", resumed=True)))
+    stopping = asyncio.create_task(world.fleet.stop("a"))
+    await asyncio.sleep(0)  # Both begin to wait.
+    told: list[WorkloadReport] = []
+    world.fleet.listen(told.append)
+    world.fleet.give_up(world.machine)
+    assert (await starting).phase is Phase.FAILED
+    await stopping
+    assert {each.id: each.phase for each in told} == {"a": Phase.FAILED, "b": Phase.FAILED}
+    assert "and has ended what ran there" in told[0].detail
+    living = await world.connected()
+    assert not world.machine.idle
+    living.cancel()
+
+
+async def test_an_agent_is_not_believed_about_what_runs_elsewhere_by_now(world: World) -> None:
+    await world.fleet.start(order())
+    told: list[WorkloadReport] = []
+    world.fleet.listen(told.append)
+    gone = WorkloadReport("a", Phase.STOPPED)
+    world.fleet.tell(world.fleet.machine((PLACE[0], NodeId("n2"))), gone)
+    assert told == []
+    world.fleet.tell(world.machine, gone)
+    assert told == [gone]
+
+
+def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: Path) -> None:
+    assert not HeardFile(tmp_path, 0.0).passed
+    before = deadline.now()
+    HeardFile(tmp_path, 50.0).agreed(before)
+    file = tmp_path / "heard.json"
+    assert json.loads(file.read_text())["seconds"] == 50
+    later = HeardFile(tmp_path, 0.0)
+    later.heard(before + 1)
+    assert json.loads(file.read_text())["seconds"] == 50
+    shorter = HeardFile(tmp_path, 20.0)
+    assert json.loads(file.read_text())["seconds"] == 20
+    assert json.loads(file.read_text())["at"] == before + 1
+    shorter.heard(before - 100)
+    assert not shorter.passed
+    later.agreed(before)
+    assert not file.exists()

@@ -17,6 +17,7 @@ import pytest
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.container_plans import ContainerPlan, plan
+from moorage.backends.local.deadline import HeardFile, now
 from moorage.backends.local.devices import Devices
 from moorage.backends.local.readiness import answers
 from moorage.backends.specs import ContainerResourceSpec, Readiness
@@ -391,6 +392,22 @@ async def test_a_container_removed_from_outside_has_failed_and_is_not_started_ag
     again = await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
     assert again.phase is Phase.FAILED
     assert container_engine.containers(all=True) == []
+
+
+@pytest.mark.heavy
+async def test_a_container_ends_while_the_server_is_not_heard(tmp_path, backend, container_image):
+    agent = HeardFile(tmp_path / "root", 3_600.0)
+    agent.agreed(now())
+    told: asyncio.Queue[WorkloadReport] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
+    backend.listen(lambda news: loop.call_soon_threadsafe(told.put_nowait, news))
+    HeardFile(tmp_path / "root", 0.001)
+    async with asyncio.timeout(HEARD_SECONDS_MAX):
+        assert (await told.get()).phase is Phase.FAILED
+    with pytest.raises(BackendError, match="not heard the server"):
+        await backend.start(Order("b", shell(container_image, "exec sleep 1000")))
+    HeardFile(tmp_path / "root", 0.0).agreed(now())  # What guards it leaves.
 
 
 _LIBRARY = """

@@ -26,6 +26,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.local import control_groups, supervisor, workload_store
 from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.deadline import HeardFile, now
 from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
 from moorage.model import ClusterId, NodeId, Share
@@ -647,3 +648,22 @@ async def test_nothing_below_its_folder_is_for_others(tmp_path):
         each: oct(each.stat().st_mode) for each in places if each.stat().st_mode & 0o77
     }
     assert open_to_others == {}
+
+
+async def test_a_process_ends_while_the_server_is_not_heard(backend, tmp_path):
+    """The agent has died, and none comes: its word holds all the same."""
+    well = ProcessResourceSpec(command=["sh", "-c", "trap 'exit 0' TERM; sleep 1000 & wait"])
+    await backend.start(Order("a", well))
+    agent = HeardFile(tmp_path, 3_600.0)
+    agent.agreed(now())
+    await backend.start(Order("b", noting(tmp_path, "sleep 1000")))
+    assert (await backend.status("a")).phase is Phase.READY
+    HeardFile(tmp_path, 0.001)
+    await over(backend, "a")
+    await over(backend, "b")
+    ended = await backend.status("a")
+    assert (ended.phase, ended.exit_code) == (Phase.FAILED, -signal.SIGTERM)
+    assert ended.detail == supervisor.UNHEARD
+    with pytest.raises(BackendError, match="not heard the server"):
+        await backend.start(Order("c", noting(tmp_path)))
+    assert len(starts(tmp_path)) == 1

@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -219,7 +220,7 @@ class AgentBackend(FleetBackend):
                 await host.close()
 
     async def take(self, connection: ServerConnection) -> None:
-        link = AgentLink(AgentSocket(connection), self.tell)
+        link = AgentLink(AgentSocket(connection), partial(self.tell, self.agent))
         attaching = asyncio.ensure_future(self.attach(self.agent, link))
         attaching.add_done_callback(lambda _: self.attached.set())
         await link.run()

@@ -54,10 +54,10 @@ class Fleet:
         place = ["--server", self.server.running.ws, "--data", str(self.folder / (data or name))]
         return [*MOORED, "agent", *place, "--name", name, "--no-machine-id", *more]
 
-    def agent(self, name: str, token: str | None = None) -> subprocess.Popen[str]:
-        more = ["--token", token] if token else []
+    def agent(self, name: str, token: str | None = None, *more: str) -> subprocess.Popen[str]:
+        shown = ["--token", token] if token else []
         log = self.folder / f"{name}.log"
-        running = child(self.command(name, *more), log, serve_variables())
+        running = child(self.command(name, *shown, *more), log, serve_variables())
         process, ready = self.stack.enter_context(running)
         assert ready == {"event": "connected", "cluster_id": "lab", "node_id": name}
         return process
@@ -159,7 +159,7 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
     token = fleet.token()
     headers = {"Authorization": f"Bearer {token}"}
     with connect(fleet.server.running.ws + AGENT_PATH, additional_headers=headers) as raw:
-        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"})))
+        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"}, 0.0)))
         farewell = wire.decode_instruction(raw.recv(10))
     assert isinstance(farewell, wire.AgentFarewell)
     assert "release 9.9) speaks version 99" in farewell.reason
@@ -243,6 +243,59 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(tmp_path: Path) -
         assert (text.splitlines()[-1], len(text.splitlines()), code) == ("whole", 151, 3)
 
 
+@pytest.mark.parametrize("signaled", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_lease_moves_once_its_lost_machine_has_ended_it(
+    tmp_path: Path, signaled: signal.Signals
+) -> None:
+    """The agent is stuck, or dead for good: its word holds, so that nothing runs twice."""
+    seen = tmp_path / "seen"
+    command = f"while :; do echo $MOORAGE_NODE_ID >>{seen}; sleep 0.05; done"
+    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
+        boxes = {each: fleet.agent(each, fleet.token(), "--unheard-seconds", "2") for each in "ab"}
+        lease = fleet.ask(command, on_failure="requeue", attempts_max=2)
+        until(lambda: fleet.state(lease) == "active")
+        there = lease["placement"][0]["node_id"]
+        other = "b" if there == "a" else "a"
+        boxes[there].send_signal(signaled)
+        until(lambda: seen.read_text().endswith(f"{other}\n"))
+        boxes[there].send_signal(signal.SIGCONT)
+        if signaled == signal.SIGKILL:
+            boxes[there].wait()
+            fleet.agent(there, None, "--unheard-seconds", "2")
+        until(lambda: "unavailable" not in fleet.node(there))
+        assert fleet.server.release(lease)["success"]
+        until(lambda: fleet.state(lease) == "ended")
+    nodes = seen.read_text().split()
+    assert nodes == sorted(nodes, reverse=there == "b"), "one after the other"
+
+
+def test_a_lease_without_another_place_runs_again_where_it_was(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    with served(tmp_path, MOORAGE_AGENT_LOST_SECONDS="12") as fleet:
+        agent = fleet.agent("box", fleet.token(), "--unheard-seconds", "2")
+        command = f"echo $$ >>{seen}; sleep 1000"
+        lease = fleet.ask(command, on_failure="requeue", attempts_max=2)
+        until(lambda: fleet.state(lease) == "active" and seen.exists())
+        agent.send_signal(signal.SIGSTOP)
+        message = {"op": "status", "request": lease["id"]}
+        until(lambda: fleet.state(lease) not in {"active", "failing"})
+        assert len(seen.read_text().split()) == 1
+        agent.send_signal(signal.SIGCONT)
+        until(lambda: len(seen.read_text().split()) == 2)
+        until(lambda: fleet.state(lease) == "active")
+        assert fleet.server.say(message)[0]["lease"]["workload"]["attempt"] == 2
+        first, _ = map(int, seen.read_text().split())
+        assert not Path(f"/proc/{first}").exists()
+
+
+def test_an_agent_that_ends_what_it_runs_too_late_is_refused(fleet: Fleet) -> None:
+    command = fleet.command("box", "--token", fleet.token(), "--unheard-seconds", "51")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        assert agent.stderr is not None
+        assert "agent_lost_seconds, 60, is not longer by 10 s" in agent.stderr.readline()
+        agent.kill()
+
+
 def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
     with served(tmp_path, **LOST) as fleet:
         data = tmp_path / "data"
@@ -251,13 +304,20 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
         until(lambda: fleet.state(lease) == fleet.state(fails) == "active")
         connected = moored("agent", "forget", "lab/box", "--data", data)
         assert "lab/box is connected" in connected.stderr
+        by_operator = {"op": "forget", "cluster": "lab", "node": "box"}
+        (refused,) = fleet.server.say(by_operator)
+        assert refused["error"]["code"] == "conflict"
+        (unknown,) = fleet.server.say(by_operator | {"node": "bo"})
+        assert unknown["error"]["code"] == "not_found"
         os.kill(agent.pid, signal.SIGKILL)
         agent.wait()
         assert fleet.server.release(lease)["success"]
         until(lambda: not fleet.listed()["box"]["connected"])
         assert fleet.state(lease) == "ending"  # It may still run.
         assert fleet.state(fails) == "active"
-        assert moored("agent", "forget", "lab/box", "--data", data).returncode == 0
+        done = fleet.server.moorage("fleet", "forget", "lab/box")
+        there = f"{lease['id']}, {fails['id']}"
+        assert done.stdout == f"lab/box is forgotten; 2 leases there: {there}\n"
         until(lambda: fleet.state(lease) == fleet.state(fails) == "ended")
         why = {"op": "status", "lease": fails["id"]}
         assert "forgotten by an operator" in fleet.server.say(why)[0]["lease"]["reason"]
@@ -265,9 +325,17 @@ def test_a_lost_machine_is_forgotten_and_may_join_again(tmp_path: Path) -> None:
         assert nodes == []
         again = fleet.command("box")
         assert "does not know this machine's" in fleet.refused(again)
-        fleet.agent("box", fleet.token())
+        agent = fleet.agent("box", fleet.token())
         folder = tmp_path / "box" / "local" / "running"
         until(lambda: not any(folder.iterdir()))  # No lease stands for it.
+        agent.terminate()
+        until(lambda: not fleet.listed()["box"]["connected"])
+        assert moored("agent", "forget", "lab/box", "--data", data).returncode == 0
+    lines = moored("audit", "--what", "agent.*", "--json", "--data", data).stdout.splitlines()
+    entries = [(each["what"], each["who"]) for each in map(json.loads, lines)]
+    me = f"uid {os.getuid()}"
+    once = [("agent.token_created", me), ("agent.joined", "moored")]
+    assert entries == [*once, ("agent.forgotten", "local"), *once, ("agent.forgotten", me)]
 
 
 def test_a_revoked_agent_is_cut_off(fleet: Fleet, tmp_path: Path) -> None:

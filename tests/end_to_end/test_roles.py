@@ -29,6 +29,7 @@ EVERY_OPERATION = {
     "cordon": {"cluster": "none"},
     "drain": {"cluster": "none"},
     "uncordon": {"cluster": "none"},
+    "forget": {"cluster": "none", "node": "none"},
     "reserve": {"resources": {"gpus": 99}, "starts_at": 1e10, "ends_at": 2e10},
     "unreserve": {"reservation": "x"},
     "set_quota": {"tenant": "x"},

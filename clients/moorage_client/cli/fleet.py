@@ -1,6 +1,7 @@
 """The commands about the fleet: `moorage fleet [CLUSTER]` looks at it, `fleet import` fills it.
 
-`cordon`, `drain`, `uncordon` and `delete` take parts of it out of service, and put them back.
+`cordon`, `drain`, `uncordon`, `forget` and `delete` take parts of it out of service, and put
+them back.
 """
 
 import re
@@ -274,6 +275,21 @@ def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
             if not done["unavailable"]
             else f"{place} is {done['unavailable']}"
         )
+
+
+def forget(
+    session: CommandSession,
+    node: Annotated[str, typer.Argument(help="CLUSTER/NODE", metavar="NODE")],
+) -> None:
+    """Give up a machine whose agent will not come back: its leases fail, its node goes.
+
+    Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
+    """
+
+    async def work(client: Any) -> Any:
+        return await client.forget(*await _node(client, node))
+
+    _out_of_service(session, session.run(work))
 
 
 def delete(

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option
+from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 
 if TYPE_CHECKING:
+    from moorage.config.settings import Config
     from moorage.daemon.agents.agent_store import AgentStore
 
 agent = typer.Typer(
@@ -23,6 +25,8 @@ agent = typer.Typer(
 )
 
 MINUTES_MAX: Final = 1_440
+UNHEARD_SECONDS_MAX: Final = 3_600
+"""In so long, clocks of two machines run apart by less than the margin that the server adds."""
 _ClusterNode = Annotated[str, typer.Argument(help="CLUSTER/NODE, as `moored agent list` has it.")]
 
 
@@ -61,6 +65,13 @@ def agent_run(
             help="Where several machines, or agents of one, have one machine id.",
         ),
     ] = False,
+    unheard_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="MOORAGE_AGENT_UNHEARD_SECONDS",
+            help="End what runs here when the server has not been heard for so long; 0: never.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Run the agent of this machine until SIGTERM or Ctrl-C; what it runs goes on.
 
@@ -71,11 +82,15 @@ def agent_run(
     labels = dict(each.partition("=")[::2] for each in label or ())
     if "" in labels or any("=" not in each for each in label or ()):
         refuse_option("--label", "KEY=VALUE")
+    if unheard_seconds and not 1 <= unheard_seconds <= UNHEARD_SECONDS_MAX:
+        refuse_option("--unheard-seconds", f"0, or 1 to {UNHEARD_SECONDS_MAX}")
     from moorage.commands.agent_program import AgentOptions, run  # noqa: PLC0415  # As in serve.
 
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = (data or Path(state) / "moored-agent").absolute()
-    options = AgentOptions(server, token, folder, name or "", labels, not no_machine_id)
+    options = AgentOptions(
+        server, token, folder, name or "", labels, not no_machine_id, unheard_seconds
+    )
     raise typer.Exit(run(options, load_config({"data_dir": options.data}, None)))
 
 
@@ -92,8 +107,10 @@ def agent_token(
     if not cluster.strip() or "/" in cluster:
         refuse_option("--cluster", "the id of a cluster, without `/`")
     now = time.time()
-    with _store(data, config) as store:
+    with _store(data, config) as (store, settings):
         typer.echo(store.create_token(cluster, now, now + 60 * minutes))
+        expires = {"expires_at": now + 60 * minutes}
+        note(settings, "agent.token_created", {"cluster": cluster}, expires)
     typer.echo(f"One machine may join “{cluster}” with it within {minutes} minutes.", err=True)
 
 
@@ -102,7 +119,7 @@ def agent_list(
     data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
 ) -> None:
     """List the machines with agents, and whether they are connected."""
-    with _store(data, config) as store:
+    with _store(data, config) as (store, _):
         known = list(store.agents().values())
     if as_json:
         rows = [
@@ -115,6 +132,7 @@ def agent_list(
                 "address": each.address,
                 "release": each.release,
                 "revoked": each.revoked,
+                "unheard_seconds": each.unheard_seconds,
             }
             for each in known
         ]
@@ -136,8 +154,9 @@ def agent_revoke(name: _ClusterNode, data: DataOption = None, config: FileOption
 
     What runs there goes on, and its leases hold. With a new token it may join again.
     """
-    with _store(data, config) as store:
-        store.revoke(name)
+    with _store(data, config) as (store, settings):
+        gone = store.revoke(name)
+        note(settings, "agent.revoked", {"cluster": gone.cluster_id, "node": gone.node_id})
     typer.echo(f"The key of {name} is revoked.")
 
 
@@ -147,14 +166,20 @@ def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption
 
     Only where nothing runs there any more: a workload of a lease that ends so is not stopped.
     """
-    with _store(data, config) as store:
-        store.forget(name)
+    with _store(data, config) as (store, settings):
+        gone = store.forget(name)
+        note(settings, "agent.forgotten", {"cluster": gone.cluster_id, "node": gone.node_id})
     typer.echo(f"{name} is forgotten.")
 
 
 @contextlib.contextmanager
-def _store(data: Path | None, config: Path | None) -> "Iterator[AgentStore]":
-    """Open the store of the server's data folder; say in one line what is wrong with it."""
+def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore, Config]]":
+    """Open the store of the server's data folder; say in one line what is wrong with it.
+
+    Yields:
+        The store, and the server's settings.
+
+    """
     loopback = {"host": "127.0.0.1", "http_host": "127.0.0.1"}
     settings = load_config({"data_dir": data, **loopback}, config)
     from moorage.daemon.agents.agent_store import (  # noqa: PLC0415  # As in serve.
@@ -170,7 +195,7 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[AgentStore]":
     try:
         rows = open_storage(settings.storage, settings.data_dir).agents()
         with contextlib.closing(AgentStore(rows)) as store:
-            yield store
+            yield store, settings
     except (AgentStoreError, StorageError, OSError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None

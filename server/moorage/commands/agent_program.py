@@ -27,8 +27,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from moorage.backends.agents import wire
 from moorage.backends.agents.host import AgentHost
-from moorage.backends.local import workload_store
+from moorage.backends.local import deadline, workload_store
 from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.deadline import HeardFile
 from moorage.config.settings import Config
 from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
@@ -63,6 +64,7 @@ class AgentOptions:
         name: Of the node; empty: the machine's own.
         labels: Of the node.
         machine_id: Whether the machine says which one it is.
+        unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
 
     """
 
@@ -72,6 +74,7 @@ class AgentOptions:
     name: str
     labels: Mapping[str, str]
     machine_id: bool
+    unheard_seconds: float
 
 
 class _Refused(Exception):  # noqa: N818  # It is an answer.
@@ -125,6 +128,8 @@ class _Agent:
         if "agent" not in self._known:
             self._note(agent=secrets.token_hex(16))
         self._is_ready = False
+        self._folder = options.data / "local"
+        self._deadline = HeardFile(self._folder, options.unheard_seconds)
 
     def _note(self, **known: Any) -> None:
         self._known |= known
@@ -132,8 +137,9 @@ class _Agent:
 
     async def run(self) -> None:
         """Connect, again and again, until a signal."""
-        folder = self._options.data / "local"
-        host = AgentHost(LocalBackend(folder, hidden=self._options.data), self._options.data)
+        data = self._options.data
+        backend = LocalBackend(self._folder, hidden=data)
+        host = AgentHost(backend, data, self._deadline.heard)
         main = asyncio.current_task()
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -196,8 +202,13 @@ class _Agent:
             raise _Refused(reason, final=True) from None
         async with connection:
             socket = AgentSocket(connection)
+            sent_at = deadline.now()
             hello = wire.AgentHello(
-                wire.VERSION, version("moorage"), self._known["agent"], self._node
+                wire.VERSION,
+                version("moorage"),
+                self._known["agent"],
+                self._node,
+                self._options.unheard_seconds,
             )
             await socket.send(wire.encode(hello))
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
@@ -205,6 +216,9 @@ class _Agent:
             match None if answer is None else wire.decode_instruction(answer):
                 case wire.AgentWelcome() as welcome:
                     self._welcomed(welcome)
+                    if self._deadline.passed:  # What was begun may begin elsewhere by now.
+                        await host.cancel_starts()
+                    self._deadline.agreed(sent_at)
                     await host.serve(socket, welcome.beat_seconds)
                 case wire.AgentFarewell(reason, final):
                     raise _Refused(reason, final=final)

@@ -2,20 +2,19 @@
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from moorage.commands.errors import load_config, refuse_option
+from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
-from moorage.records.audit import AuditEntry
 from moorage.records.rights import Role
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def token_create(
         with contextlib.closing(_store(settings)) as store:
             made = store.create(name, role, tenant, now, expires_at)
         row = {"role": role, "tenant": tenant, "expires_at": expires_at}
-        _note(settings, "token.created", name, row)
+        note(settings, "token.created", {"token": name}, row)
     if as_json:
         typer.echo(json.dumps({"token": made, "name": name, **row}))
         return
@@ -115,7 +114,7 @@ def token_revoke(
         contextlib.closing(_store(settings)) as store,
     ):
         if store.revoke(name, time.time()):
-            _note(settings, "token.revoked", name)
+            note(settings, "token.revoked", {"token": name})
             typer.echo(f"Token “{name}” is revoked.")
         else:
             typer.echo(f"Token “{name}” was revoked before.")
@@ -132,20 +131,6 @@ def _store(settings: Config) -> "TokenStore":
     from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     return TokenStore(open_storage(settings.storage, settings.data_dir).tokens())
-
-
-def _note(settings: Config, what: str, name: str, after: dict[str, Any] | None = None) -> None:
-    """Put a change into the audit log, as of the user who runs this command."""
-    if not settings.audit_days:
-        return
-    from moorage.daemon.access.audit_files import AuditFiles  # noqa: PLC0415  # As in serve.
-
-    now, user = time.time(), f"uid {os.getuid()}"
-    entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", {"token": name}, after=after)
-    files = AuditFiles(
-        settings.data_dir, settings.audit_days * 86_400.0, settings.audit_mib_max << 20
-    )
-    files.append([entry], now)
 
 
 def _is_tenant(tenant: str) -> bool:

@@ -365,7 +365,8 @@ class Config(ShareSettings):
         Setting(
             seconds(1, 86_400),
             "How long a machine with an agent may be unheard of before it is `lost`: then nothing "
-            "more is placed there, and what runs there goes on.",
+            "more is placed there, and what runs there goes on. At least 10 s longer than any "
+            "agent's `--unheard-seconds`, after which what runs there ends, so that leases move.",
         ),
     ] = 60.0
     restart_grace_seconds: Annotated[

@@ -188,7 +188,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     core = _core(config, stores, measures, tasks)
     runners = await _open_runners(config, stores, core, stack)
     agents = _agents(config, stores, runners)
-    requests = _requests(config, stores, core, runners, stack)
+    requests = _requests(config, stores, core, runners, agents, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests)
     # What was loaded stays. Without this, collections that look through ten thousand documents
     # in vain stop the server for a third of a second each (measured).
@@ -414,9 +414,10 @@ def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
-    door = AgentRoster(stores.agents, fleet, stores.catalog.clusters, config.agent_lost_seconds)
-    door.open()
-    return door
+    clusters, audit = stores.catalog.clusters, stores.audit.note
+    roster = AgentRoster(stores.agents, fleet, clusters, config.agent_lost_seconds, audit)
+    roster.open()
+    return roster
 
 
 def _backends(config: Config, surroundings: Surroundings) -> dict[str, Backend]:
@@ -461,7 +462,12 @@ def _workers(config: Config) -> WorkerSettings | None:
 
 
 def _requests(
-    config: Config, stores: Stores, core: Core, runners: Runners, stack: AsyncExitStack
+    config: Config,
+    stores: Stores,
+    core: Core,
+    runners: Runners,
+    agents: AgentRoster,
+    stack: AsyncExitStack,
 ) -> RequestParts:
     catalog, allocator, inbox, tasks = stores.catalog, stores.allocator, core.inbox, core.tasks
     sandbox, workloads, state = runners.sandbox, runners.workloads, allocator.state
@@ -491,7 +497,7 @@ def _requests(
     fleets = RecalledFleets(stores.ledger, decisions)
     terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
-    lookups = Lookups(access, decisions, fleets, whatifs)
+    lookups = Lookups(agents, access, decisions, fleets, whatifs)
     bounds = OperationBounds(config.lease_ttl_seconds_max, state, config.tenant_watchers_max)
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(

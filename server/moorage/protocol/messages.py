@@ -39,6 +39,7 @@ from moorage.protocol.operations import (
     Exec,
     FleetListing,
     Flush,
+    ForgetMachine,
     LeaseListing,
     Logs,
     Manage,
@@ -80,6 +81,7 @@ __all__ = [
     "Exec",
     "FleetListing",
     "Flush",
+    "ForgetMachine",
     "LeaseListing",
     "LeaseRequest",
     "Logs",
@@ -207,6 +209,7 @@ Operation = (
     | Cordon
     | Drain
     | Uncordon
+    | ForgetMachine
     | ReserveNodes
     | UnreserveNodes
     | ReservationListing

@@ -90,6 +90,13 @@ class Uncordon(_Place, frozen=True, kw_only=True, tag="uncordon"):
     """Place something there again."""
 
 
+class ForgetMachine(OpMessage, frozen=True, kw_only=True, tag="forget"):
+    """Give up a machine whose agent will not come back: its leases fail, and its node goes."""
+
+    cluster: f.Name
+    node: f.Name
+
+
 class ReserveNodes(OpMessage, frozen=True, kw_only=True, tag="reserve"):
     """Keep nodes for a tenant, from one moment to another: such as `resources` fits on."""
 

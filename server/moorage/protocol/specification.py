@@ -38,6 +38,7 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Cordon: (replies.OutOfService,),
     m.Drain: (replies.OutOfService,),
     m.Uncordon: (replies.OutOfService,),
+    m.ForgetMachine: (replies.OutOfService,),
     m.ReserveNodes: (replies.ReservationAnswer,),
     m.UnreserveNodes: (replies.ReservationAnswer,),
     m.ReservationListing: (replies.ReservationPage,),

@@ -54,20 +54,22 @@ class AgentMachine:
         place: Its node.
 
     Attributes:
-        heard_at: When it was last heard of, on the monotonic clock; at first, when it was made.
-        heard_time: The same in seconds since the epoch.
+        heard_time: When it was last heard of, in seconds since the epoch.
         lost: Whether it has not been heard of for too long.
+        idle: Whether it has not been heard of for so long that it has ended all that ran there.
         gone: Whether an operator has said that it will not come back.
 
     """
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.heard_at = time.monotonic()
         self.heard_time = time.time()
         self.lost = False
+        self.idle = False
         self.gone = False
+        self._made_at = time.monotonic()
         self._link: AgentLink | None = None
+        self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
         self._is_known = False  # Since this server started, its workloads have been looked at.
         self._change = asyncio.Event()
 
@@ -77,12 +79,18 @@ class AgentMachine:
         return self._link
 
     @property
+    def heard_at(self) -> float:
+        """When it was last heard of, on the monotonic clock; at first, when this was made."""
+        return self._made_at if self._latest is None else self._latest.heard_at
+
+    @property
     def absence(self) -> str:
         """Why it cannot be reached, for people."""
         if self.gone:
             return f"the machine {self.place[1]} was forgotten by an operator"
         since = datetime.fromtimestamp(self.heard_time, UTC)
-        return f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
+        text = f"the machine {self.place[1]} is not heard of since {since:%Y-%m-%d %H:%M:%S} UTC"
+        return f"{text}, and has ended what ran there" if self.idle else text
 
     def note(self, **changes: Any) -> None:
         """Change attributes, and wake all who wait for a change."""
@@ -91,15 +99,19 @@ class AgentMachine:
         change, self._change = self._change, asyncio.Event()
         change.set()
 
+    def hear(self, link: AgentLink) -> None:
+        """Note that its agent has come, over a connection that is not in use yet."""
+        self._latest = link
+
     def connect(self, link: AgentLink) -> None:
         """Send orders over a connection from now on."""
         self._is_known = True
-        self.note(_link=link, lost=False)
+        self.note(_link=link, lost=False, idle=False)
 
     def disconnect(self, link: AgentLink) -> None:
         """Note that a connection is gone."""
         if self._link is link:
-            self.note(_link=None, heard_at=link.heard_at, heard_time=time.time())
+            self.note(_link=None, heard_time=time.time())
 
     async def look(self, order: wire.AnyOrder, kind: type[T], *, again: bool = True) -> T:
         """Carry out an order that waits a moment for the machine and no longer.
@@ -127,14 +139,14 @@ class AgentMachine:
         """Start a workload; see `Backend.start`.
 
         It fails if the machine is lost, unless the order may have reached it: then it may run, and
-        must not run elsewhere.
+        must not run elsewhere, before the machine has ended all that ran there.
         """
         frame, may_run = wire.StartOrder.of(order), order.resumed or not self._is_known
         while True:
             try:
                 link = await self._linked(unless_lost=not may_run)
             except BackendError:
-                if not self.gone or not order.resumed:
+                if not (self.gone or self.idle) or not order.resumed:
                     raise
                 return WorkloadReport(order.id, Phase.FAILED, detail=self.absence)
             may_run = True
@@ -143,11 +155,11 @@ class AgentMachine:
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
         """Stop a workload, however long the machine is away; see `Backend.stop`."""
-        while not self.gone:
+        while not (self.gone or self.idle):
             try:
                 link = await self._linked()
             except BackendError:
-                continue  # It is gone for good.
+                continue  # Nothing runs there any more.
             with suppress(LinkLost):
                 await self._call(link, wire.StopOrder(workload, stop_seconds_max))
                 return
@@ -172,7 +184,8 @@ class AgentMachine:
         """
         while (link := self._link) is None:
             left = None if end is None else end - time.monotonic()
-            if self.gone or (unless_lost and self.lost) or (left is not None and left <= 0):
+            in_vain = self.gone or self.idle or (unless_lost and self.lost)
+            if in_vain or (left is not None and left <= 0):
                 raise BackendError(self.absence)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._change.wait(), left)
@@ -216,8 +229,16 @@ class FleetBackend:
         machine.note(gone=True)
         del self._machines[machine.place]
         self._nodes = frozenset(node for _, node in self._machines)
+        self._fail_all(machine)
+
+    def give_up(self, machine: AgentMachine) -> None:
+        """Note that a machine has ended all that ran there, as its agent said it would."""
+        machine.note(idle=True)
+        self._fail_all(machine)
+
+    def _fail_all(self, machine: AgentMachine) -> None:
         for name in [each for each, there in self._places.items() if there is machine]:
-            self.tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
+            self._tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
 
     async def attach(self, machine: AgentMachine, link: AgentLink) -> None:
         """Have a machine's orders go over a connection; return when only leases' workloads run.
@@ -232,12 +253,16 @@ class FleetBackend:
         for report in found:
             if report.id not in orphans:
                 self._remember(report.id, machine)
-                self.tell(report)
+                self._tell(report)
         machine.connect(link)
         await asyncio.gather(*(self._end(link, each) for each in orphans))
 
-    def tell(self, report: WorkloadReport) -> None:
-        """Tell the listener what an agent says of a workload."""
+    def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
+        """Tell the listener what an agent says of a workload, unless that is elsewhere by now."""
+        if self._machine_of(report.id) is machine:
+            self._tell(report)
+
+    def _tell(self, report: WorkloadReport) -> None:
         if self._listener is not None:
             self._listener(report)
 

@@ -7,7 +7,7 @@ begun goes on while there is none: the server gives its order again, and finds i
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
@@ -16,7 +16,7 @@ import msgspec
 
 from moorage.backends.agents import wire
 from moorage.backends.base import Backend, BackendError, WorkloadReport
-from moorage.backends.local import workload_store
+from moorage.backends.local import deadline, workload_store
 from moorage.protocol.agent_socket import AgentSocket
 
 __all__ = ["AgentHost"]
@@ -31,11 +31,15 @@ class AgentHost:
     Args:
         backend: Of this machine.
         folder: Where the fencing numbers of the last orders are kept.
+        on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
 
     """
 
-    def __init__(self, backend: Backend, folder: Path) -> None:
+    def __init__(
+        self, backend: Backend, folder: Path, on_heard: Callable[[float], None] = lambda _: None
+    ) -> None:
         self._backend = backend
+        self._on_heard = on_heard
         self._file = folder / "fences.json"
         self._fences: dict[str, int] = workload_store.read(self._file) or {}
         self._starts: dict[str, asyncio.Task[WorkloadReport]] = {}
@@ -65,6 +69,8 @@ class AgentHost:
                         self._calls[number] = order, task
                     case wire.AgentCancel(number):
                         self._cancel(number)
+                    case wire.AgentHeard(at):
+                        self._on_heard(at)
                     case wire.AgentWelcome() | wire.AgentFarewell():
                         pass
                     case _ as never:
@@ -164,7 +170,7 @@ class AgentHost:
         while True:
             await asyncio.sleep(seconds)
             if self._socket is not None:
-                await self._send(self._socket, wire.AgentBeat())
+                await self._send(self._socket, wire.AgentBeat(deadline.now()))
 
     def _tell(self) -> None:
         """Send news; without a connection there are none: the server looks when there is one."""
@@ -181,11 +187,15 @@ class AgentHost:
             if report is not None:
                 await socket.send(wire.encode(report))
 
-    async def close(self) -> None:
-        """Let go of the backend. Workloads go on running, but for starts under way."""
+    async def cancel_starts(self) -> None:
+        """Give up all starts under way."""
         starts = list(self._starts.values())
         for start in starts:
             start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Let go of the backend. Workloads go on running, but for starts under way."""
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*starts, return_exceptions=True)
+            await self.cancel_starts()
         await self._backend.close()

@@ -18,6 +18,7 @@ from moorage.backends.agents.wire import (
     AgentCancel,
     AgentDone,
     AgentFailure,
+    AgentHeard,
     AgentHello,
     AgentNews,
     AnyOrder,
@@ -75,7 +76,9 @@ class AgentLink:
                         self._settle(failed.id, failed)
                     case AgentNews(report):
                         self._on_news(report)
-                    case AgentBeat() | AgentHello():
+                    case AgentBeat(at):
+                        await self._socket.send(encode(AgentHeard(at)))
+                    case AgentHello():
                         pass
                     case _ as never:
                         assert_never(never)

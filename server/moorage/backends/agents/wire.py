@@ -31,6 +31,7 @@ __all__ = [
     "AgentDone",
     "AgentFailure",
     "AgentFarewell",
+    "AgentHeard",
     "AgentHello",
     "AgentNews",
     "AgentWelcome",
@@ -50,7 +51,7 @@ __all__ = [
     "encode",
 ]
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of these frames. An agent of another version is refused with a sentence."""
 
 
@@ -66,6 +67,8 @@ class AgentHello(_Frame):
         release: Of its program.
         agent: Id of its data folder, made once.
         node: Its machine, as a node of a cluster document.
+        unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
+            it likes.
 
     """
 
@@ -73,10 +76,13 @@ class AgentHello(_Frame):
     release: str
     agent: str
     node: dict[str, Any]
+    unheard_seconds: float
 
 
 class AgentBeat(_Frame):
-    """Says that the agent is there."""
+    """Says that the agent is there, and when it was sent, by a clock of the agent's."""
+
+    at: float
 
 
 class AgentNews(_Frame):
@@ -168,6 +174,12 @@ class AgentFarewell(_Frame):
 
     reason: str
     final: bool
+
+
+class AgentHeard(_Frame):
+    """The server has read a beat; `at` is as in the beat."""
+
+    at: float
 
 
 class _WorkloadOrder(_Frame):
@@ -287,7 +299,7 @@ class AgentCancel(_Frame):
 
 
 Report = AgentHello | AgentBeat | AgentNews | AgentDone | AgentFailure
-Instruction = AgentWelcome | AgentFarewell | AgentCall | AgentCancel
+Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_report: Final = msgspec.msgpack.Decoder(Report).decode

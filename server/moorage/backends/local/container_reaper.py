@@ -3,9 +3,13 @@
 `Containers` starts it beside a process that uses the resource engine as a library, because what the
 library starts ends with that process. It is told the container engine's socket, a label and its
 value, and the process's pid. It has the standard library only, so that it starts at once.
+
+Beside an agent it outlives its parent, and ends containers while the server is not heard: it is
+given the path of the file that `deadline` is about in the place of a pid.
 """
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -14,6 +18,7 @@ import socket
 import sys
 import time
 import urllib.parse
+from pathlib import Path
 
 QUIET_SECONDS = 5.0
 """So long nothing of the label must be there: a request of the dead may still be under way."""
@@ -37,10 +42,14 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._place)
 
 
-def start(place: str, label: str, value: str) -> int:
-    """Start the program beside this process; return its pid."""
-    command = [sys.executable, "-I", "-S", __file__, place, label, value, str(os.getpid())]
-    return os.posix_spawn(sys.executable, command, {}, setsid=True)
+def start(place: str, label: str, value: str, heard: str = "") -> int:
+    """Start the program beside this process, or about a file; return its pid."""
+    about = heard or str(os.getpid())
+    command = [sys.executable, "-I", "-S", __file__, place, label, value, about]
+    quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    return os.posix_spawn(
+        sys.executable, command, {}, setsid=True, file_actions=quiet if heard else []
+    )
 
 
 def reap(place: str, label: str, value: str) -> None:
@@ -63,6 +72,31 @@ def reap(place: str, label: str, value: str) -> None:
         time.sleep(PAUSE_SECONDS)  # A container engine has no news of what is not there.
 
 
+def guard(place: str, label: str, value: str, heard: str) -> None:
+    """End containers of a label while the server is not heard; return when none is to be.
+
+    Another such program may be there already; then this one is not needed.
+    """
+    lock = os.open(f"{heard}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            document = json.loads(Path(heard).read_text(encoding="utf-8"))
+            if time.clock_gettime(time.CLOCK_BOOTTIME) > document["at"] + document["seconds"]:
+                with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                    kill(place, label, value)
+            time.sleep(PAUSE_SECONDS)  # A clock has no news.
+    except (BlockingIOError, FileNotFoundError):
+        return
+
+
+def kill(place: str, label: str, value: str) -> None:
+    """Kill every container that runs and has a label of this value; its end is for others."""
+    filters = urllib.parse.quote(json.dumps({"label": [f"{label}={value}"]}))
+    for each in json.loads(_say(place, "GET", f"/containers/json?filters={filters}")):
+        _say(place, "POST", f"/containers/{each['Id']}/kill")
+
+
 def _say(place: str, method: str, path: str) -> bytes:
     with contextlib.closing(_Connection(place)) as connection:
         connection.request(method, path)
@@ -81,4 +115,7 @@ def main(place: str, label: str, value: str, owner: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    if sys.argv[4].isdigit():
+        main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        guard(*sys.argv[1:])

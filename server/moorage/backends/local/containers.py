@@ -38,7 +38,13 @@ from moorage.backends.base import (
     WorkloadReport,
 )
 from moorage.backends.completion import finished
-from moorage.backends.local import container_reaper, marks, readiness, workload_store
+from moorage.backends.local import (
+    container_reaper,
+    marks,
+    readiness,
+    supervisor,
+    workload_store,
+)
 from moorage.backends.local.container_api import ContainerApi, Events, Seen
 from moorage.backends.local.container_mounts import shows
 from moorage.backends.local.container_plans import (
@@ -49,6 +55,7 @@ from moorage.backends.local.container_plans import (
     reachable_host,
 )
 from moorage.backends.local.container_sockets import find_socket
+from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.workloads import LocalWorkloads
 from moorage.backends.specs import ContainerResourceSpec, Readiness
@@ -89,6 +96,7 @@ class Containers(LocalWorkloads):
         # Threads of their own: commands may take an hour, and everything else has few.
         self._commands = ThreadPoolExecutor(COMMANDS_MAX, "container-command")
         self._reaper: int | None = None
+        self._heard = folders.root.parent / HEARD
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
         self._reported: set[str] = set()
@@ -246,6 +254,8 @@ class Containers(LocalWorkloads):
                 workload_store.write(folder / "container.json", {"name": name})
             seen = api.inspect(name)
             if seen is not None and seen.state in {"created", "configured", "initialized"}:
+                if supervisor.unheard({"heard": self._heard}):
+                    raise BackendError(supervisor.UNHEARD)
                 api.start(name)
 
     def _plan(self, order: Order, spec: ContainerResourceSpec) -> ContainerPlan:
@@ -450,6 +460,9 @@ class Containers(LocalWorkloads):
             if not self._outlive:
                 root = str(self._store.root)
                 self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
+            elif self._heard.exists():  # Where one is there already, this one leaves.
+                place = str(api.place), _LABEL_ROOT, str(self._store.root)
+                container_reaper.start(*place, os.fspath(self._heard))
 
     def _hear(self, api: ContainerApi) -> None:
         """Tell of every end; after a silence, of those that were missed."""

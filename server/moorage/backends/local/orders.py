@@ -57,6 +57,7 @@ def document(
     group: str,
     confinement: Confinement,
     owner: int | None,
+    heard: str,
 ) -> dict[str, Any]:
     """Return what `order.json` holds.
 
@@ -68,6 +69,7 @@ def document(
         group: Its control group, empty for none.
         confinement: What it is kept out of.
         owner: The process that it shall not outlive, if any.
+        heard: Path of the file that `deadline` is about.
 
     """
     port, host, probe = 0, "", None
@@ -109,6 +111,7 @@ def document(
         "host": host,
         "probe": probe,
         "owner": owner,
+        "heard": heard,
     }
 
 

@@ -41,6 +41,7 @@ from moorage.backends.local import (
     workload_store,
 )
 from moorage.backends.local.confinement import Confinement
+from moorage.backends.local.deadline import HEARD
 from moorage.backends.local.devices import DeviceBinding, Devices
 from moorage.backends.local.watcher import Watcher, lives
 from moorage.backends.local.workloads import LocalWorkloads
@@ -287,6 +288,7 @@ class Processes(LocalWorkloads):
                         group=self._groups.of(folder),
                         confinement=self._confinement,
                         owner=None if self._outlive else os.getpid(),
+                        heard=os.fspath(self._store.root.absolute() / HEARD),
                     )
                     workload_store.write(folder / "order.json", document)
                 self._tell(WorkloadReport(order.id, Phase.STARTING))

@@ -14,6 +14,8 @@ What it promises:
   put there, as commands run beside the workload are.
 - A workload whose processes use more memory together than they may is ended, and told so.
 - What the command writes passes through here, so its file never grows beyond its bound.
+- Where an agent has not heard its server for too long, the workload is ended, as `order.json` says
+  where to look; it need not live itself.
 - `exit.json` is complete or absent.
 
 Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder; the descriptor is of a pipe
@@ -58,6 +60,10 @@ OUTPUT_SECONDS_MAX = 1.0
 """How long the output may stay open and empty after the workload: another process may hold it."""
 OUTPUT_TRIES_MAX = 60
 """Waits of `OUTPUT_SECONDS_MAX` while the pipe has more: a busy machine reads slowly."""
+UNHEARD = "its machine had not heard the server for too long"
+"""Why a workload is ended then."""
+UNHEARD_STOP_SECONDS_MAX = 5.0
+"""What it has then between SIGTERM and SIGKILL, whatever it has else."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -76,6 +82,10 @@ def main(folder: str, pipe: int) -> int:
     # Signals are waited for, not handled: no moment is wrong for one to arrive.
     wanted = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGINT, signal.SIGHUP})
+    if unheard(order):
+        finish(folder, None, UNHEARD, started=False)
+        report(pipe, {"error": UNHEARD})
+        return 1
     group = make_group(order)
     seen, written = os.pipe()
     try:
@@ -99,7 +109,9 @@ def main(folder: str, pipe: int) -> int:
     detail = detail or killed_for_memory(group)
     kill_rest(group)
     output.complete()
-    finish(folder, os.waitstatus_to_exitcode(status), detail)
+    code = os.waitstatus_to_exitcode(status)
+    # It may end well when it is stopped, but has not done its work.
+    finish(folder, code or -signal.SIGTERM if detail == UNHEARD else code, detail)
     return 0
 
 
@@ -246,6 +258,11 @@ def supervise(
             detail = "stopped"
             deadline = time.monotonic() + order["stop_seconds"]
             signal_group(child, signal.SIGTERM)
+        if detail != UNHEARD and unheard(order):
+            limit = time.monotonic() + min(order["stop_seconds"], UNHEARD_STOP_SECONDS_MAX)
+            if deadline is None:
+                signal_group(child, signal.SIGTERM)
+            detail, deadline = UNHEARD, min(limit, deadline or limit)
         if deadline is not None and time.monotonic() >= deadline:
             signal_group(child, signal.SIGKILL)
         for pid, ended in reap():
@@ -256,6 +273,15 @@ def supervise(
             if detail:
                 kill_all(group)
     return status, detail
+
+
+def unheard(order: "dict[str, Any]") -> bool:
+    """Return whether an agent has not heard its server for longer than its workloads may run on."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open(order["heard"], encoding="utf-8") as file:
+            heard = json.load(file)
+        return bool(time.clock_gettime(time.CLOCK_BOOTTIME) > heard["at"] + heard["seconds"])
+    return False
 
 
 def reap() -> "list[tuple[int, int]]":

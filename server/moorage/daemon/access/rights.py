@@ -29,6 +29,7 @@ RIGHT_OF: Final[Mapping[type[Request], Right]] = {
     wire.Cordon: Right.CORDON,
     wire.Drain: Right.CORDON,
     wire.Uncordon: Right.CORDON,
+    wire.ForgetMachine: Right.CORDON,
     wire.ReserveNodes: Right.RESERVE,
     wire.UnreserveNodes: Right.RESERVE,
     wire.SetQuota: Right.QUOTA,

@@ -63,6 +63,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
         address: Where it last came from.
         release: Of its program.
         revoked: Whether its key is refused.
+        unheard_seconds: How long what it runs goes on unheard; 0: as long as it likes.
 
     """
 
@@ -76,6 +77,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
     address: str = ""
     release: str = ""
     revoked: bool = False
+    unheard_seconds: float = 0.0
 
     @property
     def place(self) -> Place:
@@ -162,7 +164,9 @@ class AgentStore:
             _put(documents, AgentRecord(*place, agent, digest(key), now, now))
         return key
 
-    def note_connection(self, place: Place, address: str, release: str, now: float) -> None:
+    def note_connection(
+        self, place: Place, address: str, release: str, unheard_seconds: float, now: float
+    ) -> None:
         """Note that an agent is connected.
 
         Raises:
@@ -173,7 +177,8 @@ class AgentStore:
             found = _get(documents, AgentRecord, *place)
             if found is not None:
                 news = {"connected": True, "address": address, "release": release}
-                _put(documents, msgspec.structs.replace(found, changed_at=now, **news))
+                news |= {"unheard_seconds": unheard_seconds, "changed_at": now}
+                _put(documents, msgspec.structs.replace(found, **news))
 
     def note_disconnection(self, place: Place | None, now: float) -> None:
         """Note that an agent, or every one, is not connected.

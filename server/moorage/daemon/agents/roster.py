@@ -7,6 +7,8 @@ its key opens this door and no other.
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -29,7 +31,8 @@ from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import ClusterDocuments
-from moorage.records.rights import SERVER_ITSELF
+from moorage.records.audit import AuditEntry
+from moorage.records.rights import SERVER_ITSELF, Caller
 
 __all__ = ["AgentRoster"]
 
@@ -42,6 +45,9 @@ ANSWER_SECONDS_MAX: Final = 3.0
 BEAT_SECONDS_MAX: Final = 5.0
 BEATS_MISSED_MAX: Final = 4
 """After so many without a word a connection is cut, so that its agent comes again."""
+UNHEARD_MARGIN_SECONDS: Final = 10.0
+"""So much longer than an agent's `unheard_seconds` its machine must be unheard of before leases
+start elsewhere: for the end of what runs there, and for clocks that run apart."""
 _WATCH_SECONDS: Final = 0.5
 
 log = structlog.get_logger("moored")
@@ -61,6 +67,7 @@ class AgentRoster:
         fleet: The backend `local`; None: this server has it not.
         clusters: Documents of the registry.
         lost_seconds: How long a machine may be unheard of before it counts as lost.
+        audit: Takes entries of the audit log.
 
     """
 
@@ -70,11 +77,13 @@ class AgentRoster:
         fleet: FleetBackend | None,
         clusters: ClusterDocuments,
         lost_seconds: float,
+        audit: Callable[[AuditEntry], None],
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._clusters = clusters
         self._lost_seconds = lost_seconds
+        self._audit = audit
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
 
@@ -109,12 +118,19 @@ class AgentRoster:
             await socket.send(wire.encode(refusal.farewell))
             return
         try:
-            await asyncio.to_thread(
-                self._store.note_connection, machine.place, address, hello.release, time.time()
-            )
+            shown = address, hello.release, hello.unheard_seconds
+            if key:
+                about = {"cluster": machine.place[0], "node": machine.place[1]}
+                self._audit(
+                    AuditEntry(time.time(), "agent.joined", "moored", remote=address, about=about)
+                )
+            link = AgentLink(socket, partial(fleet.tell, machine))
+            machine.hear(link)  # First: what it says from now on holds from its hello on.
+            come = self._store.note_connection
+            await asyncio.to_thread(come, machine.place, *shown, time.time())
             welcome = wire.AgentWelcome(*machine.place, key, EPOCH, self._beat_seconds)
             await socket.send(wire.encode(welcome))
-            await self._take_part(fleet, machine, AgentLink(socket, fleet.tell), hello.node)
+            await self._take_part(fleet, machine, link, hello.node)
         except AgentStoreError as error:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
         finally:
@@ -164,7 +180,17 @@ class AgentRoster:
                 f" protocol, and this server (release {version('moorage')}) version {wire.VERSION}"
             )
             raise _Refusal(f"{reason}; install the same release on both")
+        if hello.unheard_seconds and not self._outlasts(hello.unheard_seconds):
+            raise _Refusal(
+                f"the agent ends what it runs when it is unheard for {hello.unheard_seconds:g} s, "
+                f"and this server's agent_lost_seconds, {self._lost_seconds:g}, is not longer by "
+                f"{UNHEARD_MARGIN_SECONDS:g} s; change one of both"
+            )
         return hello
+
+    def _outlasts(self, unheard_seconds: float) -> bool:
+        """Return whether a machine is lost only after its agent has ended what it runs."""
+        return self._lost_seconds >= unheard_seconds + UNHEARD_MARGIN_SECONDS
 
     async def _let_in(
         self, secret: str, hello: wire.AgentHello
@@ -291,17 +317,17 @@ class AgentRoster:
 
     async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
         link, now = machine.link, time.monotonic()
-        if record is None and machine.place not in self._coming and self._fleet is not None:
-            self._fleet.forget(machine)
-            if link is not None:
-                link.abort()
-            await self._take_out(machine.place)
+        if record is None and machine.place not in self._coming:
+            await self._drop(machine)
         elif link is not None:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or record.revoked:
                 link.abort()
-        elif not machine.lost and now - machine.heard_at > self._lost_seconds:
-            await self._lose(machine)
+        elif now - machine.heard_at > self._lost_seconds:
+            if not machine.lost:
+                await self._lose(machine)
+            if record is not None and not machine.idle:
+                self._give_up(machine, record.unheard_seconds)
 
     async def _lose(self, machine: AgentMachine) -> None:
         """Have nothing new placed on a machine; what runs there goes on."""
@@ -311,6 +337,46 @@ class AgentRoster:
             await self._register(machine.place, {**node, "unavailable": reason})
         machine.note(lost=True)
         log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
+
+    def _give_up(self, machine: AgentMachine, unheard_seconds: float) -> None:
+        """Have leases of a lost machine start elsewhere, if its agent has ended what it ran."""
+        # It may have come just now, also with a connection that is not in use yet.
+        lost = time.monotonic() - machine.heard_at > self._lost_seconds and machine.link is None
+        if self._fleet is not None and unheard_seconds and self._outlasts(unheard_seconds) and lost:
+            self._fleet.give_up(machine)
+            log.warning("agent_idle", machine="/".join(machine.place), reason=machine.absence)
+
+    async def forget(self, place: Place, caller: Caller, remote: str) -> str:
+        """Give up a machine that will not come back; return how it stands, in words.
+
+        Raises:
+            ServiceError: It has no agent, or its agent is connected.
+
+        """
+        name = "/".join(place)
+        try:
+            known = self._store.agents().get(place)
+            if known is None:
+                reason = f"{name}: no machine with an agent is called so."
+                raise ServiceError(Code.NOT_FOUND, reason, field="node")
+            await asyncio.to_thread(self._store.forget, name)
+        except AgentStoreError as error:
+            raise ServiceError(Code.CONFLICT, f"{error}.") from error
+        about = {"cluster": place[0], "node": place[1]}
+        who = caller.tenant, caller.role, caller.token_name, remote
+        self._audit(AuditEntry(time.time(), "agent.forgotten", *who, about=about))
+        if self._fleet is not None:
+            await self._drop(self._fleet.machine(place))
+        return "forgotten"
+
+    async def _drop(self, machine: AgentMachine) -> None:
+        """Have a machine be no part of the fleet any more."""
+        if self._fleet is None or machine.gone:
+            return
+        self._fleet.forget(machine)
+        if machine.link is not None:
+            machine.link.abort()
+        await self._take_out(machine.place)
 
     async def _take_out(self, place: Place) -> None:
         """Take a machine's node out of its cluster."""

@@ -29,6 +29,7 @@ from moorage.core.turns.events import (
     UnreserveAsked,
 )
 from moorage.daemon.access.lease_tokens import digest
+from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.answers import refusal_of
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import RecalledFleets
@@ -51,6 +52,7 @@ class Lookups:
     """What is answered beside the core.
 
     Args:
+        agents: Gives up machines.
         access: Looks into the workloads of leases.
         decisions: Lists what was decided.
         fleets: Has the fleet as it was then.
@@ -58,6 +60,7 @@ class Lookups:
 
     """
 
+    agents: AgentRoster
     access: WorkloadAccess
     decisions: Decisions
     fleets: RecalledFleets
@@ -154,6 +157,8 @@ class Operations:
                 self._flush(to, tenant, message)
             case wire.Cordon() | wire.Uncordon():
                 self._cordon(to, caller, message)
+            case wire.ForgetMachine():
+                self._replies.answer_later(to, self._forget(to, caller, message))
             case wire.ReserveNodes() | wire.UnreserveNodes():
                 self._reserve(to, tenant, message)
             case wire.ReservationListing():
@@ -205,6 +210,20 @@ class Operations:
         if not message.dry_run:
             about = {"what": asked.mode, "cluster": cluster, "node": node}
             _note(tenant, self._replies.remote(to), about)
+
+    async def _forget(self, to: Address, caller: Caller, message: wire.ForgetMachine) -> Response:
+        """Give up the machine of an agent."""
+        place = ClusterId(message.cluster), NodeId(message.node)
+        leases = list(self._state.places.get(place, {}))
+        remote = self._replies.remote(to)
+        try:
+            reason = await self._lookups.agents.forget(place, caller, remote)
+        except ServiceError as error:
+            return refusal_of(error)
+        about = {"what": "forget", "cluster": message.cluster, "node": message.node}
+        _note(caller.tenant, remote, about)
+        told = {"cluster_id": message.cluster, "node_id": message.node, "leases": leases}
+        return Information(told | {"unavailable": reason})
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
         cluster, state = ClusterId(message.cluster), self._state

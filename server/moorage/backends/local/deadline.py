@@ -1,0 +1,75 @@
+"""Until when workloads run without a word of the server: `heard.json`, in the backend's root.
+
+An agent of a machine writes it. Supervisors, and the reaper of containers, read it, so that it
+holds also while there is no agent.
+"""
+
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.local import workload_store
+
+__all__ = ["HEARD", "HeardFile", "now"]
+
+HEARD: Final = "heard.json"
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def now() -> float:
+    """Return the seconds since the machine started, with those that it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class HeardFile:
+    """The file, for the one that writes it.
+
+    Args:
+        root: Of the backend.
+        seconds: How long workloads may run unheard, 0: as long as they like. Until the server has
+            agreed, what was agreed before holds, too: the shorter one of both.
+
+    """
+
+    def __init__(self, root: Path, seconds: float) -> None:
+        self._file = root.absolute() / HEARD
+        self._wanted = seconds
+        self._boot = _BOOT.read_text().strip()
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        known = workload_store.read(self._file)
+        if known is not None:
+            same = known["boot"] == self._boot  # Else nothing that it is about has outlived it.
+            self._seconds, self._at = float(known["seconds"]), known["at"] if same else now()
+        else:
+            self._seconds, self._at = 0.0, now()
+        if seconds:
+            self._seconds = min(seconds, self._seconds or seconds)
+        self._write()
+
+    @property
+    def passed(self) -> bool:
+        """Whether the server has not been heard for too long."""
+        return bool(self._seconds) and now() > self._at + self._seconds
+
+    def heard(self, at: float) -> None:
+        """Note that the server has heard what was sent then."""
+        self._at = max(self._at, at)
+        self._write()
+
+    def agreed(self, at: float) -> None:
+        """Note that the server has agreed to `seconds`, and heard what was sent then."""
+        self._seconds = self._wanted
+        self.heard(at)
+
+    def _write(self) -> None:
+        """Put it in place; it need not outlive the machine, so none waits for the disk."""
+        if not self._seconds:
+            self._file.unlink(missing_ok=True)
+            return
+        document = {"boot": self._boot, "seconds": self._seconds, "at": self._at}
+        fresh = self._file.with_suffix(".new")
+        with suppress(OSError):  # It is not put off then.
+            fresh.write_text(json.dumps(document))
+            fresh.replace(self._file)

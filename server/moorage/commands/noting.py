@@ -1,0 +1,27 @@
+"""Notes changes that commands make into the audit log, as of the user who runs them."""
+
+import os
+import time
+from typing import Any
+
+from moorage.config.settings import Config
+from moorage.records.audit import AuditEntry
+from moorage.records.rights import Role
+
+__all__ = ["note"]
+
+
+def note(
+    settings: Config, what: str, about: dict[str, Any], after: dict[str, Any] | None = None
+) -> None:
+    """Put a change into the audit log, where there is one."""
+    if not settings.audit_days:
+        return
+    from moorage.daemon.access.audit_files import AuditFiles  # noqa: PLC0415  # As in serve.
+
+    now, user = time.time(), f"uid {os.getuid()}"
+    entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", about, after=after)
+    files = AuditFiles(
+        settings.data_dir, settings.audit_days * 86_400.0, settings.audit_mib_max << 20
+    )
+    files.append([entry], now)
