@@ -95,7 +95,7 @@ def method(line: str) -> str:
 
 ARCHIVES: Broken = {
     "no function.py": (
-        coded(zipped(("code/rule.py", GOOD))),
+        coded(zipped(("code/rule.py", GOOD), ("code/other.py", GOOD))),
         "no code/function.py among the files",
     ),
     "an empty archive": (coded(tarred()), "no code/function.py among the files (nothing)"),

@@ -181,7 +181,7 @@ def test_other_code_under_the_uri_of_a_good_version_does_not_take_over(harbour):
             harbour.ask("urn", resources={})
         nothing = heard(news)
     assert nothing["event"] == "no_fallback"
-    assert f"{first} cannot take over: policy_rule_uri: no policy" in nothing["data"]["finding"]
+    assert f"{first} cannot take over: no policy" in nothing["data"]["finding"]
     assert active(harbour, "urn") == bad
     harbour.http.delete("/policy-alias/urn")
 

@@ -81,7 +81,7 @@ def test_a_repeated_request_is_answered_by_the_version_of_the_first(swap):
 @pytest.mark.parametrize(
     ("alias", "uri", "code", "says"),
     [
-        ("swap", "swap:9-none", "unknown_policy", "there are swap:1-a, swap:2-b"),
+        ("swap", "swap:9-none", "unknown_policy", "did you mean swap:2-b"),
         ("swap", "first_fit:1.0-stable", "bad_message", "a version of swap"),
         ("swap:1-a", ONE, "bad_message", "the word without a dash"),
         ("a b", ONE, "bad_message", "alias: expected"),

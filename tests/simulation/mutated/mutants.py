@@ -272,7 +272,7 @@ MUTANTS = [
         "WaiterClass.shape",
         Replace("(X, Y, self.alternatives)", "(X, Y, ())"),
         "no request sleeps that could be served",
-        2000464,
+        2000337,
     ),
     Mutant(
         "wakes who has alternatives where all of them fit",
