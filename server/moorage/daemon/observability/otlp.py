@@ -41,7 +41,7 @@ class _CountingExporter:
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch; give it up after `OTEL_EXPORTER_OTLP_TIMEOUT`."""
         self.taken += len(spans)
-        result = SpanExportResult.FAILURE
+        result: SpanExportResult = SpanExportResult.FAILURE
         try:
             result = self._exporter.export(spans)
         finally:
