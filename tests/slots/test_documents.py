@@ -105,6 +105,7 @@ def test_outcome_ok_bool_or_none_reason_str_or_none():
     assert Outcome().ok is True
     assert Outcome(True).reason is None
     assert not Outcome(None, "full")
+    assert Outcome(1)
     assert not Outcome(False, "full")
     assert (Outcome(False, "full").ok, Outcome(False, "full").reason) == (False, "full")
     assert repr(Outcome()) == "<Outcome ok>"

@@ -157,6 +157,7 @@ class _AsyncRun:
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
         self._taking = False  # The loop knows that there are returns.
         self._turning = False  # The next nodes are started in the next turn of the loop.
+        self._cancelling = False  # From any thread; nothing starts from here on.
         self._over = asyncio.Event()
         self._running: dict[RunningNode, asyncio.TimerHandle | None] = {}
         self._awaiting: dict[RunningNode, asyncio.Task[None]] = {}
@@ -185,11 +186,15 @@ class _AsyncRun:
 
     def cancel(self) -> None:
         """Start nothing more, and tell what runs to stop. From any thread."""
+        self._cancelling = True
+        for node in list(self._running):  # At once, as it may be one of them that calls this.
+            node.stop(stopped_run())
         self._soon(self._cancel)
 
     def _cancel(self) -> None:
         if self._execution.cancelled:
             return
+        self._cancelling = True
         self._execution.cancel()
         for node, timer in self._pausing.items():
             timer.cancel()
@@ -206,7 +211,7 @@ class _AsyncRun:
             return
         try:
             started = 0
-            while (node := self._execution.next()) is not None:
+            while (node := self._next()) is not None:
                 self._start(node)
                 started += 1
                 if started == STARTED_AT_ONCE_MAX:
@@ -219,6 +224,11 @@ class _AsyncRun:
             raise
         if self._execution.over:
             self._over.set()
+
+    def _next(self) -> RunningNode | None:
+        if self._cancelling:
+            self._cancel()
+        return self._execution.next()
 
     def _next_turn(self) -> None:
         self._turning = False
@@ -269,6 +279,8 @@ class _AsyncRun:
             self._end(node, None, asyncio.CancelledError())
 
     def _end(self, node: RunningNode, value: Any, error: BaseException | None) -> None:
+        if self._cancelling:
+            self._cancel()
         result = self._execution.close(node, value, error)
         if node.abandoned:
             return

@@ -5,6 +5,7 @@ any number of acquisitions and releases.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -114,7 +115,7 @@ class ResourceRequirements:
 
     def fits(self, available: Mapping[str, float]) -> bool:
         """Return whether so much is available; what is not named there counts as 0."""
-        return all(
-            units(amount, name) <= units(available.get(declared(name, available), 0), name)
-            for name, amount in self.resources.items()
-        )
+        wanted = Counter[str]()
+        for name, amount in self.resources.items():
+            wanted[declared(name, available)] += units(amount, name)
+        return all(want <= units(available.get(name, 0), name) for name, want in wanted.items())

@@ -81,6 +81,9 @@ class ResourceTimeline:
     def record(self, allocated: ResourceSnapshot) -> None: ...
 
     @overload
+    def record(self, *, snapshot: ResourceSnapshot) -> None: ...
+
+    @overload
     def record(
         self,
         allocated: Mapping[str, float],
@@ -91,10 +94,12 @@ class ResourceTimeline:
 
     def record(
         self,
-        allocated: ResourceSnapshot | Mapping[str, float],
+        allocated: ResourceSnapshot | Mapping[str, float] | None = None,
         available: Mapping[str, float] | None = None,
         node_name: str | None = None,
         event: str = "",
+        *,
+        snapshot: ResourceSnapshot | None = None,
     ) -> None:
         """Add a snapshot by hand; pools do it themselves.
 
@@ -103,13 +108,14 @@ class ResourceTimeline:
             available: Amounts, where no snapshot was given.
             node_name: As in a snapshot.
             event: As in a snapshot; `acquired` and `released` are understood too.
+            snapshot: A snapshot, in place of all others.
 
         """
-        if isinstance(allocated, ResourceSnapshot):
-            snapshot = allocated
-            when: float | None = snapshot.timestamp
+        given = snapshot or allocated or {}
+        if isinstance(given, ResourceSnapshot):
+            snapshot, when = given, given.timestamp
         else:
-            snapshot = ResourceSnapshot(0, dict(allocated), dict(available or {}), node_name, event)
+            snapshot = ResourceSnapshot(0, dict(given), dict(available or {}), node_name, event)
             when = None
         names = tuple(dict.fromkeys((*snapshot.allocated, *snapshot.available)))
         used = tuple(units(snapshot.allocated.get(name, 0), name) for name in names)

@@ -419,7 +419,7 @@ class NodeResourcePool:
             try:
                 placed = self._place(wanted, allow_multinode, idle=True)
             except ResourceUnavailable as error:
-                return Outcome(ok=False, reason=str(error))
+                return Outcome(ok=False, reason=str(error) or "the allocator refuses")
             for each in placed:
                 each.give_back()
         return Outcome(ok=True)

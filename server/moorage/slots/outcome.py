@@ -22,7 +22,7 @@ class Outcome:
             ok = not reason
         if not ok and not reason:
             raise ValueError(f"{type(self).__name__}(False) requires a reason")
-        self.ok: bool = ok
+        self.ok = bool(ok)
         self.reason: str | None = reason
 
     def __bool__(self) -> bool:

@@ -223,7 +223,7 @@ class ResourcePool:
             try:
                 taken = allocate(self._idle, members, self.allocator)
             except ResourceUnavailable as error:
-                return Outcome(ok=False, reason=str(error))
+                return Outcome(ok=False, reason=str(error) or "the allocator refuses")
             for held in parse_allocation(taken):
                 self._idle.give(*held)
         return Outcome(ok=True)

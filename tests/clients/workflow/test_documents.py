@@ -327,7 +327,7 @@ class TestResourceSnapshotAndTimeline:
 
     def test_record_adds_a_snapshot_manually(self):
         timeline = ResourceTimeline()
-        timeline.record(ResourceSnapshot(5.0, {"gpu": 1}, {"gpu": 3}, "a", "acquire"))
+        timeline.record(snapshot=ResourceSnapshot(5.0, {"gpu": 1}, {"gpu": 3}, "a", "acquire"))
         timeline.record({"gpu": 0}, {"gpu": 4}, "a", "released")
         first, second = timeline.snapshots
         assert first == ResourceSnapshot(5.0, {"gpu": 1}, {"gpu": 3}, "a", "acquire")

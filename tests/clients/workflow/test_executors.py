@@ -524,6 +524,44 @@ def test_cancellation_at_any_moment_leaks_nothing(kind, moment):
 
 
 @both
+@pytest.mark.parametrize(
+    ("who", "a"),
+    [("on_complete", "completed"), ("on_start", "cancelled"), ("task", "completed")],
+)
+def test_nothing_starts_once_the_run_is_cancelled(kind, who, a):
+    ran: list[str] = []
+
+    def cancel(*_):
+        executor.cancel()
+
+    async def task():
+        executor.cancel()
+
+    callbacks = ExecutionCallbacks() if who == "task" else ExecutionCallbacks(**{who: cancel})
+    dag = graph(*"ab", edges="a>b")
+    executor = kind(dag, ResourcePool({}), callbacks=callbacks)
+    first = task if who == "task" else lambda: ran.append("a")
+    result = execute(executor, {"a": first, "b": lambda: ran.append("b")})
+    assert [result[name].status for name in dag] == [a, "cancelled"]
+    assert "b" not in ran
+
+
+@both
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_a_task_that_cancels_its_run_is_stopped_itself(kind, on_loop):
+    def plain():
+        executor.cancel()
+        current_node().check()
+
+    async def coroutine():
+        plain()
+
+    executor = kind(graph("a"), ResourcePool({}))
+    result = execute(executor, {"a": coroutine if on_loop else plain})
+    assert result["a"].status == "cancelled"
+
+
+@both
 def test_a_cancelled_run_tells_its_tasks_and_does_not_wait_for_a_retry(kind):
     pool, dag = ResourcePool({"gpu": 9}), graph("waits", "asks", "retries", "done")
 

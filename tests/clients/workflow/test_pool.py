@@ -40,6 +40,7 @@ def test_cpu_is_cpu_slots_where_a_pool_has_those():
     assert pool.allocated == {"cpu_slots": 2}
     assert not pool.can_satisfy(ResourceRequirements({"cpu": 1, "cpu_slots": 2}))
     assert ResourceRequirements.cpu(1).fits({"cpu_slots": 1})
+    assert not ResourceRequirements({"cpu": 3, "cpu_slots": 3}).fits({"cpu_slots": 4})
     assert not ResourcePool({"cpu": 1, "cpu_slots": 9}).can_satisfy(ResourceRequirements.cpu(2))
 
 
