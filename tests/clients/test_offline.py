@@ -55,7 +55,7 @@ def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path
     done = moorage("policy", "test", policy, "--requests", asked, "--profile")
     assert "3 requests: 3 granted" in done.stdout
     assert "my-rüle: 2.py:13" in done.stdout
-    assert done.stdout.endswith("my_r_le_2:0-test: passed\n")
+    assert done.stdout.endswith("my-rule-2:0-test: passed\n")
     policy.write_text(POLICY.replace("return propose(", "return (propose("))
     told = json.loads(moorage("policy", "test", policy, "--json", expect=6).stdout)
     assert told["passed"] is False
