@@ -264,8 +264,12 @@ async def logins(flood: Flood) -> None:
 
 async def recalled_fleets(flood: Flood) -> None:
     """H4: the fleet of a while ago, over 16 connections."""
-    for _ in range(200):
-        await flood.ask_once(ask(HERE, lease={"ttl_seconds": 30}))
+
+    async def fill() -> None:
+        for _ in range(25):
+            await flood.ask_once(ask(HERE, lease={"ttl_seconds": 30}))
+
+    await asyncio.gather(*(fill() for _ in range(8)))  # One by one took all of a short attack.
     await flood.messages(16, 4, [pack({"op": "past_fleet", "at": time.time()})])
 
 

@@ -36,7 +36,7 @@ class SlurmKind(BackendKind[SlurmSettings]):
     about = "`slurm` starts jobs."
     does = "starts jobs"
     settings = SlurmSettings
-    library_names = ("slurm", "sbatch")
+    engine_names = ("slurm", "sbatch")
 
     def open_alone(self, folder, environment):
         return self.open(None, None)

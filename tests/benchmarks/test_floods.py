@@ -1,4 +1,4 @@
-"""One tenant at full force for some seconds: another is served, and nothing is left."""
+"""One tenant at full force for some seconds: another is refused nothing, and nothing is left."""
 
 import json
 import subprocess
@@ -19,11 +19,10 @@ def flooded(*words: str) -> dict:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_another_tenant_is_served_beside_a_flood(attack: str) -> None:
+def test_a_flood_of_one_tenant_has_nothing_of_another_refused(attack: str) -> None:
     (row,) = flooded("--attack", attack, "--seconds", "3")["attacks"]
     assert row["attack"] == attack
-    # Where other tests have both cores, a request may run out of time.
-    assert row["refused"] <= row["asks"] // 10, row["refusals"]
+    assert (row["refused"], row["refusals"]) == (0, [])
     assert row["asks"] > 0
     assert row["sent"] > 0
     assert row["workloads_left"] == 0

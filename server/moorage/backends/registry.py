@@ -123,7 +123,7 @@ class BackendKind(ABC, Generic[S]):
         extra: What of its distribution has to be installed for it; empty: nothing.
         package: The distribution that this extra brings.
         distribution: Where the extra is declared.
-        library_names: What `ResourceEngine` calls it; none where `open_alone` is not there.
+        engine_names: What `ResourceEngine` calls it; none where `open_alone` is not there.
 
     """
 
@@ -136,7 +136,7 @@ class BackendKind(ABC, Generic[S]):
     extra: ClassVar[str] = ""
     package: ClassVar[str] = ""
     distribution: ClassVar[str] = "moorage"
-    library_names: ClassVar[tuple[str, ...]] = ()
+    engine_names: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def open(self, settings: S, surroundings: Surroundings) -> "Backend":
@@ -156,7 +156,9 @@ class BackendKind(ABC, Generic[S]):
 
         """
         del folder, environment
-        raise NotImplementedError(f"the backend {self.name} needs a server")
+        raise NotImplementedError(  # Not abstract: `engine_names` of such a kind is empty.
+            f"the backend {self.name} needs a server"
+        )
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
         """Return what `provision.spec` may be, beside what all backends share."""

@@ -283,7 +283,7 @@ def _check_options(runner: Runner, options: Mapping[str, Any]) -> None:
 def _remedy(backend: str) -> str:
     """Return what to do about a documented backend that is not here."""
     for kind in kinds().values():
-        if backend in kind.library_names and not kind.installed:
+        if backend in kind.engine_names and not kind.installed:
             return f". It needs {kind.package}: {kind.install_command}"
     return ""  # No documented one, or this engine was made without it.
 

@@ -378,7 +378,7 @@ def default_runners() -> Mapping[str, Runner]:
         "memory": LazyRunner("memory", lambda: BackendRunner(MemoryBackend())),
     }
     for name, kind in kinds().items():
-        if kind.library_names and kind.installed:
+        if kind.engine_names and kind.installed:
             runner = LazyRunner(name, functools.partial(_elsewhere, name))
-            runners |= dict.fromkeys(kind.library_names, runner)
+            runners |= dict.fromkeys(kind.engine_names, runner)
     return runners

@@ -47,7 +47,7 @@ class AwsKind(BackendKind[AwsSettings]):
     settings = AwsSettings
     extra = "aws"
     package = "boto3"
-    library_names = ("aws",)
+    engine_names = ("aws",)
 
     def open(self, settings: AwsSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""

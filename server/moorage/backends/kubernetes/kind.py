@@ -86,7 +86,7 @@ class KubernetesKind(BackendKind[KubernetesSettings]):
     settings = KubernetesSettings
     extra = "kubernetes"
     package = "kubernetes"
-    library_names = ("kubernetes", "k8s")
+    engine_names = ("kubernetes", "k8s")
 
     def open(self, settings: KubernetesSettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""

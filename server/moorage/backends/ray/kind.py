@@ -53,7 +53,7 @@ class RayKind(BackendKind[RaySettings]):
     settings = RaySettings
     extra = "ray"
     package = "ray"
-    library_names = ("ray",)
+    engine_names = ("ray",)
 
     def open(self, settings: RaySettings, surroundings: Surroundings) -> "Backend":
         """Open it; see `BackendKind.open`."""
