@@ -169,7 +169,7 @@ class Allocator:
     def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per event.
         match event:
             case Asked(to, ask):
-                self._asks.asked(to, ask)
+                self._asks.take(to, ask)
             case Proposed() | ConsultFailed():
                 self._asks.heard(event)
             case ReleaseAsked(to, request, token_digest, tenant):
@@ -191,19 +191,19 @@ class Allocator:
             case WorkloadStopped():
                 self._leases.stopped(event)
             case WorkloadKept():
-                self._warm.kept(event)
+                self._warm.add(event)
             case FlushAsked(to, tenant, cluster):
                 self._warm.flush(to, tenant, cluster)
             case CordonAsked():
-                self._cordons.asked(event)
+                self._cordons.apply(event)
             case DryRun(to):
                 self._turn.respond(to, self._dry_runs.answer(event, self._turn.now))
             case ReserveAsked():
-                self._reservations.asked(event)
+                self._reservations.apply(event)
             case UnreserveAsked():
                 self._reservations.ended(event)
             case QuotaAsked():
-                self._quotas.asked(event)
+                self._quotas.apply(event)
             case HalfLifeConfigured(seconds):
                 self._quotas.half_life(seconds)
             case ClusterSeen(cluster):
@@ -270,9 +270,9 @@ class Allocator:
         known: MutableMapping[str, dict[str, Any]] = self._turn.decisions
         waiter = self.state.waiting.get(RequestId(inquiry.subject))
         if waiter is not None and waiter.lease is None:
-            last = self._asks.in_the_way(waiter.ask)  # What it was told may be true no longer.
-            told = explain.refusal_object(last) if last else known.get(waiter.ask.id, {})
-            known = ChainMap({waiter.ask.id: {"state": "waiting", **told}}, known)
+            last = self._asks.in_the_way(waiter.ask)  # Its last answer may be outdated.
+            record = explain.refusal_object(last) if last else known.get(waiter.ask.id, {})
+            known = ChainMap({waiter.ask.id: {"state": "waiting", **record}}, known)
         queue, now = self.requests.queue, self._turn.now
         answer = explain.answer(inquiry, self.state, queue, known, self.feasibility, now)
         if answer is None:

@@ -63,7 +63,7 @@ def test_a_large_request_is_passed_so_often_and_then_its_quota_is_kept(hand: Han
     no = refusal(hand, ask("no", ONE))
     assert no.code is Code.QUOTA_EXCEEDED
     assert no.details.items() >= {"room": 1000, "kept": 4000, "kept_for": "large"}.items()
-    assert "1 are left now, and 4 are kept for request “large”" in no.reason
+    assert "1 are left now, and 4 are reserved for request “large”" in no.reason
     hand.ask(ask("waits", ONE, wait=1000.0))
     assert [leave(hand, f"again-{number}") for number in range(TIMES)] == [[], [], ["large"]]
 

@@ -340,7 +340,7 @@ MUTANTS = [
     Mutant(
         "keeps no quota for who was overtaken too often",
         "Quotas._short",
-        Replace("self._queue.kept_of_quota(...)", "None"),
+        Replace("self._queue.reserved_quota(...)", "None"),
         "quota is kept for who was overtaken too often",
         5000128,
     ),
@@ -847,14 +847,14 @@ MUTANTS = [
     ),
     Mutant(
         "keeps what is being evicted",
-        "WarmReuse.kept",
+        "WarmReuse.add",
         Replace("(X, _) != ('ending', RELEASED)", "X != 'ending'"),
         "only the released is kept",
         3,
     ),
     Mutant(
         "has no lease give way that is still being reset",
-        "WarmReuse._kept",
+        "WarmReuse._warm_leases",
         Drop("yield from [_ for _ in _.resetting]"),
         "no request sleeps beside what could give way",
         108,

@@ -51,12 +51,14 @@ def explained(refusal: Refusal, state: State, ask: Ask) -> Refusal:
     leases = [lease.id for lease in _others(state, ask)]
     are = "is" if nodes == 1 else "are"
     reason = f"{refusal.reason[:-1]}; {nodes} {are} too near to leases of your group “{group}”."
-    told = {"group": group, "nodes": nodes, "leases": leases[:LEASES_TOLD_MAX]}
-    return replace(refusal, reason=reason, details={**refusal.details, "anti_affinity": told})
+    group_details = {"group": group, "nodes": nodes, "leases": leases[:LEASES_TOLD_MAX]}
+    return replace(
+        refusal, reason=reason, details={**refusal.details, "anti_affinity": group_details}
+    )
 
 
 def _others(state: State, ask: Ask) -> Iterator[Lease]:
-    """Yield the leases of a request's group; one that is kept warm is no one's."""
+    """Yield the leases of a request's group; a warm lease belongs to no group."""
     assert ask.terms is not None
     assert ask.terms.anti_affinity is not None
     for name in state.groups.of.get((ask.tenant, ask.terms.anti_affinity.group), ()):

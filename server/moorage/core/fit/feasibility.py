@@ -1,4 +1,4 @@
-"""Could it fit at all? The answer before any policy is asked, and the reason when it is no.
+"""Could it fit at all? Answers before any policy runs, with the reason of a no.
 
 `Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
 fit nowhere, so that thousands of identical asks cost one look at the fleet. All of it is a cache:
@@ -117,17 +117,17 @@ class Feasibility:
             self._verdicts[key] = _Verdict(fleet.layout, row, gains)
         return fits
 
-    def beside(self, kept: Placement) -> Fleet:
-        """Return the fleet as it is where so much more is held, to look at only."""
+    def beside(self, held: Placement) -> Fleet:
+        """Return a copy of the fleet in which `held` is taken, too. It is for reading only."""
         fleet = self._state.fleet
-        if not kept:
+        if not held:
             return fleet
         known = self._beside
-        if known is None or known[:2] != (fleet.version, kept):
+        if known is None or known[:2] != (fleet.version, held):
             less = fleet.imagined()
-            for share in kept:
+            for share in held:
                 less.take(share)
-            self._beside = known = (fleet.version, kept, less)
+            self._beside = known = (fleet.version, held, less)
         return known[2]
 
     def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
@@ -260,7 +260,7 @@ class Feasibility:
         return tuple(fleet.node_ids[row] for row in self.together(best, demand))
 
     def together(self, rows: list[int], demand: Demand) -> list[int]:
-        """Return the first of some rows that make a gang: of one rack or zone if asked."""
+        """Return the first rows that make a gang, of one rack or zone where it wants that."""
         together = gang_groups(self._state.fleet, demand)
         if together is not None:
             return _first_group(rows, together[rows].tolist(), demand.nodes)

@@ -17,7 +17,7 @@ def with_reasons(ask: Ask, value: Any, fleet: Fleet, clusters: dict[ClusterId, C
     """Return a list with reasons in the place of parts that can never be granted; others as is.
 
     Args:
-        ask: What was asked.
+        ask: The request.
         value: What its policy returned: only lists with parts that name no cluster are changed.
         fleet: The fleet as it is now.
         clusters: The inventory.

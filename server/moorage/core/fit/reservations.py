@@ -48,7 +48,7 @@ class AdvanceReservations:
         self._state = writer.state
         self._feasibility = feasibility
 
-    def asked(self, event: ReserveAsked) -> None:
+    def apply(self, event: ReserveAsked) -> None:
         """Reserve nodes for a tenant, or say why not."""
         starts_at = max(event.starts_at, self._turn.now)
         chosen = self._turned_away(event) or self._choose(event, starts_at)
@@ -69,7 +69,7 @@ class AdvanceReservations:
         )
         if not event.dry_run:
             self._turn.record(Reserved(reservation))
-            self._turn.wakes = True  # What is kept for the head of the queue may be others' now.
+            self._turn.wakes = True  # The reservation of the queue's head may change.
         self._turn.respond(event.to, Information(row(reservation)))
 
     def ended(self, event: UnreserveAsked) -> None:
@@ -86,7 +86,7 @@ class AdvanceReservations:
         reservation = self._state.reserved.by_id[request]
         if not reservation.begun:
             self._turn.record(Reserved(replace(reservation, begun=True)))
-            self._turn.wakes = True  # Nothing of it is kept for the head of the queue any more.
+            self._turn.wakes = True  # The queue's head may lose a part of it.
         elif reservation.ends_at <= self._turn.now:
             self._over(request, "its time is up")
         elif self._is_in_use(reservation):

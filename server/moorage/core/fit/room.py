@@ -122,17 +122,17 @@ def reserved_parts(
         row = state.fleet.row(*place) if theirs or place in only_own else None
         if row is None:
             continue
-        free, kept = _free(state, row), Amounts()
+        free, excluded = _free(state, row), Amounts()
         for at in {max(now, each.starts_at) for each in theirs}:
             if ignore_leases:
-                kept |= _unheld(state, place, theirs, at)
+                excluded |= _unheld(state, place, theirs, at)
             elif (left := room(state, place, at, tenant)) is not None:
-                kept |= free - left
+                excluded |= free - left
         if not ignore_leases:
-            kept &= free
+            excluded &= free
         if place in only_own:
-            kept |= free - own(state, place, tenant)
-        found += shares(place, kept) if kept else ()
+            excluded |= free - own(state, place, tenant)
+        found += shares(place, excluded) if excluded else ()
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """What a "no" names: what could ever fit, and what each node lacks.
 
-`feasibility` adds the first to refusals, `explain` the second to `why` where it is asked for.
+`feasibility` adds the first to refusals, `explain` the second to `why` on request.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +64,7 @@ class NodeKinds:
 
         """
         self._sort_nodes()
-        everywhere, asked = allowed, demand
+        everywhere, original = allowed, demand
         if demand.where:  # Nodes of one kind may have different labels: those are looked at here.
             allowed = allowed & self._fleet.matching(demand.where)
             demand = replace(demand, where=())
@@ -97,9 +97,9 @@ class NodeKinds:
             able = [each for each in models if could(replace(demand, models=(each,)))]
             if able:
                 found.append(_change("models", list(demand.models), able[:NAMES_MAX]))
-        if asked.where and could(demand, everywhere):
-            found.append(_change("where", [each.key for each in asked.where], ""))
-        others = np.ones_like(allowed) & self._fleet.matching(asked.where)
+        if original.where and could(demand, everywhere):
+            found.append(_change("where", [each.key for each in original.where], ""))
+        others = np.ones_like(allowed) & self._fleet.matching(original.where)
         if not everywhere.all() and could(demand, others):
             found.append({"field": "clusters", "asked": None, "fits": "others"})
         return {"largest": largest, "fits_if": found}
@@ -116,8 +116,8 @@ class NodeKinds:
             ("memory_mib", sample.memory_total),
         ):
             values = np.unique(column[here])
-            asked = getattr(demand, name)
-            yield name, values[(values > 0) & (values < asked)].tolist()
+            most = getattr(demand, name)
+            yield name, values[(values > 0) & (values < most)].tolist()
 
     def _sort_nodes(self) -> None:
         """Find the nodes that have the same when empty, by a checksum that is then checked."""
@@ -169,8 +169,8 @@ def _with(demand: Demand, name: str, value: Any) -> Demand:
     return replace(demand, **changed)
 
 
-def _change(name: str, asked: Any, fits: Any) -> dict[str, Any]:
-    return {"field": f"resources.{name}", "asked": asked, "fits": fits}
+def _change(name: str, now: Any, fits: Any) -> dict[str, Any]:
+    return {"field": f"resources.{name}", "asked": now, "fits": fits}
 
 
 def change_in_words(change: dict[str, Any]) -> str:
@@ -184,8 +184,8 @@ def change_in_words(change: dict[str, Any]) -> str:
     return f"It would fit with {name}: {value} instead of {_plain(change['asked'])}."
 
 
-def _plain(asked: Any) -> Any:
-    return " or ".join(asked[:NAMES_MAX]) if isinstance(asked, list) else asked
+def _plain(value: Any) -> Any:
+    return " or ".join(value[:NAMES_MAX]) if isinstance(value, list) else value
 
 
 # What each node lacks --------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def node_verdicts(
         demand: What is to fit.
         candidates: The rows of the candidate nodes.
         reasons: `Misfit` of each of them.
-        page: How many are skipped, and how many are told.
+        page: How many to skip, and how many to return.
 
     Returns:
         The rows of the page, and how many to skip for the next one; None: there is none.
@@ -281,7 +281,7 @@ def _node_row(fleet: Fleet, row: int, misfit: Misfit, has: Any, needs: Any) -> d
         unit = _UNITS[misfit.name.removesuffix("_BUSY")]
         free = "free" if misfit > NEVER else "even when empty"
         text = f"{node} lacks {lacks} of {needs} {unit} {free}"
-    told = {"cluster_id": cluster, "node_id": node, "verdict": verdict, "text": text}
+    verdict_row = {"cluster_id": cluster, "node_id": node, "verdict": verdict, "text": text}
     if misfit is Misfit.FITS:
-        return told
-    return {**told, "misfit": misfit.name.lower(), "has": int(has), "needs": int(needs)}
+        return verdict_row
+    return {**verdict_row, "misfit": misfit.name.lower(), "has": int(has), "needs": int(needs)}

@@ -25,7 +25,7 @@ _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The proposal breaks what was asked, or names what does not exist. Asking again is no use."""
+    """The proposal breaks the request, or names what does not exist. Asking again is no use."""
 
     refusal: Refusal
 
@@ -46,7 +46,7 @@ def verify(
     """Judge a proposal.
 
     Args:
-        ask: What was asked.
+        ask: The request.
         wishes: What the policy proposed; not empty.
         fleet: The fleet as it is now.
         clusters: The inventory.
@@ -156,7 +156,7 @@ def _on_node(
 
 
 def _need(proposed: ProposedShare, demand: Demand) -> Demand:
-    """Return what the node must have: the amounts proposed, as constrained as asked."""
+    """Return what the node must have: the amounts proposed, with the constraints of the request."""
     return Demand(
         gpus=demand.gpus if proposed.gpus is None else len(proposed.gpus),
         gpu_milli=proposed.gpu_milli,

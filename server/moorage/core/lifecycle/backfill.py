@@ -68,7 +68,7 @@ class Backfill:
         return False
 
     def _any_before_head_took_over(self) -> bool:
-        """Wake the lines that go before the head: nothing is kept for them, as they cannot wait."""
+        """Wake the lines before the head: nothing is reserved for them, as they cannot wait."""
         queue = self._requests.queue
         head = queue.first()
         lines = queue.servable(self._capped, head)
@@ -87,7 +87,7 @@ class Backfill:
             return False
         gains = self._state.gains
         ask = self._state.waiting[next(iter(head.waiters))].ask
-        is_new = head is not queue.head  # What was kept from it until now is open to it.
+        is_new = head is not queue.head  # What was closed to it until now is open to it.
         if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
             return True
         own = self._asks.exclusions.find_on_empty(ask).by_others
@@ -97,7 +97,7 @@ class Backfill:
             capacity = self._warm.capacity(ask, ()) if refused else None
             if refused and capacity is None:
                 capacity = self._preemption.capacity(ask)
-            queue.reserve(head, self._asks.kept(ask, (), capacity))
+            queue.reserve(head, self._asks.nodes_to_reserve(ask, (), capacity))
             self._reserved_at = self._state.gains, self._preemption.spared
         return self._state.gains != gains  # Who gave way and ran nothing has left at once.
 
@@ -125,8 +125,8 @@ class Backfill:
                     fitting.append(each)
         if idle and not fitting:
             self._pass_over(idle[0], reserved, excluded=any(map(any, groups)))
-        asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
-        ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
+        consulted = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
+        ahead = sum(many for priority, many in consulted.items() if priority >= line.of.priority)
         for each in fitting[: max(0, CONSULTED_MAX - ahead)]:
             self._asks.consult(each, self._asks.exclusions.find(each.ask, reserved))
         return False
@@ -140,12 +140,12 @@ class Backfill:
             queue.does_not_fit(first.ask, gains, reserved, excluded=excluded)
 
     def _capped(self) -> dict[PolicyRef, int]:
-        """Return the policies that are asked as much as they may be, up to which priority."""
+        """Return the policies that can take no more consultations now, up to which priority."""
         capped: dict[PolicyRef, int] = {}
-        for policy, asked in self._requests.undecided.waiters.items():
+        for policy, consulted in self._requests.undecided.waiters.items():
             ahead = 0
-            for priority in sorted(asked, reverse=True):
-                ahead += asked[priority]
+            for priority in sorted(consulted, reverse=True):
+                ahead += consulted[priority]
                 if ahead >= CONSULTED_MAX:
                     capped[policy] = priority
                     break

@@ -1,6 +1,6 @@
 """Clusters and nodes that operators take out of service, and what becomes of the leases there.
 
-A cordon lets nothing new come, and ends what is kept warm. A drain lets what is there leave, too: a
+A cordon lets nothing new come, and ends the warm leases. A drain lets what is there leave, too: a
 workload whose request said `on_failure: requeue` is stopped, and starts elsewhere under its lease;
 every other lease lasts until it is released, or until the drain's time is up, and cannot be renewed
 beyond that. The allocator is the only caller.
@@ -23,7 +23,7 @@ class Cordons:
     Args:
         writer: What the turn is written on.
         leases: Ends and moves them.
-        warm: Is told that the inventory changed.
+        warm: Hears of changes of the inventory.
 
     """
 
@@ -32,7 +32,7 @@ class Cordons:
         self._leases = leases
         self._warm = warm
 
-    def asked(self, event: CordonAsked) -> None:
+    def apply(self, event: CordonAsked) -> None:
         """Do what an operator says, and answer which leases are still there."""
         refusal = self.refusal(event)
         if refusal is not None:
@@ -52,10 +52,10 @@ class Cordons:
             self._clear(event)
         self._turn.wakes = True
         left = [each.id for each in self.there(event)]
-        told = {"cluster_id": event.cluster, "node_id": event.node or None, "leases": left}
+        answer = {"cluster_id": event.cluster, "node_id": event.node or None, "leases": left}
         after = self._turn.state.cordons.get(place)
         self._turn.respond(
-            event.to, Information(told | {"unavailable": after.why if after else None})
+            event.to, Information(answer | {"unavailable": after.why if after else None})
         )
 
     def refusal(self, event: CordonAsked) -> Refusal | None:

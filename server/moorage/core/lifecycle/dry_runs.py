@@ -24,7 +24,7 @@ class DryRuns:
         state: What is true.
         requests: Those that are open.
         leases: Knows whose they are.
-        warm: Knows what is kept.
+        warm: Knows the warm leases.
         cordons: Knows what is in a place.
 
     """
@@ -43,9 +43,9 @@ class DryRuns:
         self._warm = warm
         self._cordons = cordons
 
-    def answer(self, asked: DryRun, now: float) -> Response:
+    def answer(self, run: DryRun, now: float) -> Response:
         """Return what would come of an operation."""
-        match asked.event:
+        match run.event:
             case ReleaseAsked() as event:
                 return self._release(event)
             case CancelAsked() as event:
@@ -54,7 +54,7 @@ class DryRuns:
                 flushed = [lease.id for lease in self._warm.kept_for(tenant, cluster)]
                 return Information({"dry_run": True, "flushed": flushed})
             case CordonAsked() as event:
-                return self._cordon(event, now, sees_all=asked.sees_all)
+                return self._cordon(event, now, sees_all=run.sees_all)
 
     def _release(self, event: ReleaseAsked) -> Response:
         found = self._leases.owned(event.lease, event.token_digest, event.tenant)
@@ -82,7 +82,7 @@ class DryRuns:
         cordon = Cordoned(*place, now, event.tenant, event.reason, drains, until)
         there = self._cordons.there(event)
         others = [] if sees_all else [each for each in there if each.tenant != event.tenant]
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "cluster_id": event.cluster,
             "node_id": event.node or None,
             "leases": [each.id for each in there if sees_all or each.tenant == event.tenant],
@@ -90,5 +90,5 @@ class DryRuns:
         }
         if not sees_all:
             tenants = {each.tenant for each in others}
-            told["others"] = {"leases": len(others), "tenants": len(tenants)}
-        return Information({"dry_run": True, **told})
+            answer["others"] = {"leases": len(others), "tenants": len(tenants)}
+        return Information({"dry_run": True, **answer})

@@ -80,7 +80,7 @@ def likeness(ask: Ask) -> str:
 
 
 class LeaseLifecycle:
-    """The part for leases, but for what the warm ones are kept for: see `warm_reuse`.
+    """The part for leases, without the reuse of warm ones: see `warm_reuse`.
 
     Args:
         writer: What the turn is written on.

@@ -1,8 +1,8 @@
 """Leases that give way to a request: preempted by a higher priority, or reclaimed from a borrower.
 
-Only the head of the queue has others give way: nodes are kept for it, so that what they leave is
-its own. The fewest leases that make it fit are told by whom and why, and leave when their notice is
-over, if it still waits then. The allocator is the only caller.
+Only the head of the queue has others give way: nodes are reserved for it, so that what they leave
+is its own. The fewest leases that make it fit get a notice, with by whom and why, and leave when it
+is over, if the head still waits then. The allocator is the only caller.
 """
 
 from collections import defaultdict
@@ -51,7 +51,7 @@ class Preemption:
         exclusions: Computes what each request may not use.
 
     Attributes:
-        spared: How many that were told to leave need not, or in vain: the head may need others.
+        spared: How many with a notice need not leave, or would in vain: the head may need others.
 
     """
 
@@ -76,7 +76,7 @@ class Preemption:
 
         Returns:
             The nodes on which there will be room once they have left; None where they would not
-            help, or none has to, and then none is told to leave.
+            help, or none has to, and then none gets a notice.
 
         """
         given, until = self._who_may(ask)
@@ -114,7 +114,7 @@ class Preemption:
             self._leave(lease, lease.notice.reason)
 
     def _helps(self, ask: Ask) -> bool:
-        """Return whether a request fits still once all have left that were told to."""
+        """Return whether a request fits still once all with a notice have left."""
         coming = [each for each in self._state.leases.values() if self._comes(each, ask)]
         assert ask.demand is not None
         return self._attempt(ask, ask.demand, self._turn.now).choose(coming, ()) is not None
@@ -298,7 +298,7 @@ class _Attempt:
         return fits
 
     def _pick(self, options: list[_Option]) -> list[_Option] | None:
-        """Return the nodes of a gang: where the fewest leave, of one rack or zone if asked."""
+        """Return the nodes of a gang where the fewest leave, of one rack or zone if it wants."""
         many, groups = self._demand.nodes, defaultdict[int, list[_Option]](list)
         together = gang_groups(self._fleet, self._demand)
         for option in sorted(options, key=lambda each: each[:3]):

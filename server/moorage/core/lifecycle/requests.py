@@ -42,15 +42,15 @@ from moorage.policy import ProposalError, ProposedShare, parse_proposal
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
 CANDIDATES_KEPT_MAX: Final = 1_000
-"""Candidate clusters that are kept with a decision; of more, `why` tells no nodes afterwards."""
+"""Candidate clusters in the record of a decision; of more, `why` tells no nodes afterwards."""
 CONSULTS_MAX: Final = 8
 """Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
-may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
+may wait. A waiter's policy is consulted until its deadline: each conflict was another's grant."""
 FAULTS_MAX: Final = 6
 """Times in a row that a policy may fail to answer about a lease in the queue, for reasons that say
 nothing about the lease, before that ends. With the pauses between them it is a minute."""
 FAULT_PAUSE_SECONDS: Final = 1.0
-"""Before such a policy is asked again; twice as long each time, and longer than any rest in all."""
+"""Pause before the next consultation, twice as long each time; in all longer than any rest."""
 _WITH_REASONS: Final = (LeaseNews, Advice)
 
 
@@ -62,7 +62,7 @@ class Requests:
         feasibility: Knows what fits.
         requests: Those that are open.
         leases: Grants and ends leases.
-        warm: Knows what is kept for the next request like its own.
+        warm: Knows the warm leases that the next like request takes over.
         quotas: Knows who may hold so much.
         exclusions: Computes what each request may not use.
 
@@ -91,19 +91,19 @@ class Requests:
         self._number = 0
         self._turned_down = 0
 
-    def asked(self, to: Address, ask: Ask) -> None:
-        """Take a request: answer it, or have its policy asked."""
+    def take(self, to: Address, ask: Ask) -> None:
+        """Take a request: answer it, or have its policy consulted."""
         if not ask.dry_run and self._asked_before(to, ask):
             return
         if (refusal := self._turned_away(ask)) is not None:
             self._turn.respond(to, refusal)
             return
         self._requests.listen(ask.id, to)
-        kept = self._queue.reserved_before(ask)
+        reserved = self._queue.reserved_before(ask)
         pending = Pending(ask, self._turn.now)
-        told: list[tuple[Ask, Refusal]] = []
+        refused: list[tuple[Ask, Refusal]] = []
         for pending.ask in alternatives.each(ask):
-            if self.take_over(pending, kept):  # Its quota counts what is warm already.
+            if self.take_over(pending, reserved):  # Its quota counts what is warm already.
                 self._turn.wakes = True
                 return
             over = self._quotas.refusal(pending.ask)
@@ -112,9 +112,9 @@ class Requests:
             if over is None and self._fits(pending.ask, found):
                 self.consult(pending, found)
                 return
-            told.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
+            refused.append((pending.ask, over or self.exclusions.refusal(pending.ask, found)))
         # It waits for the last of its alternatives that it may ever have.
-        pending.ask, refusal = alternatives.waits_for(told)
+        pending.ask, refusal = alternatives.waits_for(refused)
         if ask.alternatives:
             found = self.exclusions.find(pending.ask)
         if refusal.code is Code.NEVER_FITS:
@@ -153,7 +153,7 @@ class Requests:
         """Ask the policy about another alternative that fits; return whether there is one."""
         if not pending.ask.alternatives:
             return False
-        # While the policy thought, there may have come room for one that it was not asked about.
+        # While the policy thought, there may have come room for one that it did not see.
         asks = None if why.code is Code.NO_CAPACITY else alternatives.following(pending.ask)
         found = self.settle(pending, exclusions.by_waiters_only, asks)
         if found is None:
@@ -170,7 +170,7 @@ class Requests:
             self._refuse(pending, over, exclusions)
 
     def make_quota_room(self, ask: Ask) -> None:
-        """Have what is warm give way to a waiter that only its quota keeps from being asked for."""
+        """Have warm leases give way to a waiter that only its quota holds up."""
         over = None if ask.alternatives else self._quotas.refusal(ask)
         if over is not None:
             self._warm.room_after(over, ask, ())
@@ -246,7 +246,7 @@ class Requests:
         self._pending.settle(ask)
         self._queue.remove(ask)
         self._leases.pause(ask.id, FAULT_PAUSE_SECONDS * 2.0**lease.faults, lease.faults + 1)
-        self._turn.wakes = True  # What was kept for it is for the others now.
+        self._turn.wakes = True  # What was reserved for it is for the others now.
         return True
 
     def _proposed(self, pending: Pending, value: Any, exclusions: Exclusions) -> None:
@@ -284,14 +284,14 @@ class Requests:
         elif isinstance(verdict, tuple):
             refusal = refusals.kept_for_head()
             if nodes == pending.exclusions.nodes:
-                # The policy knew; asked again, it would say the same.
+                # The policy knew; consulted again, it would say the same.
                 self._wait_or_refuse(pending, refusal, exclusions, pending.gains)
             else:
                 self._propose_again(pending, refusal, exclusions)
         elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
             self._refuse(pending, verdict.refusal, exclusions)
         elif isinstance(verdict, Stale) and seen == (pending.version, pending.exclusions.parts):
-            # Nothing changed since the policy was asked: it proposed what it could see is taken.
+            # Nothing has changed since the consultation: it proposed what it could see is taken.
             self._refuse(pending, refusals.taken_and_seen(verdict.refusal), exclusions)
         else:
             self._propose_again(pending, verdict.refusal, exclusions)
@@ -331,8 +331,8 @@ class Requests:
         """Return whether there may be room for a new ask that its policy did not see.
 
         Capacity came back while it thought; or its cell held something free of another proposal
-        that came to nothing; or something is no longer kept for another request. Who waits already
-        is woken by all of these.
+        that came to nothing; or something is no longer reserved for another request. All of these
+        wake a waiter.
         """
         ask = pending.ask
         waits = ask.id in self._state.waiting and self._is_patient(ask)
@@ -356,10 +356,10 @@ class Requests:
         self._grant(pending, placement, value)
         self._turn.wakes = True
 
-    def take_over(self, pending: Pending, kept: Nodes) -> bool:
-        """Grant an ask the warm lease that is like it, if there is one; its policy is not asked."""
+    def take_over(self, pending: Pending, reserved: Nodes) -> bool:
+        """Grant an ask the warm lease that is like it, if there is one, without its policy."""
         ask = pending.ask
-        warm = self._warm.like(ask, kept)
+        warm = self._warm.like(ask, reserved)
         if warm is not None and self._quotas.refusal(ask, warm.placement, warm) is not None:
             return False
         if warm is not None:
@@ -398,14 +398,14 @@ class Requests:
     ) -> None:
         """Say no, or not yet where the ask may wait: the "no" stands as of `gains`.
 
-        What is kept warm gives way first: an ask that would not wait does so until it has ended.
+        Warm leases give way first: an ask that would not wait does so until it has ended.
         """
         if self._tries_next(pending, refusal, exclusions):
             return
         ask, terms = pending.ask, pending.ask.terms
         waiter = self._state.waiting.get(ask.id)
-        kept = exclusions.by_waiters_only
-        capacity = self._warm.room_after(refusal, ask, kept)
+        reserved = exclusions.by_waiters_only
+        capacity = self._warm.room_after(refusal, ask, reserved)
         comes_back = waiter is not None and waiter.lease is not None
         patient = terms is not None and (
             terms.wait_seconds > 0 or comes_back or capacity is not None
@@ -423,20 +423,20 @@ class Requests:
             self._queue.add(ask)
         self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
-        excluded = (*kept, *pending.exclusions.own)
+        excluded = (*reserved, *pending.exclusions.own)
         if ask.alternatives and pending.over is not None:
             # Until its quota has room, too.
             self._queue.declined(ask, pending.over, gains, excluded)
         elif ask.demand is not None and refusal.code is Code.NO_CAPACITY:
             # Otherwise the result does not hold for the whole class: the queue checks each waiter.
             if not exclusions.by_others:
-                self._queue.does_not_fit(ask, gains, kept)
+                self._queue.does_not_fit(ask, gains, reserved)
         elif refusal.code is not Code.QUOTA_EXCEEDED or not self._queue.is_over_quota(ask):
             self._queue.declined(ask, refusal, gains, excluded)
-        self._turn.wakes = True  # What is kept for this line may have moved, or grown.
+        self._turn.wakes = True  # What is reserved for this line may have moved, or grown.
 
-    def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
-        """Return the nodes to keep for a line's first, also while its policy is being consulted.
+    def nodes_to_reserve(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
+        """Return the nodes to reserve for a line's first, also while its policy is being consulted.
 
         None for one that would not wait: what it evicts comes soon, and others fit beside it.
         """
@@ -479,7 +479,7 @@ class Requests:
             self._turn.record(Dequeued(pending.ask.id, self._turn.now, refusal))
         self._answer(pending, refusal)
         if waited:
-            self._turn.wakes = True  # What was kept for it is for the others now.
+            self._turn.wakes = True  # What was reserved for it is for the others now.
 
     def _answer(self, pending: Pending, answer: Response) -> None:
         """Answer everybody who waits for this ask, and remember why for `why`."""

@@ -1,4 +1,4 @@
-"""What is kept after its release: who takes it over, and who it gives way to.
+"""Warm leases: who takes them over, and who they give way to.
 
 A warm lease holds its place like any other, so no GPU is promised twice, and counts for its
 tenant's quota. But no client has its token. The next request like its own takes its workload
@@ -38,9 +38,9 @@ from moorage.model import (
 from moorage.policy import Fleet, ProposedShare
 
 WARM_MAX: Final = 256
-"""Workloads kept warm for one tenant; one more ends the one that would end next anyway."""
+"""Warm workloads of one tenant; one more ends the one that would end next anyway."""
 ROOM_SECONDS_MAX: Final = 60.0
-"""How long a request that would not wait is kept all the same while warm leases end for it."""
+"""How long a request that would not wait waits all the same while warm leases end for it."""
 EVICTED: Final = "evicted: another request needs its place"
 
 
@@ -81,7 +81,7 @@ class WarmReuse:
 
     # Kept, and taken over ------------------------------------------------------------------
 
-    def kept(self, news: WorkloadKept) -> None:
+    def add(self, news: WorkloadKept) -> None:
         """Keep a released lease whose workload is fit for its next user."""
         lease = self._leases.engaged(news.lease, news.fencing)
         if lease is None or lease.provision is None:
@@ -95,14 +95,14 @@ class WarmReuse:
         self._turn.record(Warmed(lease.id, self._turn.now, until))
         own = [each for each in self._oldest() if each.tenant == lease.tenant]
         for each in own[: max(0, len(own) - WARM_MAX)]:
-            self._leases.end(each, f"only {WARM_MAX} are kept warm")
+            self._leases.end(each, f"only {WARM_MAX} stay warm")
         self._turn.wakes = True
 
-    def like(self, ask: Ask, kept: Nodes) -> Lease | None:
+    def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
         """Return the warm lease that `ask` may take over, the last one released first; or None.
 
-        The same policy was asked the same question and gave this place as its answer; so it is not
-        asked again. Whether the place still is what the request wants is verified as a proposal is.
+        The same policy answered the same question with this place, so it is not consulted again.
+        The place is verified as a proposal is.
         """
         if ask.terms is None or ask.dry_run or ask.provision is None or not self._turn.state.warm:
             return None
@@ -110,7 +110,7 @@ class WarmReuse:
         for lease in reversed(list(self._oldest())):
             if lease.likeness != wanted:
                 continue
-            found = found or self._exclusions.find_on_empty(ask, kept)
+            found = found or self._exclusions.find_on_empty(ask, reserved)
             if self._verified(ask, lease, found):
                 return lease
         return None
@@ -145,15 +145,15 @@ class WarmReuse:
         borrows = any(self._turn.state.accounts.borrowed((lease.tenant, None)))
         return self._queue.waits_for_quota(None if borrows else lease.tenant)
 
-    def room_after(self, refusal: Refusal, ask: Ask, kept: Nodes) -> Nodes | None:
+    def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
         """As `capacity`, where the refusal of `ask` is one that room would change; else None."""
         if refusal.code is Code.QUOTA_EXCEEDED:
             return self._quota(refusal, ask)
         declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
         wanting = declined or refusal.code is Code.NO_CAPACITY
-        return self.capacity(ask, kept) if wanting else None
+        return self.capacity(ask, reserved) if wanting else None
 
-    def capacity(self, ask: Ask, kept: Nodes) -> Nodes | None:
+    def capacity(self, ask: Ask, reserved: Nodes) -> Nodes | None:
         """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
 
         Returns:
@@ -169,7 +169,7 @@ class WarmReuse:
         own = self._resetting_for(ask)  # It comes as it is.
         for lease in own:
             self._awaited[lease.id] = ask.id
-        found = self._exclusions.find_on_empty(ask, kept)
+        found = self._exclusions.find_on_empty(ask, reserved)
         reserved = found.nodes
         if ask.demand is None:
             return self._room_unknown(ask, reserved, [*coming, *own])
@@ -197,11 +197,11 @@ class WarmReuse:
             No nodes: where there is room then is not known; None where ending all would not help.
 
         """
-        state, told = self._turn.state, over.details
+        state, details = self._turn.state, over.details
         if ask.terms is None or ask.dry_run:
             return None
-        column, lacking = RESOURCES.index(told["resource"]), told["asked"] - told["room"]
-        lacking += told.get("kept", 0)
+        column, lacking = RESOURCES.index(details["resource"]), details["asked"] - details["room"]
+        lacking += details.get("kept", 0)
         coming = [
             each for each in self._evicted if each in state.leases and self._is_for(ask, each)
         ]
@@ -209,7 +209,7 @@ class WarmReuse:
         for lease in (*map(state.leases.__getitem__, coming), *self._idle()):
             if lacking <= 0:
                 break
-            left = self._left_to((told["tenant"], told["project"]), lease, column)
+            left = self._left_to((details["tenant"], details["project"]), lease, column)
             if left > 0 and lease.id not in coming:
                 chosen.append(lease)
             lacking -= left
@@ -256,24 +256,24 @@ class WarmReuse:
     # What else ends them -------------------------------------------------------------------
 
     def inventory_changed(self) -> None:
-        """End what is kept on nodes or devices that are no longer there."""
+        """End warm leases on nodes or devices that are no longer there."""
         for lease in [*self._oldest()]:
             if self._lost(lease):
                 self._leases.end(lease, "its node or device left the inventory")
         self._turn.wakes = True
 
     def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
-        """End all that is kept for a tenant, in one cluster or everywhere; say which."""
+        """End the warm leases of a tenant, in one cluster or everywhere; return which."""
         flushed = self.kept_for(tenant, cluster)
         for lease in flushed:
             self._leases.end(lease, "flushed")
         self._turn.respond(to, Information({"flushed": [lease.id for lease in flushed]}))
 
     def kept_for(self, tenant: Tenant, cluster: ClusterId | None) -> list[Lease]:
-        """Return all that is kept for a tenant, in one cluster or everywhere."""
+        """Return the warm leases of a tenant, in one cluster or everywhere."""
         return [
             lease
-            for lease in self._kept()
+            for lease in self._warm_leases()
             if lease.tenant == tenant
             and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
         ]
@@ -305,16 +305,18 @@ class WarmReuse:
         waiter = None if by is None else self._turn.state.waiting.get(by)
         return by == to or waiter is None or waiter.pauses
 
-    def _kept(self) -> Iterator[Lease]:
+    def _warm_leases(self) -> Iterator[Lease]:
         """Yield the warm leases, then those that are being made fit to be warm."""
         yield from self._oldest()
         yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]
 
     def _idle(self) -> Iterator[Lease]:
-        """Yield what may give way: all that is kept, but for what a waiter gets when it is fit."""
+        """Yield the leases that may give way: the warm ones, but those that a waiter will get."""
         no_request = RequestId("")
         yield from (
-            each for each in self._kept() if self._is_left(self._awaited.get(each.id), no_request)
+            each
+            for each in self._warm_leases()
+            if self._is_left(self._awaited.get(each.id), no_request)
         )
 
     def _oldest(self) -> Iterator[Lease]:

@@ -36,17 +36,17 @@ def choice(ask: Ask) -> int | None:
     return ask.alternatives.index(ask.demand) if ask.alternatives and ask.demand else None
 
 
-def waits_for(told: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
+def waits_for(refused: Sequence[tuple[Ask, Refusal]]) -> tuple[Ask, Refusal]:
     """Return the last alternative that may be had later, or else the last, and why none now.
 
     Args:
-        told: All of them, and why each cannot be met now.
+        refused: All of them, each with why it cannot be met now.
 
     """
-    later = [(ask, why) for ask, why in told if not _is_final(why)]
-    ask, why = (later or told)[-1]
-    if len(told) > 1:
-        why = replace(why, reason=f"None of {len(told)} alternatives will do: {why.reason}")
+    later = [(ask, why) for ask, why in refused if not _is_final(why)]
+    ask, why = (later or refused)[-1]
+    if len(refused) > 1:
+        why = replace(why, reason=f"None of {len(refused)} alternatives will do: {why.reason}")
     return ask, why
 
 

@@ -248,7 +248,7 @@ class ExclusionRules:
 
 
 def shortened(lease: Lease) -> float | None:
-    """Return how long a new lease lasts, in seconds, where that is less than was asked for."""
+    """Return how long a new lease lasts, in seconds, where that is less than the request wants."""
     if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
         return None
     return lease.expires_at - lease.granted_at

@@ -31,11 +31,11 @@ class Pending(msgspec.Struct):
     consultation: int = 0
     consultations: int = 0
     version: int = 0
-    """`Fleet.version` when the policy was asked."""
+    """`Fleet.version` when the policy was consulted."""
     layout: int = 0
     """`Fleet.layout` then: what it names may have existed."""
     gains: int = 0
-    """`State.gains` when the policy was asked: what it declines, it declines as of then."""
+    """`State.gains` when the policy was consulted: what it declines, it declines as of then."""
     waits: bool = False
     """It stands in the queue meanwhile."""
     turned_down: int = 0
@@ -127,7 +127,7 @@ class OpenRequests:
     Attributes:
         undecided: Those that policies are being consulted about.
         queue: Those that wait, in their order.
-        listeners: Who is told what becomes of each, in the order in which they asked.
+        listeners: Who gets the outcome of each, in the order of their requests.
 
     """
 

@@ -1,6 +1,6 @@
 """The order of the queue: priority, then fair share, then age; identical waiters judged once.
 
-An index over `State.waiting`, less those that pause, rebuilt from it at start and kept between
+An index over `State.waiting`, less those that pause, rebuilt from it at start and updated between
 changes. `Backfill` asks it whose turn it is when capacity grew; nothing is ever polled.
 """
 
@@ -56,7 +56,7 @@ class WaitingQueue:
         overtaken_max: As `OVERTAKEN_MAX`.
 
     Attributes:
-        head: The line that nodes are kept for, or None.
+        head: The line that nodes are reserved for, or None.
         reservation: Those nodes. They stay the same until capacity grows, so that they can drain.
 
     """
@@ -198,7 +198,7 @@ class WaitingQueue:
         oldest = its.ready[0][0] if its.ready else math.inf
         self._ranking.ready_since(its.row, since, number, oldest)
 
-    # What they were told ---------------------------------------------------------------------
+    # Why they wait --------------------------------------------------------------------------
 
     def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes, excluded: bool = False) -> None:
         """Note that there is no room for who needs what `ask` needs.
@@ -206,9 +206,9 @@ class WaitingQueue:
         Args:
             ask: One of them.
             gains: `State.gains` when that was found; where they are more now, it does not stand.
-            reserved: What was kept for others then.
+            reserved: The nodes that were reserved for others then.
             excluded: Reservations keep nodes from its line, which says nothing of other lines.
-                So it is where another tenant reserved a part of what is kept.
+                True also where another tenant reserved a part of the head's nodes.
 
         """
         excluded = excluded or self._partly_open(reserved) != reserved
@@ -227,10 +227,10 @@ class WaitingQueue:
 
         Args:
             ask: One of them.
-            refusal: What they are told if their time is up before that changes.
-            gains: `State.gains` when the policy was asked; where they are more now, it is asked
-                again.
-            excluded: Nodes that were kept from it, for the head of the queue.
+            refusal: Their answer if their time is up before that changes.
+            gains: `State.gains` when the policy was consulted; where they are more now, it is
+                consulted again.
+            excluded: Nodes that it was not offered: they are reserved for the head of the queue.
 
         """
         line = self._line_of[ask.id]
@@ -256,7 +256,7 @@ class WaitingQueue:
         return self._ranking.is_over(self._classes[self._line_of[ask.id].of].row)
 
     def found_over_quota(self) -> list[Ask]:
-        """Return who was found beyond its quota since this was last asked: one of each class."""
+        """Return those found beyond their quota since the last call: one of each class."""
         rows = self._ranking.found_over(CLASSES_AT_ONCE)
         lines = [self._classes[self._ranking.waiters(row)].ready[0][2] for row in rows]
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
@@ -271,7 +271,7 @@ class WaitingQueue:
         number = None if tenant is None else self._state.accounts.number((tenant, None))
         return declined or self._ranking.is_any_over(number)
 
-    def kept_of_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
+    def reserved_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
         """Return what of an account's quota is not for `ask`, but for another request; and which.
 
         That one was overtaken too often. None: nothing is.
@@ -296,7 +296,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def rethink(self) -> None:
-        """Ask those again who declined without nodes that are not kept from them any more."""
+        """Consult again for those who declined without nodes that they may have now."""
         rooms = self._ranking.rooms()
         for line in [each for each in self._declined if each.excluded or each.over_quota_at]:
             room = line.over_quota_at not in {0, rooms}
@@ -304,7 +304,7 @@ class WaitingQueue:
                 self._ask_again(line)
 
     def retry(self, ask: Ask) -> None:
-        """Look at a waiter again, whatever it was told: its lease is to last for another time."""
+        """Look at a waiter again, whatever its last answer: its lease's duration changes."""
         line = self._line_of[ask.id]
         line.refused_at = UNJUDGED
         self._ask_again(line)
@@ -315,7 +315,7 @@ class WaitingQueue:
         self._ranking.judge_again(self._classes[line.of].row)
 
     def first(self) -> WaiterLine | None:
-        """Return the line that heads the queue: nodes are to be kept for it."""
+        """Return the line that heads the queue: nodes are to be reserved for it."""
         if self._first_as_of != self._state.accounts.version:
             row = self._ranking.head()
             ready = [] if row is None else self._classes[self._ranking.waiters(row)].ready
@@ -324,25 +324,25 @@ class WaitingQueue:
         return self._first
 
     def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
-        """Keep nodes for a line; others may have those that were kept before."""
+        """Reserve nodes for a line. Those that were reserved before are open to others again."""
         free = set(self.reservation) - set(nodes)
         self.head, self.reservation = head, nodes
         if free:
             self._unreserved += 1
             self._ranking.grew(free, wanted=False)
 
-    def _partly_open(self, kept: Nodes) -> Nodes:
-        """Return those of the nodes kept for the head that are kept from all others."""
+    def _partly_open(self, nodes: Nodes) -> Nodes:
+        """Return those of the head's nodes that no other tenant reserved a part of."""
         on = self._state.reserved.on
-        return tuple(node for node in kept if node not in on) if on else kept
+        return tuple(node for node in nodes if node not in on) if on else nodes
 
     def reserved_for(self, line: WaiterLine) -> Nodes:
-        """Return the nodes kept for a line that is served before this one."""
+        """Return the nodes reserved for a line that is served before this one."""
         ahead = self.head is not None and self._rank(self.head) < self._rank(line)
         return self.reservation if ahead and line is not self.head else ()
 
     def reserved_before(self, ask: Ask) -> Nodes:
-        """Return the nodes kept for a waiter ahead of `ask`, which may be new or wait itself.
+        """Return the nodes reserved for a waiter ahead of `ask`, which may be new or wait itself.
 
         Advice holds nothing, so it delays no request and everything is open to it.
         """
@@ -388,8 +388,8 @@ class WaitingQueue:
         The caller asks for them, or says what stands in their way, before it takes the next one.
 
         Args:
-            capped: Returns the policies that are being asked as much as they may be, and up to
-                which priority.
+            capped: Returns the policies that can take no more consultations now, and up to which
+                priority.
             before: The line before which to stop; None: at the end.
 
         """
@@ -398,8 +398,8 @@ class WaitingQueue:
         try:
             while True:
                 busy = capped()
-                kept = self._partly_open(self.reservation)
-                rows, more = self._ranking.servable(self.changes, busy, kept)
+                closed = self._partly_open(self.reservation)
+                rows, more = self._ranking.servable(self.changes, busy, closed)
                 if not len(rows):
                     if not more and before is None:
                         self._ranking.exhausted()

@@ -1,4 +1,4 @@
-"""Quotas: operators set them, and requests beyond them are told so with the numbers.
+"""Quotas: operators set them; a request beyond one is refused with the numbers.
 
 The allocator is the only caller. What is held, and what that leaves, is in `core.state.accounts`.
 The queue passes over who waits for its quota, and keeps no nodes for them; quota itself it keeps
@@ -30,7 +30,7 @@ class Quotas:
 
     Args:
         writer: What the turn is written on.
-        queue: Knows what of a quota is kept for whom.
+        queue: Knows which waiters reserve quota.
 
     """
 
@@ -39,7 +39,7 @@ class Quotas:
         self._queue = queue
         self._accounts = writer.state.accounts
 
-    def asked(self, event: QuotaAsked) -> None:
+    def apply(self, event: QuotaAsked) -> None:
         """Do what an operator, or the configuration, says."""
         account, before = (event.tenant, event.project), self._accounts.quotas
         if event.quota is not None and account not in before and len(before) >= QUOTAS_MAX:
@@ -85,12 +85,12 @@ class Quotas:
     ) -> Refusal | None:
         number = np.array([self._accounts.number(account)], np.int64)
         room = self._accounts.room(number, freed)[0]
-        kept, others = self._queue.kept_of_quota(ask, account) or ((0,) * len(RESOURCES), None)
+        reserved, by = self._queue.reserved_quota(ask, account) or ((0,) * len(RESOURCES), None)
         for column, name in enumerate(RESOURCES):
-            asked = amounts[column]
-            if asked > 0 and int(room[column]) - kept[column] < asked:
+            amount = amounts[column]
+            if amount > 0 and int(room[column]) - reserved[column] < amount:
                 figures = self._accounts.row(account)[name]
-                return refusals.over_quota(account, name, asked, figures, (kept[column], others))
+                return refusals.over_quota(account, name, amount, figures, (reserved[column], by))
         return None
 
 

@@ -1,8 +1,8 @@
 """The classes of waiters in columns: which of them may be served now, and which come first.
 
 A class is what waiters share that decides about their turn: tenant, policy, demand, priority. The
-columns are kept as classes come and go, so a wake looks at arrays and at the few first classes; it
-neither sorts nor visits all that wait. `order` is the only caller.
+columns are updated as classes come and go, so a wake looks at arrays and at the first few classes;
+it neither sorts nor visits all that wait. `order` is the only caller.
 """
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -91,7 +91,7 @@ class Table(Generic[T]):
 
 
 class Ranking:
-    """The classes, in no order: an order is taken from the columns when one is asked for.
+    """The classes, in no order: the columns give an order where one is needed.
 
     Args:
         state: Read, never changed.
@@ -292,8 +292,8 @@ class Ranking:
         Args:
             changes: Counts the times that capacity grew, or was reserved no longer. What did not
                 fit is not looked at again before this changes.
-            capped: Policies that are being asked as much as they may be, up to which priority.
-            reserved: Nodes kept for the head of the queue, from all that reserve as it does.
+            capped: Policies that can take no more consultations now, up to which priority.
+            reserved: Nodes reserved for the head of the queue, against all that reserve as it does.
 
         """
         self.rooms()
@@ -331,7 +331,7 @@ class Ranking:
     def found_over(self, many: int) -> list[int]:
         """Return which classes `servable` has found beyond their quota, the first ones, and forget.
 
-        Only while something is kept warm that may give way to them.
+        Only while a warm lease may give way to them.
         """
         if not self._found_over:
             return []
@@ -362,9 +362,9 @@ class Ranking:
         return self._rooms
 
     def claims(self) -> dict[int, int]:
-        """Return for whom quota is kept: by the number of its account, the row of a class.
+        """Return who reserves quota: by the number of its account, the row of a class.
 
-        It is the first that was overtaken too often. Of what it would borrow nothing is kept.
+        It is the first that was overtaken too often. It reserves nothing of what it would borrow.
         """
         accounts, classes = self._state.accounts, self._classes
         claims: dict[int, int] = {}
@@ -384,13 +384,13 @@ class Ranking:
         if not self._state.accounts.quotas or not len(rows):
             return np.zeros(len(rows), np.bool_)
         classes, accounts = self._classes, self._classes[column][rows]
-        kept = np.zeros((len(rows), len(RESOURCES)), np.int64)
+        reserved = np.zeros((len(rows), len(RESOURCES)), np.int64)
         for account, first in self.claims().items():
             behind = (accounts == account) & (rows != first)
             behind &= classes["priority"][rows] <= classes["priority"][first]
-            kept[behind] = self._by_row[first].needs
+            reserved[behind] = self._by_row[first].needs
         needs = [classes[name][rows] for name in RESOURCES]
-        short: Bools = self._state.accounts.over(accounts, needs, kept)
+        short: Bools = self._state.accounts.over(accounts, needs, reserved)
         return short
 
     def _open(self, places: Collection[GrownPlace] | None, *, empty: bool = False) -> Bools:

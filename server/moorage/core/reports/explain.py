@@ -189,7 +189,7 @@ def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _refuse_filters(inquiry: Inquired) -> Refusal | None:
-    """Say what is no filter of the list that is asked for, or no state that leases have."""
+    """Say what is no filter of the list, or no state that leases have."""
     known = _FILTERS.get(inquiry.question, ())
     for name in inquiry.filters:
         if name not in known:
@@ -201,15 +201,15 @@ def _refuse_filters(inquiry: Inquired) -> Refusal | None:
 def _queue(
     inquiry: Inquired, state: State, queue: WaitingQueue, feasibility: Feasibility, now: float
 ) -> Response:
-    """Return a page of who waits: what moves, their positions, is told of the page alone."""
+    """Return a page of who waits: positions, which move, are computed for the page alone."""
     where = inquiry.filters.get("cluster")
     shown = (
         waiter_row(waiter)
         for waiter in queue.by_seniority(_read(inquiry.after))
         if inquiry.may_see(waiter.ask.tenant) and (where is None or _may_go_to(waiter, where))
     )
-    told = page(inquiry, "waiting", shown, _seniority)
-    if isinstance(told, Information) and (rows := told.data["waiting"]):
+    answer = page(inquiry, "waiting", shown, _seniority)
+    if isinstance(answer, Information) and (rows := answer.data["waiting"]):
         first = queue.in_turn(forecast.WAITERS_MAX)
         turns = forecast.expected(state, feasibility, first, now)
         positions = queue.positions(row["request"] for row in rows)
@@ -217,7 +217,7 @@ def _queue(
             row["position"] = positions[row["request"]]
             row["expected_at"] = turns.get(row["request"])
             row["overtaken"] = state.overtaken.get(row["request"], 0)
-    return told
+    return answer
 
 
 def _read(cursor: str) -> object:
@@ -261,16 +261,16 @@ def _why(
     if not owner or not inquiry.may_see(owner):
         return None
     record.pop("tenant", None)
-    asked = record.pop("asked", None)
+    question = record.pop("asked", None)
     if waiter is not None:
-        asked = waiter.ask.demand, waiter.ask.candidates
+        question = waiter.ask.demand, waiter.ask.candidates
         record["overtaken"] = state.overtaken.get(request, 0)
     if inquiry.filters:
-        refusal = _add_nodes(record, inquiry, asked, feasibility)
+        refusal = _add_nodes(record, inquiry, question, feasibility)
         if refusal is not None:
             return refusal
-    if lease is None and asked is not None and asked[0] is not None:
-        awaited = forecast.awaited(state, feasibility, *asked)
+    if lease is None and question is not None and question[0] is not None:
+        awaited = forecast.awaited(state, feasibility, *question)
         if record.get("verdict", "not_now") == "not_now" and awaited:
             record["waits_for"] = [_awaited(inquiry, *each) for each in awaited]
     if lease is not None:
@@ -299,15 +299,15 @@ def _awaited(inquiry: Inquired, lease: Lease, share: Share) -> AwaitedLease:
 
 
 def _add_nodes(
-    record: dict[str, Any], inquiry: Inquired, asked: Any, feasibility: Feasibility
+    record: dict[str, Any], inquiry: Inquired, question: Any, feasibility: Feasibility
 ) -> Refusal | None:
     """Add what each candidate node says to the request now; null where that is not known."""
     record |= {"node_verdicts": None, "next": None}
-    if asked is None or asked[0] is None:
+    if question is None or question[0] is None:
         return None
     if not (inquiry.after or "0").isdecimal():
         return refusals.no_cursor(inquiry.after)
-    demand, candidates = asked
+    demand, candidates = question
     after = int(inquiry.after or "0")
     rows, following = feasibility.nodes(demand, candidates, after, inquiry.limit)
     record |= {"node_verdicts": rows, "next": None if following is None else str(following)}
@@ -352,8 +352,8 @@ def granted_reason(lease: Lease) -> str:
 def refusal_object(refusal: Refusal) -> dict[str, Any]:
     """Return a refusal as JSON values, without its empty parts.
 
-    The value of a policy that declined is left out: the client was told it once, it may be a
-    megabyte, and these are kept by the ten thousand.
+    The value of a policy that declined is left out: the client got it once, it may be a
+    megabyte, and there are ten thousand records.
     """
     parts = {
         "code": refusal.code.value,

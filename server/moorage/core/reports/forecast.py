@@ -3,7 +3,7 @@
 Leases are taken to last as long as like ones that lasted as long already
 (`core.state.durations`), and to their deadlines where too few are known; reservations to their
 end. The waiters are taken to come one after another, each at the first moment at which the places
-that it needs are free and not kept for others, and to last as long as like leases did, too.
+that it needs are free and not reserved for others, and to last as long as like leases did, too.
 """
 
 import heapq
@@ -110,7 +110,7 @@ class _Course:
         """Have something end, and waiters get what it leaves; return when these end."""
         rows, coming = self._left(end), list[_End]()
         rows += [row for row in self._reserved if row not in rows]  # They may be for others now.
-        kept = self._reserved = set[int]()
+        reserved = self._reserved = set[int]()
         at, is_head = 0, True
         while at < len(self._order):
             self.looks += 1 + len(rows) // ROWS_A_LOOK
@@ -120,11 +120,11 @@ class _Course:
             if self._lines[first][0][1].deadline < end.at:  # It has given up by then.
                 self._leaves(at)
                 continue
-            own = [row for row in rows if row not in kept or self._is_own(row, first, end.at)]
+            own = [row for row in rows if row not in reserved or self._is_own(row, first, end.at)]
             placement = self._placed(first, own, end.at)
             if not placement:
                 if is_head:
-                    kept = self._reserved = self._kept(first, end.at)
+                    reserved = self._reserved = self._rows_reserved(first, end.at)
                 is_head, at = False, at + 1
                 continue
             request = self._leaves(at)
@@ -154,8 +154,8 @@ class _Course:
                 rows.append(self._fleet.row(*each))
         return [row for row in rows if row is not None]
 
-    def _kept(self, first: _Class, moment: float) -> set[int]:
-        """Return the rows that are kept for the head of the queue."""
+    def _rows_reserved(self, first: _Class, moment: float) -> set[int]:
+        """Return the rows that are reserved for the head of the queue."""
         rows = {node: self._fleet.row(*node) for node in self._reservations}
         shut = [
             node
@@ -200,7 +200,7 @@ class _Course:
         return self._feasibility.together(able, demand) if enough else []
 
     def _is_own(self, row: int, needs: _Class, moment: float) -> bool:
-        """Return whether its tenant reserved a part of a node that is kept for another."""
+        """Return whether its tenant reserved a part of a node that is reserved for another."""
         return any(
             each.tenant == needs.tenant and each.starts_at <= moment < each.ends_at
             for each in self._reservations.get(self._fleet.node_ids[row], {}).values()
@@ -262,7 +262,7 @@ def awaited(
     """Return which leases a demand waits for, each with one place of it, the earliest end first.
 
     These are the leases on the nodes on which it is the first to fit, where all last until their
-    deadlines; none where it fits now. At most `AWAITED_MAX` are told.
+    deadlines; none where it fits now. At most `AWAITED_MAX` are returned.
     """
     fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed

@@ -196,8 +196,8 @@ class Accounts:
         share = self["share"][numbers]
         if not self.half_life:
             return share
-        kept = _kept(self._clock - self["step"][numbers])
-        past: npt.NDArray[np.float64] = self["past"][numbers] * kept + share * (1.0 - kept)
+        decay = _decay(self._clock - self["step"][numbers])
+        past: npt.NDArray[np.float64] = self["past"][numbers] * decay + share * (1.0 - decay)
         return share + past
 
     def share(self, account: Account) -> float:
@@ -208,8 +208,8 @@ class Accounts:
         if not self.half_life:
             return share
         many, rest = divmod(self._clock - int(self["step"][number]), STEPS)
-        kept = math.ldexp(float(_HALVING[rest]), -many)
-        return share + (float(self["past"][number]) * kept + share * (1.0 - kept))
+        decay = math.ldexp(float(_HALVING[rest]), -many)
+        return share + (float(self["past"][number]) * decay + share * (1.0 - decay))
 
     def _up_to_date(self) -> None:
         """Compute the shares that have changed."""
@@ -348,16 +348,16 @@ class Accounts:
         )
         return room
 
-    def over(self, numbers: Numbers, wanted: Iterable[Numbers], kept: Numbers) -> Any:
+    def over(self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers) -> Any:
         """Return which accounts have no room for what is wanted of them: bool `[accounts]`.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.
             wanted: By resource: int64 `[accounts]`.
-            kept: What of their room is for others: int64 `[accounts, resources]`.
+            reserved: What of their room is for others: int64 `[accounts, resources]`.
 
         """
-        room = self.room(numbers) - kept
+        room = self.room(numbers) - reserved
         short = np.zeros(len(numbers), np.bool_)
         for column, amount in enumerate(wanted):
             short |= (amount > room[:, column]) & (amount > 0)
@@ -403,7 +403,7 @@ class Accounts:
         return {name: tuple(row.tolist()) for name, row in rows if row.any()}
 
 
-def _kept(steps: Numbers) -> npt.NDArray[np.float64]:
+def _decay(steps: Numbers) -> npt.NDArray[np.float64]:
     """Return how much of what was held so many steps ago still counts."""
-    kept: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
-    return kept
+    decay: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
+    return decay

@@ -14,7 +14,7 @@ import msgspec
 from moorage.model import RequestId
 
 SPARE: Final = 1_000
-"""Outdated deadlines that are kept, beyond two for every lease and waiter, before a sweep."""
+"""Outdated deadlines that stay, beyond two for every lease and waiter, before a sweep."""
 
 
 class Deadlines:
@@ -30,7 +30,7 @@ class Deadlines:
         self._due: list[tuple[float, RequestId]] = []
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Return how many there are, the outdated ones included."""
         return len(self._due)
 
     def first(self) -> tuple[float, RequestId] | None:

@@ -34,7 +34,7 @@ class Durations:
     def __init__(self) -> None:
         self._counts: dict[Likeness, dict[int, int]] = {}
         self._medians: dict[tuple[str, str, int, int], float | None] = {}
-        """Those asked for since something was counted."""
+        """Those computed since something was counted."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have counted the same, in the same order."""

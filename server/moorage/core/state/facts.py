@@ -61,7 +61,7 @@ class Cordoned(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         node: Empty: all nodes of the cluster, those that come later included.
-        who: Which tenant asked.
+        who: The tenant whose request it is.
         drains: What is there shall leave: see `core.lifecycle.cordons`.
         until: When leases there end at the latest, in seconds since the epoch; 0: when they will.
 

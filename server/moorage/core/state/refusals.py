@@ -26,7 +26,7 @@ PASSING: Final = frozenset(
         Code.UNAVAILABLE,
     }
 )
-"""What may be over when the policy is asked again."""
+"""What may be over at the next consultation."""
 REASON_CHARS_MAX: Final = 500
 """Characters of a policy's own reason that a refusal repeats; the whole is in its `data`."""
 
@@ -98,7 +98,7 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-# Of a request, before its policy is asked ----------------------------------------------------
+# Of a request, before its policy runs --------------------------------------------------------
 
 
 def id_taken(request: RequestId) -> Refusal:
@@ -147,24 +147,34 @@ def key_of_another(key: str, first: RequestId) -> Refusal:
 
 def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
     """Not even an empty fleet has room."""
-    told = {"verdict": "never", **details}
-    return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", told)
+    return Refusal(
+        Code.NEVER_FITS,
+        f"It can never fit: {why}",
+        "resources",
+        "",
+        {"verdict": "never", **details},
+    )
 
 
 def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
     """There is no room now."""
-    told = {"verdict": "not_now", **details}
-    return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", told)
+    return Refusal(
+        Code.NO_CAPACITY,
+        f"It does not fit now: {why}",
+        "resources",
+        "",
+        {"verdict": "not_now", **details},
+    )
 
 
 def runs_into_reservation(refusal: Refusal, many: int, seconds: float) -> Refusal:
     """There is room, but not for so long: another tenant has reserved it from then on."""
-    told = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
+    details = {"reserved_in_advance": many, "ttl_max_seconds": round(seconds, 3)}
     why = "It would run into a reservation; there is room for a lease of"
     reason = f"{why} {seconds:.0f} s at most (`ttl_max_seconds`)."
     expected = f"at most {seconds:.0f}, or a lease that waits"
     return Refusal(
-        Code.NO_CAPACITY, reason, "lease.ttl_seconds", expected, {**refusal.details, **told}
+        Code.NO_CAPACITY, reason, "lease.ttl_seconds", expected, {**refusal.details, **details}
     )
 
 
@@ -183,7 +193,7 @@ def ends_too_early() -> Refusal:
 
 def too_many_reservations(most: int, nodes: int) -> Refusal:
     """The bound of reservations is reached."""
-    reason = f"At most {most} reservations, of {nodes} nodes in all, are kept at one time."
+    reason = f"At most {most} reservations, of {nodes} nodes in all, are possible at one time."
     return Refusal(Code.BUSY, reason)
 
 
@@ -212,33 +222,33 @@ def too_many_quotas(most: int) -> Refusal:
 def over_quota(
     account: tuple[str, str | None],
     resource: str,
-    asked: int,
+    amount: int,
     figures: Mapping[str, int | None],
-    kept: tuple[int, str | None],
+    reserved: tuple[int, str | None],
 ) -> Refusal:
     """Its tenant, or project, may not hold so much more; where it never may, waiting is no use.
 
-    Some of the room may be kept for another request, which is named.
+    Some of the room may be reserved for another request, which is named.
     """
     tenant, project = account
     whose = f"Tenant “{tenant}”"
     if project is not None:
         whose = f"Project “{project}” of tenant “{tenant}”"
     most = (figures["quota"] or 0) + (figures["borrow_max"] or 0)
-    never = asked > most
+    never = amount > most
     unit, name = (GPU_MILLI, "GPUs") if resource == "gpu_milli" else (1, shown_name(resource))
     quota, borrowed, used, room = (
         f"{(figures[each] or 0) / unit:.12g}" for each in ("quota", "borrow_max", "used", "room")
     )
     may = f"its quota is {quota}, and {borrowed} more may be borrowed"
     held = "1 GPU" if (used, name) == ("1", "GPUs") else f"{used} {name}"
-    has = f"has {held} and asks for {asked / unit:.12g} more"
+    has = f"has {held} and asks for {amount / unit:.12g} more"
     left = "" if never else f"; {room} are left now"
-    details = {"tenant": tenant, "project": project, "resource": resource, "asked": asked}
+    details = {"tenant": tenant, "project": project, "resource": resource, "asked": amount}
     details |= dict(figures) | {"verdict": "not_you", "never": never}
-    if kept[0] and not never:
-        left += f", and {kept[0] / unit:.12g} are kept for request “{kept[1]}”"
-        details |= {"kept": kept[0], "kept_for": kept[1]}
+    if reserved[0] and not never:
+        left += f", and {reserved[0] / unit:.12g} are reserved for request “{reserved[1]}”"
+        details |= {"kept": reserved[0], "kept_for": reserved[1]}
     reason = f"{whose} {has}, but {may}{left}."
     return Refusal(
         Code.QUOTA_EXCEEDED,
@@ -259,7 +269,7 @@ def malformed(error: ProposalError) -> Refusal:
 
 
 def unsound(field: str, expected: str, found: str) -> Refusal:
-    """The proposal breaks what was asked, or names what does not exist."""
+    """The proposal breaks the request, or names what does not exist."""
     at = f"{field}: " if field else ""
     reason = f"The policy's proposal is not sound: {at}expected {expected}; {found}."
     return Refusal(Code.POLICY_UNSOUND, reason, field, expected)
@@ -284,7 +294,7 @@ def nothing_fits_in(cluster: str) -> Refusal:
 
 def kept_for_head() -> Refusal:
     """The proposal names what is reserved."""
-    reason = "The nodes it proposed are kept for others."
+    reason = "The nodes it proposed are reserved for others."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
@@ -337,7 +347,7 @@ def waited(
     return Refusal(code, reason, details={"verdict": verdict, **details})
 
 
-# Of a lease, and of what is asked ----------------------------------------------------------
+# Of a lease, and of an inquiry -------------------------------------------------------------
 
 
 def lease_over(lease: Lease) -> Refusal:
@@ -347,13 +357,13 @@ def lease_over(lease: Lease) -> Refusal:
 
 
 def no_cursor(after: str) -> Refusal:
-    """The page that is asked for starts nowhere."""
+    """The cursor names no page."""
     reason = f"after: “{after[:40]}” is not what a page of this list gave as its `next`."
     return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
 
 
 def no_filter(name: str, known: Sequence[str]) -> Refusal:
-    """The list that is asked for has nothing of this name."""
+    """The list has nothing of this name."""
     expected = f"one of {', '.join(known)}"
     field = f"filters.{name[:40]}"
     return Refusal(Code.BAD_MESSAGE, f"{field}: expected {expected}.", field, expected)

@@ -20,16 +20,16 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         id: The server's name for it.
         tenant: Who gets them.
         nodes: On which nodes.
-        demand: What was asked for, and each of them can take in that time.
+        demand: The request, which each of them can take in that time.
         starts_at: When leases of others there end at the latest, in seconds since the epoch.
         ends_at: When the nodes are for everybody again.
         lapse_seconds: It ends so long after its start if its tenant has had no lease there; 0: it
             does not.
         used: Its tenant has had one.
-        begun: Its start is over, and who waits has been told.
+        begun: Its start is over, and waiters have been woken.
         devices: As `model.Lease.devices`, of `parts`; noted once one of them has another name.
         parts: What of each node, in their order: devices, and their part of its CPU and memory.
-            Without, the nodes are reserved whole, as where no device was asked for.
+            Without, the nodes are reserved whole, as for a request without devices.
 
     """
 

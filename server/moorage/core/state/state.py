@@ -72,7 +72,7 @@ ENDED_MAX: Final = 10_000
 """Ended leases that `release`, `status` and repeated requests still know; older ones are in the
 ledger's history only."""
 RELEASED: Final = "released"
-"""The reason of a lease that its owner ended: its workload may be kept."""
+"""The reason of a lease that its owner ended: its workload may stay warm."""
 REPLACED_MAX: Final = 32
 """Changed clusters whose rows are replaced one by one; of more, all columns are made again."""
 
@@ -91,7 +91,7 @@ class State:
         waiting_bytes: What they brought along, in bytes of JSON.
         overtaken: How often a waiter was passed by a request that came after it.
         keys: Which request owns an idempotency key of a tenant.
-        warm: The leases that no tenant owns and whose workloads are kept for the next request.
+        warm: The leases that no tenant owns and whose workloads wait for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
         preemptible: The leases that may give way to requests of higher priority.
         groups: The leases that keep apart from each other.
@@ -503,7 +503,7 @@ def _move(state: State, request: RequestId, **held: Any) -> None:
 def _requeue(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases.pop(request)
     assert lease.state == "failing"
-    assert lease.ask is not None, "what may start again has kept its ask"
+    assert lease.ask is not None, "what may start again still has its ask"
     assert lease.outcome is not None
     state._free(lease, at)  # noqa: SLF001  # Called by apply().
     avoid = tuple(dict.fromkeys((*lease.ask.avoid, *lease.outcome.nodes)))
@@ -557,7 +557,7 @@ def _carry(state: State, lease: Lease) -> None:
 
 def _ending(state: State, request: RequestId, at: float, reason: str) -> None:
     lease = state.leases[request]
-    given_up = request in state.resetting  # It was to be kept, and now it shall end after all.
+    given_up = request in state.resetting  # It was to stay warm, and now it shall end after all.
     assert lease.state != "ending" or given_up
     state.durations.add(lease, at)
     state.leases[request] = replace(lease, state="ending", reason=reason, notice=None)

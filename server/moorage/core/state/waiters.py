@@ -41,7 +41,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         ask: What for.
-        at: Since when; of a lease, when it was first asked for.
+        at: Since when; of a lease, of its first request.
         deadline: Until when; of a lease, when it ends unless it is renewed.
         lease: The lease, which holds nothing meanwhile; None for an ask that has none.
 
@@ -82,7 +82,7 @@ class WaiterClass(NamedTuple):
         alternatives: All demands that would do for each of them, where there are several.
         candidates: Where they may go; None for everywhere.
         priority: Higher goes first.
-        reserves: Nodes are kept for the first of them while it heads the queue.
+        reserves: Nodes are reserved for the first of them while it heads the queue.
         overdue: They were overtaken as often as a waiter may be: shares do not count for them.
 
     """
@@ -114,7 +114,7 @@ Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
 
 
 class LineKey(NamedTuple):
-    """What waiters share that differ in age alone: also what their policy is told of each."""
+    """What waiters share that differ in age alone: also what their policy sees of each."""
 
     waiters: WaiterClass
     inputs: str
@@ -132,7 +132,7 @@ class WaiterLine:
         refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
         declined: What their policy answered, where it wants nothing of what is free; they are
             passed over until capacity grows where they fit.
-        excluded: Nodes that it was not offered, since they were kept for the head of the queue.
+        excluded: Nodes that it was not offered: they are reserved for the head of the queue.
         over_quota_at: `Ranking.rooms` when what it proposed was beyond their quota; 0: it was not.
 
     """
@@ -148,7 +148,7 @@ class WaiterLine:
 
     @property
     def of(self) -> WaiterClass:
-        """What they share with others that their policy is told something else about."""
+        """What they share with others of whom their policy sees something else."""
         return self.key.waiters
 
 

@@ -40,7 +40,7 @@ class LeaseNews(msgspec.Struct, frozen=True, gc=False):
     data: Any = None
     reasons: Mapping[str, Any] | None = None
     owner: bool = True
-    """Whether the receiver is told the token."""
+    """Whether the receiver gets the token."""
     ttl_max_seconds: float | None = None
     """How long it may last from now, where it was to be renewed for longer than that."""
 
@@ -68,7 +68,7 @@ class Consult(msgspec.Struct, frozen=True, gc=False):
     asked, and its answer comes back as an event.
 
     Args:
-        reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
+        reserved: Nodes reserved for the head of the queue, which this proposal must leave alone.
         excluded_parts: What of other nodes is reserved, and to be seen as held.
 
     """

@@ -162,7 +162,7 @@ class WorkloadStopped(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         fencing: As in `WorkloadStarted`.
-        unfit: Why it was not kept warm, where it should have been.
+        unfit: Why it is not warm, where it should be.
 
     """
 
@@ -179,7 +179,7 @@ class WorkloadKept(msgspec.Struct, frozen=True, gc=False):
 
 
 class FlushAsked(msgspec.Struct, frozen=True, gc=False):
-    """A client wants what is kept warm for a tenant ended, in all clusters or in one."""
+    """A client wants the warm leases of a tenant ended, in all clusters or in one."""
 
     to: Address
     tenant: Tenant
@@ -231,7 +231,7 @@ class UnreserveAsked(msgspec.Struct, frozen=True, gc=False):
     """An operator ends a reservation.
 
     Args:
-        who: Which tenant asked.
+        who: The tenant whose request it is.
 
     """
 
@@ -245,7 +245,7 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         to: None: the configuration says so, and waits for no answer.
-        who: Which tenant asked.
+        who: The tenant whose request it is.
         tenant: As in `QuotaSet`, as are the next two.
 
     """

@@ -24,7 +24,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False):
 
 
 DECISIONS_MAX: Final = 10_000
-"""Decision records kept for `why`; older ones come from the ledger's history."""
+"""Decision records in memory for `why`; older ones come from the ledger's history."""
 
 
 class TurnWriter:
