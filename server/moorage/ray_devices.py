@@ -97,7 +97,7 @@ class Holders:
         """
         with self._lock:
             turn = self._nodes.setdefault(node, threading.Lock())
-        kept: list[Any] = []
+        held: list[Any] = []
         others: list[Any] = []
         with turn:
             try:
@@ -116,12 +116,12 @@ class Holders:
                         named = names
                         missing = dict(zip(names, gpus, strict=True))
                     if missing.pop(given[0], None) is not None:
-                        kept.append(others.pop())
-                self._leave(kept)
-                kept = []
+                        held.append(others.pop())
+                self._leave(held)
+                held = []
                 return take()
             finally:
-                self._leave([*kept, *others])
+                self._leave([*held, *others])
 
     def _given(
         self, ref: Any, node: str, missing: Collection[str], given_up: threading.Event | None
@@ -175,12 +175,12 @@ def _users(node: str) -> set[tuple[str, str]]:
     try:
         (found,) = [each for each in ray.nodes() if each["NodeID"] == node and each["Alive"]]  # type: ignore[no-untyped-call]  # Ray has no types.
         address, port = found["NodeManagerAddress"], found["NodeManagerPort"]
-        told = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
+        stats = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
     except Exception:  # noqa: BLE001  # A client of `ray://` may not ask, or the node ends now.
         return set()
     return {
         (str(slot.slot), worker.actor_id.hex())
-        for worker in told.core_workers_stats
+        for worker in stats.core_workers_stats
         for name, resource in worker.used_resources.items()
         if name.partition("_group_")[0] == "GPU"
         for slot in resource.resource_slots

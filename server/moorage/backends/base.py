@@ -5,9 +5,9 @@ Two callers: the daemon's workload control, which names workloads by lease, and 
 names them as its user does. Calls are idempotent by that name: after a crash the same order is
 given again, and nothing is started twice.
 
-    EngineError                  the backend cannot do what was asked; the message says why
+    EngineError                  the backend cannot do that; the message says why
     ├── UnknownWorkloadError     nothing of that name runs, or ran lately
-    │   └── UnknownAttemptError  it does, or did; of the start that is asked for nothing is kept
+    │   └── UnknownAttemptError  it does, or did; of that start nothing is known any more
     ├── UnsupportedSpecError     this backend never can: another backend or spec is needed
     └── EngineClosedError        the resource engine was closed while the caller waited
 
@@ -30,7 +30,7 @@ LOG_BYTES_MAX: Final = 256 * 1024
 
 
 class BackendError(Exception):
-    """The backend cannot do what was asked; after a start, nothing of the workload is left."""
+    """The backend cannot do that; after a start, nothing of the workload is left."""
 
 
 class UnknownWorkloadError(BackendError):
@@ -41,7 +41,7 @@ class UnknownWorkloadError(BackendError):
 
 
 class UnknownAttemptError(UnknownWorkloadError):
-    """Of one start of a workload nothing is kept.
+    """Of one start of a workload nothing is known any more.
 
     Args:
         workload: Its name.
@@ -55,7 +55,7 @@ class UnknownAttemptError(UnknownWorkloadError):
 
 
 class UnsupportedSpecError(BackendError):
-    """This backend never can do what was asked: another backend or another spec is needed."""
+    """This backend never can do that: another backend or another spec is needed."""
 
 
 class EngineClosedError(BackendError):
@@ -106,7 +106,7 @@ class Order:
         fencing: Of the grant that it is started for; 0 where there is none.
         tenant: Whose it is; empty where there are no tenants.
         devices: As `model.Lease.devices`, of `placement`.
-        stop_seconds_max: The most that it may ask for between being told to end and being killed;
+        stop_seconds_max: The most that it may ask for between the signal to end and being killed;
             None where that is not bounded.
         resumed: Whether it was ready before, under another daemon: then it is found, and what is
             missing of a gang was lost rather than never made.
@@ -204,7 +204,7 @@ class Log:
     """A piece of a workload's output.
 
     Args:
-        text: What was written since the offset that was asked for.
+        text: What was written since the offset.
         offset: Where to go on.
         over: The workload has ended, and nothing will follow.
         exit_code: Of a process that ended; negative is a signal's number, None is not known.
@@ -243,7 +243,7 @@ class Backend(Protocol):
     that started a workload.
 
     A gang that was ready and lost a member has failed: `discover`, `start`, `status` and `probe`
-    say so, `glance` says nothing, and the listener is told, until it is stopped. The detail names
+    say so, `glance` says nothing, and the listener is called, until it is stopped. The detail names
     the node of the member. What is left of the gang goes on until the stop that follows.
     """
 
@@ -256,7 +256,7 @@ class Backend(Protocol):
         """What it can do beyond starting and stopping."""
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change from now on; None ends that."""
+        """Call `listener` at every change from now on; None ends that."""
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Look at a spec before anything is held for it.
@@ -290,7 +290,7 @@ class Backend(Protocol):
 
         Args:
             workload: Its name.
-            stop_seconds_max: The most that it has between being told to end and being killed,
+            stop_seconds_max: The most that it has between the signal to end and being killed,
                 whatever its spec says; None where that is not bounded.
 
         Raises:
@@ -367,7 +367,7 @@ class Backend(Protocol):
         Raises:
             UnsupportedSpecError: This backend keeps no output.
             UnknownWorkloadError: There is none of that name.
-            UnknownAttemptError: There is, and nothing is kept of that start of it.
+            UnknownAttemptError: There is, and nothing is known of that start any more.
 
         """
 

@@ -39,7 +39,7 @@ class Blocks(BlockDocuments, Protocol):
         What `matching` and `encoding` then find is at most `metrics_fresh_seconds` old.
         """
 
-    async def matching(self, asked: Filter) -> Sequence[str]:
+    async def matching(self, wanted: Filter) -> Sequence[str]:
         """Return the blocks that a filter finds by their own documents and metrics, by id."""
 
     async def alike(
@@ -99,7 +99,7 @@ class Policies(PolicyDocuments, Protocol):
 class ClusterSearch(Protocol):
     """Finding clusters, live or not: `Freshness.fetch` first where memory may be old."""
 
-    async def matching(self, asked: Filter) -> list[ClusterId]:
+    async def matching(self, wanted: Filter) -> list[ClusterId]:
         """Return the clusters that a filter of `matchType` `cluster` finds, live or not, by id.
 
         Where it also names metrics, those are read first, and a cluster has to meet both.

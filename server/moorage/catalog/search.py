@@ -76,18 +76,18 @@ class DocumentSearch:
             if len(self._changed) > CHANGED_MAX:
                 self._changed = None
 
-    async def matching(self, asked: Filter) -> list[ClusterId]:
+    async def matching(self, wanted: Filter) -> list[ClusterId]:
         """Return the clusters that a filter finds, by id; see `ClusterSearch.matching`."""
 
         def work() -> list[str]:
             clusters, metrics = self._indexes
-            companion = asked.companions.get(self._companion)
+            companion = wanted.companions.get(self._companion)
             if companion is None:
-                return clusters.matching(asked.condition)
-            if asked.condition == EVERYTHING:
+                return clusters.matching(wanted.condition)
+            if wanted.condition == EVERYTHING:
                 return [name for name in metrics.matching(companion) if name in clusters]
             # Both must hold, so the order is free: whichever finds few goes first.
-            found = clusters.matching(asked.condition)
+            found = clusters.matching(wanted.condition)
             if len(found) <= FEW:
                 return metrics.matching(restricted(companion, self._key, found))
             measured = frozenset(metrics.matching(companion))

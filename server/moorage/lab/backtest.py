@@ -97,7 +97,7 @@ class BacktestRun:
         fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
         waited: Requests that were granted after some waiting.
         waited_seconds_mean: Over all that were granted.
-        refused_percent: GPU milli that were asked for and not granted, in percent of those asked
+        refused_percent: GPU milli that requests did not get, in percent of those they want
             for.
         sizes: By size of request: asked, granted, and the mean wait of those granted.
         refusals: By code.

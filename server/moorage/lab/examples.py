@@ -1,7 +1,7 @@
 """The built-in site and requests that `moored` tries a policy on: small, with one of everything.
 
 Three clusters: eight-GPU nodes with two NVLink groups, two NUMA domains and racks; four-GPU nodes
-of another model; nodes without GPUs. The requests ask for each kind of thing that can be asked,
+of another model; nodes without GPUs. The requests use each kind of field that there is,
 then for ordinary things until the site is full, which is when a careless policy slips. The cluster
 without GPUs has no metrics, as any has none until a client posts them.
 """
@@ -67,17 +67,17 @@ def requests() -> list[Document]:
         {"gpus": 16},
     ]
     lease = {"ttl_seconds": 3_600}
-    asked: list[Document] = [{"resources": each, "lease": lease} for each in wanted]
-    asked += [
+    requests: list[Document] = [{"resources": each, "lease": lease} for each in wanted]
+    requests += [
         {"resources": {"gpus": 1}, "clusters": ["beta"], "lease": lease},
         {"resources": {"gpus": 1}},
         {},
     ]
     ordinary = ({"gpus": 1}, {"gpus": 1, "gpu_milli": 500}, {"gpus": 2}, {"cpu_milli": 8_000})
-    asked += [
+    requests += [
         {"resources": ordinary[number % len(ordinary)], "lease": lease} for number in range(FILLING)
     ]
-    return [{"inputs": {}, **each} for each in asked]
+    return [{"inputs": {}, **each} for each in requests]
 
 
 def _cluster(

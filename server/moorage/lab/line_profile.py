@@ -15,7 +15,7 @@ from typing import Any, Final
 ROOT: Final = "/policy/"
 OURS: Final = ROOT + "function.py"
 BUDGET_SECONDS: Final = 1.0
-"""Of one evaluation, after which it is ended: where it was until then is what is asked."""
+"""Of one evaluation, after which it is ended; the profile says where it was until then."""
 LINES_MAX: Final = 40
 
 

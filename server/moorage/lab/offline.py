@@ -69,6 +69,6 @@ def main() -> None:
         outcome = {"error": reason_of(error)}
         if isinstance(error, ServiceError):
             outcome |= {"code": error.code, "field": error.field, "details": error.details}
-    with contextlib.suppress(BrokenPipeError):  # Who asked was ended meanwhile.
+    with contextlib.suppress(BrokenPipeError):  # The caller ended meanwhile.
         sys.stdout.buffer.write(msgspec.json.encode(outcome))
         sys.stdout.flush()

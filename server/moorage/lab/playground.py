@@ -30,7 +30,7 @@ from moorage.sandbox.wire.frames import ENTRY
 REQUESTS_MAX: Final = 100
 """Of one run."""
 TRACE_REQUESTS_MAX: Final = 5_000
-"""Of a backtest: what is beyond them is not asked."""
+"""Of a backtest: requests beyond them are left out."""
 VALUE_BYTES_MAX: Final = 16 << 10
 """Of what a policy returned, to be shown."""
 PRINTED_LINES_MAX: Final = 1_000
@@ -115,20 +115,22 @@ async def _fill(rehearsal: Rehearsal, job: PlaygroundJob) -> None:
 
 
 def _result(decision: Decision) -> Document:
-    told: Document = {"ok": False, "seconds": decision.seconds}
+    answer: Document = {"ok": False, "seconds": decision.seconds}
     if decision.values:
         value = decision.values[-1]
-        told["data"] = value if len(msgspec.json.encode(value)) <= VALUE_BYTES_MAX else "too large"
+        answer["data"] = (
+            value if len(msgspec.json.encode(value)) <= VALUE_BYTES_MAX else "too large"
+        )
     match decision.answer:
         case LeaseNews(lease):
-            return told | {"ok": True, "placement": msgspec.to_builtins(lease.placement)}
+            return answer | {"ok": True, "placement": msgspec.to_builtins(lease.placement)}
         case Refusal(code=code, reason=reason, details=details):
             where = {name: details[name] for name in ("file", "line") if name in details}
-            return told | {"code": code, "reason": reason, **where}
+            return answer | {"code": code, "reason": reason, **where}
         case None:
-            return told | {"code": "waiting", "reason": "it waits in the queue"}
+            return answer | {"code": "waiting", "reason": "it waits in the queue"}
         case _:  # Advice: it holds nothing.
-            return told | {"ok": True, "placement": []}
+            return answer | {"ok": True, "placement": []}
 
 
 async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
@@ -163,8 +165,8 @@ async def play_trace(job: PlaygroundJob) -> Document:
             limit=TRACE_REQUESTS_MAX,
             mode=job.mode,
         )
-        told = await backtest(given)
-    (run,) = told["rules"]
+        report = await backtest(given)
+    (run,) = report["rules"]
     curve = [[demanded / 100, used / 100] for _, demanded, used, _ in run["samples"]]
     return {
         "curve": curve,
@@ -173,7 +175,7 @@ async def play_trace(job: PlaygroundJob) -> Document:
         "asked": run["asked"],
         "granted": run["granted"],
         "refused": run["refusals"],
-        "notes": told["notes"],
+        "notes": report["notes"],
     }
 
 

@@ -33,7 +33,7 @@ class PlotSample(NamedTuple):
 
     Args:
         at_seconds: Time of the timeline.
-        demanded_percent: What had been asked for by then.
+        demanded_percent: The demand of all requests until then.
         allocation_percent: What was held.
         fragmentation_percent: What was free and of no use to typical requests.
 

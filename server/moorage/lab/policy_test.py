@@ -3,7 +3,7 @@
 The policy comes in by the door of uploads; every request goes through the allocator's core, which
 verifies what the policy proposes; everything is done again, in cells that share nothing and hash
 texts in another way, and must come out the same. A policy that passes here passes on a server, also
-on a fresh one: it is asked there where no cluster has metrics, too.
+on a fresh one: the policy also answers there where no cluster has metrics.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ PROFILE_REQUESTS: Final = 12
 BARE_REQUESTS: Final = 12
 """Asked where there are no metrics."""
 TIMEOUTS_MAX: Final = 3
-"""After so many no further request is asked: the policy has shown what it does."""
+"""After so many no further request is tried: the policy has shown what it does."""
 VALUE_CHARACTERS_MAX: Final = 300
 """Of a returned value in a finding."""
 PRINTS_SHOWN: Final = 5
@@ -56,7 +56,7 @@ HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 """Of the hashes of texts, and so of the order of sets: a choice between two of a set comes out
 alike under all of them once in 128 policies, under two of them every other time."""
 QUICK_SECONDS: Final = 1.0
-"""Policies that answer all requests within this are asked under more than two of the seeds, and two
+"""Policies that answer all requests within this are run under more than two of the seeds, and two
 at
 a time: each answers so fast that it stays far from its deadline, on a busy machine too."""
 _AT_FAULT: Final = frozenset(
@@ -106,7 +106,7 @@ class Tried:
     """What became of one request.
 
     Args:
-        request: As it was asked.
+        request: The request.
         outcome: `granted`, `advice`, `answered`, `waiting`, `not asked`, or a code.
         detail: Where it goes, or why not.
         values: What the policy returned.
@@ -135,9 +135,9 @@ class PolicyTestReport:
         notes: What is not wrong, and worth knowing.
         outcomes: Requests, counted by what became of them.
         p50_seconds, max_seconds: Of the evaluations, with the way to the cell and back.
-        profile: What the lines took, where that was asked or the policy is slow.
+        profile: What the lines took, where `profile` is set or the policy is slow.
         printed: What the policy printed and logged, by request, those that failed first.
-        hash_seeds: The hash seeds under which it was asked.
+        hash_seeds: The hash seeds under which it ran.
 
     """
 
@@ -450,16 +450,16 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
             f"{report.hash_seeds[0]} and {report.hash_seeds[-1]}). "
             'Draw from input_data["seed"] alone, and sort what comes out of a set'
         )
-    asked = [tried for tried in report.requests if tried.outcome != "not asked"]
-    if not asked:
+    answered = [each for each in report.requests if each.outcome != "not asked"]
+    if not answered:
         report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
-    elif len(asked) < len(report.requests):
-        left = len(report.requests) - len(asked)
+    elif len(answered) < len(report.requests):
+        left = len(report.requests) - len(answered)
         report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
-    _look_at_declined(report, asked, builtin=builtin)
-    taken = [tried.seconds for tried in asked if tried.seconds]
-    if taken:
-        report.p50_seconds, report.max_seconds = statistics.median(taken), max(taken)
+    _look_at_declined(report, answered, builtin=builtin)
+    seconds = [each.seconds for each in answered if each.seconds]
+    if seconds:
+        report.p50_seconds, report.max_seconds = statistics.median(seconds), max(seconds)
     if report.p50_seconds > SLOW_SECONDS:
         report.notes.append(
             f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
@@ -467,7 +467,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
         )
 
 
-def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, builtin: bool) -> None:
+def _look_at_declined(report: PolicyTestReport, tried: Sequence[Tried], *, builtin: bool) -> None:
     """Note what it declined: of requests not chosen for it, most means it was not tried."""
     silent = [number for number, tried in enumerate(report.requests) if _is_unexplained(tried)]
     if silent:
@@ -480,10 +480,10 @@ def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, built
         )
         return
     declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
-    if builtin and declined > len(asked) / 2:
-        first = next(each for each in asked if each.outcome == Code.POLICY_DECLINED)
+    if builtin and declined > len(tried) / 2:
+        first = next(each for each in tried if each.outcome == Code.POLICY_DECLINED)
         report.find(
-            f"it declined {declined} of {len(asked)} requests, all of which fit:"
+            f"it declined {declined} of {len(tried)} requests, all of which fit:"
             f" {first.detail.rstrip('.')}."
             ' A placement is {"cluster_id": …, "node_id": …, "gpus": […]}.'
             " If it is right to decline, give --requests and --clusters that are what it is for"

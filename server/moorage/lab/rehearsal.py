@@ -62,7 +62,7 @@ class Decision:
 
     Args:
         ask: As it was put.
-        answer: What its client would have been told; None while it waits in the queue.
+        answer: The reply that its client would get; None while it waits in the queue.
         values: What the policy returned, consultation by consultation.
         seconds: How long the longest of them took, from the consultation to its delivery.
 

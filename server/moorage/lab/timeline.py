@@ -5,7 +5,7 @@ departures, demand beyond the capacity), or by the times that it has itself, or 
 come and go (`lab.churn`).
 
 A ledger holds facts, not requests, so this is what can be known of the asks behind them. Those that
-waited are there as they were asked. Those that were granted at once are known by what they were
+waited are there as they were made. Those that were granted at once are known by what they were
 granted: how much, on how many nodes, for how long; their models, memory per GPU, topology, inputs
 and candidates are not. Those that were refused at once, and advice, left nothing.
 """
@@ -86,7 +86,7 @@ class Timeline:
         inventory: Changes of the fleet, with their times.
         asks: With their times. Their policy is filled in by who replays them; their lease ends
             by itself when it ended then.
-        pods: What was asked for, for policies that are told of it and for the fragmentation.
+        pods: The demands, for policies that use them and for the fragmentation.
         documents: Cluster documents, where they are known.
         notes: What of it could not be known.
         measured_from: When what comes begins to count, in seconds; before, the fleet warms up.

@@ -1,4 +1,4 @@
-"""The parameters by which policies are told what the requests of a trace look like."""
+"""The parameters that describe the requests of a trace to policies."""
 
 from collections.abc import Sequence
 from typing import Any, Final

@@ -51,7 +51,7 @@ class WhatIfJob:
         at: As of when the state is, in seconds since the epoch.
         facts: The state; the last one, a `Queued`, is the request where there is one.
         documents: What policies read of clusters: id, version and content.
-        policies: Those that may be asked: reference, files and document.
+        policies: Those that may be consulted: reference, files and document.
         change: What would be different. Its `policies` are references of versions, by URI.
         swaps: Which policy stands for which.
         asks: There is a request.
@@ -88,9 +88,9 @@ async def whatif(job: WhatIfJob) -> Document:
     facts = [_swapped(unseal(row, "the job").fact, job.swaps) for row in job.facts]
     ask = None
     if job.asks:
-        asked = facts.pop()
-        assert isinstance(asked, Queued)
-        ask = asked.ask
+        queued = facts.pop()
+        assert isinstance(queued, Queued)
+        ask = queued.ask
     documents = CopiedDocuments(job.documents)
     world = _World(job, documents)
     world.allocator.replay(facts)
@@ -107,9 +107,9 @@ async def whatif(job: WhatIfJob) -> Document:
         for mode, _, place in job.change.places():
             left = await world.cordon(ClusterId(place.cluster), NodeId(place.node), mode)
             leaving |= left if mode == "drain" else {}
-        told = _Told(job, world)
-        answer = None if ask is None else await told.answer(ask)
-    return {"at": job.at, "answer": answer, **told.rows(ask, leaving)}
+        outcome = _Outcome(job, world)
+        answer = None if ask is None else await outcome.answer(ask)
+    return {"at": job.at, "answer": answer, **outcome.rows(ask, leaving)}
 
 
 class _World(Rehearsal):
@@ -191,7 +191,7 @@ class CopiedDocuments:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Return nothing: what is asked for is answered by `call`."""
+        """Return nothing: `call` answers."""
         del client, method, ids
         return {}
 
@@ -260,8 +260,8 @@ def _swapped(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
             return fact
 
 
-class _Told:
-    """What became of a world, as JSON values for who asked."""
+class _Outcome:
+    """What became of a world, as JSON values for the caller."""
 
     def __init__(self, job: WhatIfJob, world: _World) -> None:
         self._job = job
@@ -272,19 +272,19 @@ class _Told:
 
     async def answer(self, ask: Ask) -> Document:
         """Have the request decided; return what it is answered."""
-        told: Document = {"request": ask.id}
+        row: Document = {"request": ask.id}
         answer = (await self._world.ask(ask)).answer
         match answer:
             case LeaseNews(lease):
-                return told | {"state": "granted", "placement": self._placement(lease)}
+                return row | {"state": "granted", "placement": self._placement(lease)}
             case Advice(data):
-                return told | {"state": "advised", "data": data}
+                return row | {"state": "advised", "data": data}
             case Refusal():
-                return told | {"state": "refused", **refusal_object(answer)}
+                return row | {"state": "refused", **refusal_object(answer)}
             case _:  # None: it has a place in the queue.
                 position = self._world.allocator.requests.queue.positions([ask.id])[ask.id]
-                told |= {"state": "waiting", "position": position}
-                return await self._world.why(ask) | told
+                row |= {"state": "waiting", "position": position}
+                return await self._world.why(ask) | row
 
     def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> Document:
         """Return what would differ for others than the request."""
@@ -305,8 +305,8 @@ class _Told:
         drained: list[Document] = []
         for lease in leaving.values():
             self._add(drained, "drained", lease.tenant, self._left(lease))
-        told: Document = {"granted": granted, "preempted": preempted, "drained": drained}
-        return told | {"others": self._others, "other_tenants": len(self._other_tenants)}
+        moved: Document = {"granted": granted, "preempted": preempted, "drained": drained}
+        return moved | {"others": self._others, "other_tenants": len(self._other_tenants)}
 
     def _add(self, rows: list[Document], kind: str, tenant: Tenant, row: Document) -> None:
         if not self._shows(tenant):

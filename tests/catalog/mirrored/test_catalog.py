@@ -522,7 +522,7 @@ async def test_a_known_policy_outlives_its_store_for_a_while(site, opened):
     await have(catalog, ())
     site.behave = hang_up
     (warning,) = await have(catalog, ())
-    assert warning.startswith(f"The policy store at {site.url} could not be asked")
+    assert warning.startswith(f"The policy store at {site.url} could not be reached")
     assert re.search(r"The policy is as of \d+ seconds before this request", warning)
     async with refused(Code.UNAVAILABLE):
         await have(catalog, (), "other:1.0-beta")

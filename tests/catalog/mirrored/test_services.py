@@ -79,9 +79,9 @@ async def unavailable(asking):
 FAILURES = {
     "silent": (silence, "did not answer in time", 1),
     "dripping": (drip, "did not answer in time", 1),
-    "hanging up": (hang_up, "could not be asked", ATTEMPTS_MAX),
-    "half closed": (stop_halfway, "could not be asked", ATTEMPTS_MAX),
-    "no HTTP": (nonsense, "could not be asked", ATTEMPTS_MAX),
+    "hanging up": (hang_up, "could not be reached", ATTEMPTS_MAX),
+    "half closed": (stop_halfway, "could not be reached", ATTEMPTS_MAX),
+    "no HTTP": (nonsense, "could not be reached", ATTEMPTS_MAX),
     "500": (answer({"error": "boom"}, 500), "answered 500", ATTEMPTS_MAX),
     "429": (answer("slow down", 429), "answered 429: 'slow down'", ATTEMPTS_MAX),
     "boasting": (answer("x", 200, content_length="999999999999"), "answered with more than", 1),
@@ -141,7 +141,7 @@ async def test_no_service_there(faulty):
     patient = Service(
         "cluster registry", faulty.url, 60
     )  # On a busy machine, half a second passes.
-    assert "could not be asked" in await unavailable(ClusterRegistry(patient).named(["a"]))
+    assert "could not be reached" in await unavailable(ClusterRegistry(patient).named(["a"]))
     await patient.close()
 
 

@@ -85,7 +85,7 @@ def test_what_changed_is_counted_as_all_of_it_would_be(seed):
         if round_ == 3:
             fleet.put(Cluster(ClusterId("b"), (node(0, chance),)))
         for demand, counts in zip(DEMANDS, known, strict=False):
-            assert counts.told() == ShapeCounts(demand, fleet).told()
+            assert counts.row() == ShapeCounts(demand, fleet).row()
 
 
 def test_what_lies_scattered_would_fit_if_it_were_gathered():
@@ -93,9 +93,9 @@ def test_what_lies_scattered_would_fit_if_it_were_gathered():
     fleet = fleet_of([Node(NodeId(f"n{n}"), 1, 1, gpus) for n in range(4)])
     for n in range(3):
         fleet.take(Share(ClusterId("c"), NodeId(f"n{n}"), tuple("0123")))
-    told = ShapeCounts(Demand(gpus=8), fleet).told()
+    told = ShapeCounts(Demand(gpus=8), fleet).row()
     assert told == {"fits": 1, "defragmented": 2, "stranded": 12, "where": [["c", "n3", 1]]}
-    fits_all = ShapeCounts(Demand(gpus=4), fleet).told()
+    fits_all = ShapeCounts(Demand(gpus=4), fleet).row()
     assert (fits_all["fits"], fits_all["defragmented"], fits_all["stranded"]) == (5, 5, 0)
 
 
@@ -103,7 +103,7 @@ def test_gathering_makes_no_cpu():
     gpus = tuple(Gpu(str(n)) for n in range(8))
     fleet = fleet_of([Node(NodeId(f"n{n}"), 8_000, 1, gpus) for n in range(2)])
     demand = Demand(gpus=1, cpu_milli=4_000)
-    told = ShapeCounts(demand, fleet).told()
+    told = ShapeCounts(demand, fleet).row()
     assert (told["fits"], told["defragmented"], told["stranded"]) == (4, 4, 12)
 
 
@@ -112,9 +112,9 @@ def test_a_gang_takes_different_nodes_and_one_rack_where_it_says_so():
     racks = ("a", "a", "b")
     nodes = [Node(NodeId(f"n{n}"), 1, 1, gpus, rack, zone=rack) for n, rack in enumerate(racks)]
     fleet = fleet_of(nodes)
-    assert ShapeCounts(Demand(gpus=4, nodes=3), fleet).told()["fits"] == 2
-    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="rack"), fleet).told()["fits"] == 2
-    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).told()["fits"] == 2
+    assert ShapeCounts(Demand(gpus=4, nodes=3), fleet).row()["fits"] == 2
+    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="rack"), fleet).row()["fits"] == 2
+    assert ShapeCounts(Demand(gpus=4, nodes=2, topology="zone"), fleet).row()["fits"] == 2
 
 
 def test_the_most_asked_shapes_are_shown_and_the_usual_ones_behind():

@@ -116,7 +116,7 @@ class AwsBackend:
     # Looking -----------------------------------------------------------------------------------
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
@@ -240,7 +240,9 @@ class AwsBackend:
                     return found
                 self._home.enter(region)  # Not before: AWS has answered, so there is one.
                 self._tell(
-                    WorkloadReport(order.id, Phase.PULLING, detail=f"asked of AWS in {region}")
+                    WorkloadReport(
+                        order.id, Phase.PULLING, detail=f"requested from AWS in {region}"
+                    )
                 )
                 types = catalogue.load(self._home.folder, region)
                 share = order.placement[0] if order.placement else None

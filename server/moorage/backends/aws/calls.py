@@ -1,4 +1,4 @@
-"""Calls of AWS: clients, and what their errors mean, told plainly.
+"""Calls of AWS: clients, and what their errors mean, in plain words.
 
 Credentials come by boto3's own chain (environment, profile, role of the machine) and are never
 kept here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
@@ -31,7 +31,7 @@ READ_SECONDS_MAX: Final = 20.0
 TRIES_MAX: Final = 4
 """Of a call other than a launch; boto3 pauses between them, longer each time."""
 PRICING_REGION: Final = "us-east-1"
-"""The price list has its endpoint there, whatever region is asked for."""
+"""The price list has its endpoint there, whatever the region."""
 
 
 class Meaning(StrEnum):
@@ -117,7 +117,7 @@ class AwsError(BackendError):
 
 
 class UnreachableError(AwsError):
-    """AWS did not answer; whether it did what it was asked for is not known."""
+    """AWS did not answer; whether it did what the call wants is not known."""
 
     @property
     def meaning(self) -> Meaning:
@@ -248,4 +248,4 @@ def _error_of(error: Exception, name: str, region: str) -> AwsError:
     if isinstance(error, ConnectionError | HTTPClientError | ResponseParserError):
         text = f"AWS did not answer {call} in {region}: {error}"
         return UnreachableError(text, "Unreachable")
-    return AwsError(f"{call} could not be asked of AWS in {region}: {error}", type(error).__name__)
+    return AwsError(f"{call} could not be sent to AWS in {region}: {error}", type(error).__name__)

@@ -37,7 +37,9 @@ def instance_of(spec: ContainerResourceSpec) -> InstanceResourceSpec:
         raise UnsupportedSpecError("gpus: expected a number: the instance has all that are its own")
     probe = spec.readiness
     if probe is not None and (probe.path is not None or probe.command is not None):
-        raise UnsupportedSpecError("readiness: expected a port: AWS is asked for nothing else")
+        raise UnsupportedSpecError(
+            "readiness: expected a port: readiness on AWS is a port and nothing else"
+        )
     known = {each.name for each in dataclasses.fields(InstanceResourceSpec)} - _OURS
     for name in spec.extra.keys() - known:
         listed = ", ".join(sorted(known))

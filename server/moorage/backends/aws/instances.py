@@ -25,7 +25,7 @@ WORKLOAD: Final = "moorage:workload"
 READY: Final = "moorage:ready"
 """Tag: it was ready once, so that a daemon that comes back need not try it again."""
 CONTAINER: Final = "moorage:container"
-"""Tag: what was asked for is the container on it."""
+"""Tag: the order is for the container on it."""
 STOPPED: Final = "moorage:stopped"
 """Tag: it was stopped from here, so that it is no news that it ended."""
 CONSISTENCY_SECONDS: Final = 60.0
@@ -52,7 +52,7 @@ class Ec2Instance:
         address: Its public address, or the private one where it has no public one.
         ready: It was ready once.
         stopped: It was stopped from here.
-        container: It has the one container that was asked for.
+        container: It has the one container of the order.
 
     """
 

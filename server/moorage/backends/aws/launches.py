@@ -117,9 +117,9 @@ def _one(
     earlier turn, which has ended since: then it is the next turn's.
     """
     for each in range(turn, turn + ROUNDS_MAX):
-        asked = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)
-        _add_root_device(asked, plan, calls)
-        made = _asked(asked, plan, calls, given_up)
+        parameters = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)
+        _add_root_device(parameters, plan, calls)
+        made = _launched(parameters, plan, calls, given_up)
         seen = instances.look(made) or made
         if not seen.over:
             instances.remember(seen)
@@ -127,16 +127,16 @@ def _one(
     raise BackendError(f"{ROUNDS_MAX} instances of the name {plan.order.id} have ended already")
 
 
-def _asked(
-    asked: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
+def _launched(
+    parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
 ) -> Ec2Instance:
     """Call RunInstances, again where the outcome is not known or AWS asks for patience."""
     for pause in (*PAUSES_SECONDS, None):
         try:
-            answer = calls.launch(plan.region, **asked)
+            answer = calls.launch(plan.region, **parameters)
         except AwsError as error:
             if error.code == "IdempotentParameterMismatch":
-                return _by_token(asked, plan, calls, error)
+                return _by_token(parameters, plan, calls, error)
             if error.meaning is not Meaning.AGAIN or pause is None or given_up.wait(pause):
                 raise
         else:
@@ -146,13 +146,13 @@ def _asked(
 
 
 def _by_token(
-    asked: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, error: AwsError
+    parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, error: AwsError
 ) -> Ec2Instance:
     """Return the instance that an earlier launch made, whose other arguments were not the same.
 
     So it goes after an update of the server, between a launch and the first look at it.
     """
-    filters = [{"Name": "client-token", "Values": [asked["ClientToken"]]}]
+    filters = [{"Name": "client-token", "Values": [parameters["ClientToken"]]}]
     answer = calls.call("describe_instances", plan.region, Filters=filters)
     found = [each for each in parse(answer, plan.region) if each.workload == plan.order.id]
     if not found:
@@ -160,13 +160,15 @@ def _by_token(
     return found[0]
 
 
-def _add_root_device(asked: dict[str, Any], plan: LaunchPlan, calls: AwsCalls) -> None:
+def _add_root_device(parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls) -> None:
     """Ask AWS what the root device of the user's image is called, where its size is given."""
-    for each in asked.get("BlockDeviceMappings", []):
+    for each in parameters.get("BlockDeviceMappings", []):
         if not each["DeviceName"]:
-            answer = calls.call("describe_images", plan.region, ImageIds=[asked["ImageId"]])
+            answer = calls.call("describe_images", plan.region, ImageIds=[parameters["ImageId"]])
             if not answer["Images"]:
-                raise BackendError(f"image_id: AWS knows no {asked['ImageId']} in {plan.region}")
+                raise BackendError(
+                    f"image_id: AWS knows no {parameters['ImageId']} in {plan.region}"
+                )
             each["DeviceName"] = answer["Images"][0]["RootDeviceName"]
 
 

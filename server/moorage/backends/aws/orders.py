@@ -1,4 +1,4 @@
-"""What an order means at AWS: which region, zones, types and image. Nothing is asked of AWS here.
+"""What an order means at AWS: which region, zones, types and image. It calls nothing of AWS.
 
 The spec's own fields come first. What it leaves open is taken from the node that the lease holds:
 its labels name the instance type, region, zone and market, and without a type of its own the
@@ -103,7 +103,7 @@ def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None
 
 
 def zones_of(spec: InstanceResourceSpec, node: Node | None) -> list[str]:
-    """Return the zones that are asked for, in order; empty for all."""
+    """Return the zones that the spec names, in order; empty for all."""
     if spec.zones or spec.subnets:
         return list(spec.zones or spec.subnets)
     zone = node.labels.get(LABELS["zone"]) if node and not spec.region else None
@@ -120,7 +120,7 @@ def offers(
     """Return what to try, in order: the spot market first where the spec wants it.
 
     Raises:
-        BackendError: No type has what is asked for, or none at that price.
+        BackendError: No type has what the spec wants, or none at that price.
 
     """
     priced = catalogue.of(region)
@@ -159,11 +159,11 @@ def _types(
 ) -> list[str]:
     if spec.instance_type:
         return [spec.instance_type]
-    asked = spec.gpus or spec.gpu_model or spec.cpu_count or spec.mem_limit
+    sized = spec.gpus or spec.gpu_model or spec.cpu_count or spec.mem_limit
     label = node.labels.get(LABELS["type"]) if node else None
-    if label and not asked:
+    if label and not sized:
         return [label]
-    if asked or share is None:
+    if sized or share is None:
         memory = memory_bytes(spec.mem_limit) / (1 << 20) if spec.mem_limit else 0
         wanted: dict[str, Any] = {
             "vcpus": spec.cpu_count or 0,
@@ -221,14 +221,14 @@ def request(
     if lease := order.environment.get("MOORAGE_LEASE_ID"):
         tags["moorage:lease"] = lease
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
-    asked: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "MinCount": 1,
         "MaxCount": 1,
         "InstanceType": offer.type,
         "ImageId": image,
         "ClientToken": hashlib.sha256(token.encode()).hexdigest(),
         "Placement": {"AvailabilityZone": zone},
-        # A machine that shuts itself down is gone, rather than kept and paid for.
+        # A machine that shuts itself down is gone, rather than stopped and paid for.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpTokens": "required"},
         "TagSpecifications": [
@@ -238,24 +238,26 @@ def request(
     if offer.spot:
         limit = spec.max_price_per_hour
         options = {"MaxPrice": f"{limit:g}"} if limit is not None else {}
-        asked["InstanceMarketOptions"] = {
+        parameters["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", **options},
         }
     if zone in spec.subnets:
-        asked["SubnetId"] = spec.subnets[zone]
+        parameters["SubnetId"] = spec.subnets[zone]
     if spec.security_groups:
-        asked["SecurityGroupIds"] = list(spec.security_groups)
+        parameters["SecurityGroupIds"] = list(spec.security_groups)
     if spec.key_name:
-        asked["KeyName"] = spec.key_name
+        parameters["KeyName"] = spec.key_name
     if profile := spec.instance_profile:
-        asked["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+        parameters["IamInstanceProfile"] = {
+            "Arn" if profile.startswith("arn:") else "Name": profile
+        }
     if spec.user_data:
-        asked["UserData"] = _user_data(spec.user_data, order.environment)
+        parameters["UserData"] = _user_data(spec.user_data, order.environment)
     if spec.volume_gib:
         volume = {"VolumeSize": spec.volume_gib, "VolumeType": "gp3", "DeleteOnTermination": True}
-        asked["BlockDeviceMappings"] = [{"DeviceName": device, "Ebs": volume}]
-    return asked
+        parameters["BlockDeviceMappings"] = [{"DeviceName": device, "Ebs": volume}]
+    return parameters
 
 
 def _image(spec: InstanceResourceSpec, offer: Offer) -> tuple[str, str]:

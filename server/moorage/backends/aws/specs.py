@@ -18,7 +18,7 @@ class InstanceResourceSpec(BaseResourceSpec):
     """A virtual machine of a cloud.
 
     Args:
-        instance_type: E.g. `g5.xlarge`; the cheapest that has what is asked for where not given.
+        instance_type: E.g. `g5.xlarge`; by default the cheapest that has what the spec wants.
         gpus: At least so many, where no type is given.
         gpu_model: Of this model, as `A100` or `A100-80GB`, where no type is given.
         cpu_count: At least so many, where no type is given.

@@ -61,7 +61,7 @@ class PolicySchemas:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
         return self._checked(self.inputs, inputs, "inputs")
 
-    def asked(self, input_data: Any) -> Any:
+    def completed_input(self, input_data: Any) -> Any:
         """Return what `eval` is given other than by a request here, with the defaults.
 
         What another server has executed brings the `inputs` of its request. What a block or a
@@ -187,7 +187,7 @@ def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tup
     settings = _schema(document, "policy_settings_schema", notes)
     parameters = _schema(document, "policy_parameters_schema", notes)
     commands = _commands(document.get(_COMMANDS_FIELD), notes)
-    warnings = [f"{note}: this is kept, and not enforced" for note in notes]
+    warnings = [f"{note}: this is stored, and not enforced" for note in notes]
     if not (inputs or output or settings or parameters or commands):
         return None, tuple(warnings)
     schemas = PolicySchemas(

@@ -146,9 +146,9 @@ class EmbeddedBlocks:
         taken = [entries[name].document for name in sorted(entries)]
         return await self._search.run(lambda: aggregated(stages, taken))
 
-    async def matching(self, asked: Filter) -> list[str]:
+    async def matching(self, wanted: Filter) -> list[str]:
         """See `Blocks.matching`."""
-        return [str(name) for name in await self._search.matching(asked)]
+        return [str(name) for name in await self._search.matching(wanted)]
 
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None

@@ -70,7 +70,7 @@ class KeptContexts:
                     space -= not database.has("context", name)
                     database.put("context", StoredRow(name, b"%d" % version, packed))
                 elif durable:
-                    raise ServiceError(Code.BUSY, f"{CONTEXTS_MAX} contexts are kept already")
+                    raise ServiceError(Code.BUSY, f"{CONTEXTS_MAX} contexts are stored already")
 
         # A context is an observation of a policy: its next evaluations say it again.
         await self._store.run(work, durable=durable)

@@ -1,6 +1,6 @@
 """Executor documents: names under which other servers have policies executed here.
 
-What is documented of them is that they have an id; the rest is kept
+What is documented of them is that they have an id; the rest is stored
 as it is given. The one named `DEFAULT_EXECUTOR` is always there.
 """
 

@@ -1,7 +1,7 @@
 """What a catalog has in memory, from any source: all that the event loop reads.
 
 The embedded parts put in what is durable, the mirrored ones what a service said. The hot path reads
-it with plain functions, so that no request waits for a disk or a service. Every change is told to
+it with plain functions, so that no request waits for a disk or a service. Every change goes to
 the listeners, here and nowhere else.
 """
 

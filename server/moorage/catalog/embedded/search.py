@@ -23,9 +23,9 @@ class EmbeddedSearch:
     def __init__(self, index: DocumentSearch) -> None:
         self._index = index
 
-    async def matching(self, asked: Filter) -> list[ClusterId]:
+    async def matching(self, wanted: Filter) -> list[ClusterId]:
         """See `ClusterSearch.matching`."""
-        return await self._index.matching(asked)
+        return await self._index.matching(wanted)
 
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None

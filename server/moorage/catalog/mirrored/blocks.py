@@ -18,7 +18,7 @@ class MirroredBlocks:
     """`catalog.ports.Blocks` with metrics of an external service.
 
     Args:
-        kept: The blocks, and what the mirror read.
+        stored: The blocks, and what the mirror read.
         mirror: Reads the service.
 
     """

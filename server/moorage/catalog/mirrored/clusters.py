@@ -1,7 +1,7 @@
 """What is remembered of external services, and how old it may be: clusters and metrics.
 
 `catalog.opening` makes one of each kind that is configured. A mirror knows
-when it last asked and what is missing; the documents themselves lie in the catalog's memory, where
+when it was last read and what is missing; the documents lie in the catalog's memory, where
 everything else reads them, and get there by `keep` and `drop`.
 
 However many asks need something at one time, a service gets one bulk request at a time: what

@@ -250,7 +250,7 @@ class Service:
         if wait > 0:
             raise self._unavailable(
                 f"failed {self._breaker.failures} times in a row (the last time it {self._last})"
-                f" and is asked again in {wait:.1f} seconds",
+                f" and is tried again in {wait:.1f} seconds",
                 0,
             )
 
@@ -271,7 +271,7 @@ class Service:
             raise WrongAnswer(said_nothing, again=True) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
             what = str(error) or type(error).__name__
-            raise WrongAnswer(f"could not be asked ({what})", again=True) from error
+            raise WrongAnswer(f"could not be reached ({what})", again=True) from error
         except RuntimeError as error:
             if self._closed:  # httpx says so when its client was closed meanwhile.
                 raise ServiceError(Code.SHUTTING_DOWN, "The server is stopping.") from error
@@ -332,7 +332,7 @@ def _redirected(request: ServiceRequest, url: httpx.URL, response: httpx.Respons
 async def _body(response: httpx.Response, bytes_max: int) -> bytes:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
-        raise WrongAnswer(f"sent its answer as {encoding[:40]!r}, which was not asked for")
+        raise WrongAnswer(f"sent its answer as {encoding[:40]!r}, which the request did not accept")
     declared = response.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > bytes_max:
         raise WrongAnswer(f"answered with more than {bytes_max} bytes")

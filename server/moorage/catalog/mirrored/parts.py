@@ -155,9 +155,9 @@ class MirroredSearch:
         self._index = index
         self._service = service
 
-    async def matching(self, asked: Filter) -> list[ClusterId]:
+    async def matching(self, wanted: Filter) -> list[ClusterId]:
         """See `ClusterSearch.matching`."""
-        return await self._index.matching(asked)
+        return await self._index.matching(wanted)
 
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None

@@ -170,7 +170,7 @@ class PolicyMirror:
         ):
             return _warnings(entry, SPENT)
         if not allowance.spend():
-            raise ServiceError(Code.UNAVAILABLE, f"{self._place} was not asked. {SPENT}")
+            raise ServiceError(Code.UNAVAILABLE, f"{self._place} got no request. {SPENT}")
         await self._read(uri)
         entry = self._kept.get(uri)
         if entry is None:

@@ -1,7 +1,7 @@
 """`decisions`: what was decided of late, newest first, for the console.
 
 Grants, places in the queue and what became of them are in the ledger. What is refused at once is no
-fact: the last refusals are kept here, each beside the fact that was the last one then.
+fact: the last refusals are stored here, each beside the fact that was the last one then.
 """
 
 import re
@@ -24,9 +24,9 @@ from moorage.records.requests import resources_of
 from moorage.records.rights import Caller, Right
 
 REFUSALS_MAX: Final = 10_000
-"""Refusals kept; beyond it the oldest is forgotten."""
+"""Refusals stored; beyond it the oldest is forgotten."""
 KEPT_BYTES_MAX: Final = 4_096
-"""What a refused request brought along is kept where it is no larger."""
+"""Largest request that is stored with its refusal, in bytes."""
 WINDOWS_MAX: Final = 5
 """Pages of the ledger that are looked through for one answer; `next` goes on from there."""
 FILTERS: Final = ("state", "policy_rule_uri", "code", "request", "tenant")
@@ -91,7 +91,7 @@ class Decisions:
         answer = None
         for effect in turn.effects:
             if isinstance(effect, Consult) and effect.ask.id == ask.id:
-                return  # It is asked about once more.
+                return  # It is consulted about once more.
             if answer is None and isinstance(effect, Respond):
                 answer = effect.answer
         if not isinstance(answer, Refusal):
@@ -156,7 +156,7 @@ class Decisions:
         more = bottom > 1 and bool(entries) and entries[0].seq == bottom
         end = LedgerPlace(bottom, 0) if more else LedgerPlace(0, 0)
         found = [
-            (each.place, _row(each.place.seq, each.at, each.ask, _told(each.refusal)))
+            (each.place, _row(each.place.seq, each.at, each.ask, _refused(each.refusal)))
             for each in self._refused
             if end <= each.place < before
         ]
@@ -188,24 +188,24 @@ class Decisions:
         match entry.fact:
             case Queued(ask):
                 asks[ask.id] = ask
-                told: Row = {"state": "queued", "reason": "It waits in the queue."}
-                return _row(entry.seq, entry.at, ask, told)
+                outcome: Row = {"state": "queued", "reason": "It waits in the queue."}
+                return _row(entry.seq, entry.at, ask, outcome)
             case Granted(lease):
                 asks.setdefault(lease.id, lease)
-                told = {"reason": explain.granted_reason(lease), "placement": lease.placement}
-                return _row(entry.seq, entry.at, asks[lease.id], {"state": "granted", **told})
+                outcome = {"reason": explain.granted_reason(lease), "placement": lease.placement}
+                return _row(entry.seq, entry.at, asks[lease.id], {"state": "granted", **outcome})
             case Dequeued(request, _, refusal):
-                told = _told(refusal)
+                outcome = _refused(refusal)
             case Requeued(request, _, reason):
-                told = {"state": "requeued", "reason": reason}
+                outcome = {"state": "requeued", "reason": reason}
             case Ended(request, _, reason):
-                told = {"state": "ended", "reason": reason}
+                outcome = {"state": "ended", "reason": reason}
             case _:  # It decides about no request.
                 return None
-        if state not in {None, told["state"]}:
+        if state not in {None, outcome["state"]}:
             return None  # What it is about need not be looked up.
         subject = asks.get(request) or await self._subject(request)
-        return None if subject is None else _row(entry.seq, entry.at, subject, told)
+        return None if subject is None else _row(entry.seq, entry.at, subject, outcome)
 
     async def _subject(self, request: RequestId) -> Subject | None:
         for entry in await self.ledger.history(request, limit=1):
@@ -217,7 +217,7 @@ class Decisions:
 
 
 def resources(subject: Subject) -> dict[str, Any] | None:
-    """Return what was asked for; of a lease that has no request any more, what it was granted."""
+    """Return what was wanted; of a lease that has no request any more, what it was granted."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     if ask is not None:
         return None if ask.demand is None else resources_of(ask.demand)
@@ -238,11 +238,11 @@ def _place(cursor: str) -> LedgerPlace | None:
     return None if found is None else LedgerPlace(int(found[1]), int(found[2]))
 
 
-def _told(refusal: Refusal) -> Row:
+def _refused(refusal: Refusal) -> Row:
     return {"state": "refused", "code": refusal.code.value, "reason": refusal.reason}
 
 
-def _row(seq: int, at: float, subject: Subject, told: Row) -> Row:
+def _row(seq: int, at: float, subject: Subject, outcome: Row) -> Row:
     return {
         "request": subject.id,
         "at": at,
@@ -250,5 +250,5 @@ def _row(seq: int, at: float, subject: Subject, told: Row) -> Row:
         "tenant": subject.tenant,
         "policy_rule_uri": subject.policy.uri,
         "resources": resources(subject),
-        **told,
+        **outcome,
     }

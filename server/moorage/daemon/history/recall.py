@@ -1,4 +1,4 @@
-"""`why` about what the core has forgotten: told from the ledger's history."""
+"""`why` about what the core has forgotten: from the ledger's history."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -71,7 +71,7 @@ def answer(  # One case per fact.
     """Tell the story of a lease or request.
 
     Args:
-        question: What was asked, and for which tenant.
+        question: The inquiry, and for which tenant.
         entries: The facts about the subject, oldest first.
         since: When the oldest fact is from that is still there; None: none was pruned.
 

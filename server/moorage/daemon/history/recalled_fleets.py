@@ -69,7 +69,7 @@ class RecalledFleets:
             "held": [share for lease in leases for share in lease.placement],
         }
 
-    async def told(self, request: str, caller: Caller) -> Response:
+    async def recall(self, request: str, caller: Caller) -> Response:
         """Return the same as a page draws it, and the message to ask again.
 
         Raises:
@@ -77,8 +77,8 @@ class RecalledFleets:
 
         """
         decided, state = await self._recalled(request, caller)
-        told = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
-        return Information(told | {"packed": await self._packed(state, caller)})
+        answer = {"at": decided.at, "seq": decided.seq, "request": _message(decided.subject)}
+        return Information(answer | {"packed": await self._packed(state, caller)})
 
     async def at(self, at: float, caller: Caller) -> Response:
         """Return the fleet at a time, as a page draws it.

@@ -208,7 +208,7 @@ class FleetMap:
 
         Args:
             slots: Which, as `take_changed` returned them.
-            viewer: Whose leases may be told apart; None: all.
+            viewer: Whose leases are distinguished; None: all.
 
         """
         number = None if viewer is None else self._numbers.get(viewer, 0)

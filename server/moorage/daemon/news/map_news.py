@@ -1,7 +1,7 @@
 """Topic `map`: the fleet as the console draws it, whole and then what changed, to all who watch.
 
 A session is sent nothing while it has not taken what it was sent before, and then all of it afresh:
-so a slow browser misses news, and costs no memory. Where none watches, nothing is kept.
+so a slow browser misses news, and costs no memory. Where none watches, it holds nothing.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class MapNews:
             self._facts.clear()
 
     async def _made(self, settle: Callable[[], Awaitable[object]]) -> FleetMap:
-        """Return a map of the state, all of it durable. Facts that come meanwhile are kept."""
+        """Return a map of the state, all of it durable. Facts that come meanwhile wait."""
         self._facts.clear()
         self._too_many = False
         shown = FleetMap(self._state)

@@ -1,9 +1,9 @@
-"""`stream`: how far a request is, told to the client that asked for it, beside its one reply.
+"""`stream`: how far a request is, for the client that sent it, beside its one reply.
 
 A request is `queued` with its position and when its turn is expected, `deciding` while its policy
 takes longer than a moment, `decided`, and where a workload is started for it `starting` and
 `ready`. Each is a message of its own with the request's
-`id`. Facts are told once they are on the disk.
+`id`. Facts are sent once they are on the disk.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ DECIDING_SECONDS_MAX: Final = 60.0
 SHARE_MAX: Final = 0.05
 """Of the time that looking at positions may take: the longer the queue, the seldomer."""
 MOVED_SECONDS_MIN: Final = 10.0
-"""By which an expected time has to move before it is told again, and by a fifth of the wait."""
+"""By which an expected time has to move before it is sent again, and by a fifth of the wait."""
 MOVED_SHARE_MIN: Final = 0.2
 
 
@@ -36,16 +36,16 @@ class _Streamed:
     position: int | None = None
     """Its position where it waits; 0: not known yet; None: it does not wait."""
     expected_at: float | None = None
-    """When its turn was expected when that was told last, in seconds since the epoch."""
+    """The expected time of its turn that was sent last, in seconds since the epoch."""
     deciding_since: float | None = None
     """When its policy began; None: it is not consulted now."""
     deciding_told: float = 0.0
-    """After how many seconds that is told next."""
-    told: dict[str, Any] = field(default_factory=dict[str, Any])
+    """After how many seconds that is sent next."""
+    sent: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class RequestProgress:
-    """The requests of clients that asked for `stream`.
+    """The requests with `stream`.
 
     Args:
         push: Sends a message to a session, or counts it as missed there.
@@ -178,8 +178,8 @@ class RequestProgress:
         if state not in {"queued", "deciding"}:
             streamed.position = streamed.deciding_since = None
         data = {"request": request, "state": state, **more}
-        if data != streamed.told:  # A workload says the same again and again.
-            streamed.told = data
+        if data != streamed.sent:  # A workload says the same again and again.
+            streamed.sent = data
             self._push(streamed.session, progress(streamed.message_id, data))
 
 

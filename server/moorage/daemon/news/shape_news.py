@@ -1,4 +1,4 @@
-"""Topic `shapes`: how often the most asked demands fit, to all who watch.
+"""Topic `shapes`: how often the most frequent demands fit, to all who watch.
 
 The counts are those of `shapes`.
 """
@@ -30,7 +30,7 @@ class ShapeNews:
         revision: Returns the number of the last durable fact.
 
     Attributes:
-        asked: Counts what is asked for.
+        asked: Counts the demands of requests.
 
     """
 
@@ -51,7 +51,7 @@ class ShapeNews:
         self._wanted = asyncio.Event()
 
     def add(self, session: SessionId, caller: Caller) -> None:
-        """Tell a session the shapes at once, also where it has been told them before."""
+        """Tell a session the shapes at once, also where it has them already."""
         self._watching[session] = (None if caller.may(Right.READ_ALL) else caller.tenant, None)
         self._wanted.set()
 
@@ -94,10 +94,11 @@ class ShapeNews:
     ) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
         fleet = self._state.fleet  # As of now: looking at it brings it up to date.
-        for demand, asked in self.asked.most(viewer):
+        for demand, times in self.asked.most(viewer):
             if demand not in counted:
                 known = self._counts.get(demand)
                 counted[demand] = known or ShapeCounts(demand, fleet)
-            told = counted[demand].told()
-            rows.append({"resources": resources_of(demand), "asked": asked, **told})
+            rows.append(
+                {"resources": resources_of(demand), "asked": times, **counted[demand].row()}
+            )
         return rows

@@ -1,4 +1,4 @@
-"""How often the most asked demands fit: now, and if what is free were gathered on few nodes.
+"""How often the most frequent demands fit: now, and if what is free were gathered on few nodes.
 
 The daemon keeps one `ShapeCounts` for each shape that the console shows. A count is that of
 `Fleet.copies`, and only nodes that changed are counted again.
@@ -17,17 +17,17 @@ from moorage.policy.inventory import Ints
 SHAPES_MAX: Final = 6
 """Shapes shown at one time."""
 ASKED_MAX: Final = 4_096
-"""Demands counted, by tenant; beyond it those asked least are forgotten."""
+"""Demands counted, by tenant; beyond it the least frequent are forgotten."""
 HALVED_AT: Final = 100_000
-"""Requests after which all counts are halved: what was asked of late counts more."""
+"""Requests after which all counts are halved: recent requests count more."""
 PLACES_MAX: Final = 100
-"""Nodes told of one shape."""
+"""Nodes listed of one shape."""
 USUAL: Final = tuple(Demand(gpus=gpus) for gpus in (1, 2, 4, 8))
-"""Shown where fewer shapes were asked for."""
+"""Shown where requests had fewer shapes."""
 
 
 class AskedShapes:
-    """Which demands are asked for, by tenant, and how often of late."""
+    """The demands of requests, by tenant, and how often they came of late."""
 
     def __init__(self) -> None:
         self._asked: dict[tuple[Tenant, Demand], int] = {}
@@ -40,12 +40,12 @@ class AskedShapes:
         self._total += 1
         if self._total >= HALVED_AT or len(self._asked) > ASKED_MAX:
             halved = {name: count // 2 for name, count in self._asked.items() if count > 1}
-            kept = sorted(halved, key=halved.__getitem__, reverse=True)[: ASKED_MAX // 2]
-            self._asked = {name: halved[name] for name in kept}
+            left = sorted(halved, key=halved.__getitem__, reverse=True)[: ASKED_MAX // 2]
+            self._asked = {name: halved[name] for name in left}
             self._total = sum(self._asked.values())
 
     def most(self, viewer: Tenant | None) -> list[tuple[Demand, int]]:
-        """Return the shapes to show, the most asked first, and the usual ones behind.
+        """Return the shapes to show, the most frequent first, and the usual ones behind.
 
         Args:
             viewer: Whose requests count; None: those of all.
@@ -81,7 +81,7 @@ class ShapeCounts:
         self._empty: Ints = self._copies
         self._told: dict[str, Any] = {}
 
-    def told(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         """Return how often it fits, would fit, and what is left over; counted where it changed."""
         fleet = self._fleet
         same = self._layout == fleet.layout
@@ -152,7 +152,7 @@ class ShapeCounts:
         return np.maximum(gathered, now)
 
     def _gangs(self, copies: Ints) -> int:
-        """Return how many gangs fit, each on different nodes, in one rack or zone if asked."""
+        """Return how many gangs fit, each on nodes of its own, of one rack or zone if wanted."""
         demand = self._demand
         if demand.nodes == 1:
             return int(copies.sum())

@@ -1,4 +1,4 @@
-"""Who watches what: sessions that asked to be told, and the news of each topic.
+"""Who watches what: sessions that watch, and the news of each topic.
 
 `admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
 are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
@@ -156,7 +156,7 @@ class Watchers:
         self.progress.lost(session)
 
     def stepped(self, event: Event) -> None:
-        """Take note of what is asked for. On the hot path."""
+        """Count the demand of a request. On the hot path."""
         if isinstance(event, Asked) and event.ask.demand is not None:
             self._shapes.asked.note(event.ask.tenant, event.ask.demand)
 
@@ -209,7 +209,7 @@ class Watchers:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 
     def circuits(self, circuit: OpenCircuit) -> None:
-        """Tell a tenant that a policy is not asked for a while, at its requests."""
+        """Tell a tenant that a policy is not consulted for a while, at its requests."""
         data = {
             "policy_rule_uri": circuit.ref.uri,
             "overruns": circuit.overruns,

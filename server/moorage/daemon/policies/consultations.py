@@ -20,17 +20,17 @@ from moorage.model import Code
 from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
 
 CODES_MAX: Final = 256
-"""Policies that are kept as the sandbox takes them; beyond it all are made again."""
+"""Policies that are remembered as the sandbox takes them; beyond it all are made again."""
 
 
 class Consultations:
-    """Has policies asked.
+    """Consults policies.
 
     Args:
         catalog: Has the policies.
         sandbox: The sandbox.
         executor: Another server that executes policies in its place, or None.
-        shadows: Candidates that are asked the same.
+        shadows: Candidates that are consulted, too.
         progress: Tells of those that take long.
         post: Posts an event to the core.
 
@@ -87,7 +87,7 @@ class Consultations:
             self._executor.forget(effect.request, effect.consultation)
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
-        """Pass on what the core made of an answer, before the policy is asked anything else."""
+        """Pass on what the core made of an answer, before the policy's next consultation."""
         self._progress.considered(event.request)
         granted = False
         for fact in turn.facts:

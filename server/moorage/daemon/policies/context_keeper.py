@@ -34,7 +34,7 @@ class ContextKeeper:
         self._failed = False
 
     async def restore(self) -> None:
-        """Give the sandbox what was kept; before any policy is asked."""
+        """Give the sandbox the stored contexts, before any policy runs."""
         # More microseconds have gone by since the epoch than changes can ever have been made.
         entries = await self._contexts.load()
         contexts = [each for each in entries if read_managed(each) is None]

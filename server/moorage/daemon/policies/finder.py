@@ -95,21 +95,21 @@ class Finder:
 
         """
         if action == "filter":
-            asked = await _parsed(parse_filter, body, at)
+            wanted = await _parsed(parse_filter, body, at)
             search, uri = None, ""
         else:
             search = await _parsed(parse_search, body, at)
-            asked, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
+            wanted, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
         field = _under(_values(body, at)[1], "matchType")
-        if candidates and asked.match_type != "cluster":
+        if candidates and wanted.match_type != "cluster":
             reason = f"{field}: the candidates of a request are clusters; expected cluster"
             raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected="cluster")
-        of = await searched(self._catalog, asked.match_type, field)
-        clusters = None if asked.match_type != "policy" else ()
+        of = await searched(self._catalog, wanted.match_type, field)
+        clusters = None if wanted.match_type != "policy" else ()
         warnings = await self._catalog.freshness.fetch(uri, clusters, allowance)
-        if asked.match_type == "block":
+        if wanted.match_type == "block":
             warnings += await self._catalog.blocks.fetch(allowance)
-        ids = await of.matching(asked)
+        ids = await of.matching(wanted)
         live = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
         if search is None or not live:
             # Where nothing is found, nothing is ranked.
@@ -185,7 +185,7 @@ def place_of(no: Refusal, at: str) -> str:
     """Return the field that the schemas of a named policy refuse, "" where they refuse none.
 
     Args:
-        no: Why it was not asked.
+        no: Why it was not consulted.
         at: Where the request names the policy, beside its parameters and settings.
 
     """

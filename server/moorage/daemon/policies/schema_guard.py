@@ -39,7 +39,7 @@ class SchemaGuard:
         """See `Guard.given`; others have their turn between two parts of a long list."""
         try:
             if not isinstance(input_data, list) or self._schemas.inputs is None:
-                return self._schemas.asked(input_data)
+                return self._schemas.completed_input(input_data)
             completed: list[Any] = []
             for part in self._schemas.asked_parts(input_data):
                 completed += part

@@ -32,7 +32,7 @@ SEARCHED: tuple[MatchType, ...] = ("cluster", "block", "policy")
 class Searched(Protocol):
     """Documents of one kind, by id."""
 
-    async def matching(self, asked: Filter) -> Sequence[str]:
+    async def matching(self, wanted: Filter) -> Sequence[str]:
         """Return the ids of the documents that a filter finds, in their order."""
 
     async def alike(
@@ -44,7 +44,7 @@ class Searched(Protocol):
         """Return whether there is such a document."""
 
     def documents(self, names: Sequence[str]) -> list[Document]:
-        """Return documents with an `id` each, in the order asked for, without unknown ones."""
+        """Return documents with an `id` each, in the order of `ids`, without unknown ones."""
 
 
 async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
@@ -56,7 +56,7 @@ async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searc
         field: Where the body says so.
 
     Raises:
-        ServiceError: `unsupported`: nothing of the kind is kept here; or as `query_policies`.
+        ServiceError: `unsupported`: nothing of the kind is stored here; or as `query_policies`.
 
     """
     if match_type == "cluster":
@@ -77,9 +77,9 @@ class SearchedClusters:
         self._catalog = catalog
         self.known = catalog.memory.known
 
-    async def matching(self, asked: Filter) -> Sequence[str]:
+    async def matching(self, wanted: Filter) -> Sequence[str]:
         """See `Searched.matching`."""
-        return await self._catalog.search.matching(asked)
+        return await self._catalog.search.matching(wanted)
 
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
@@ -101,10 +101,10 @@ class SearchedBlocks:
         self.known = self._blocks.known
         self.documents = self._blocks.documents
 
-    async def matching(self, asked: Filter) -> Sequence[str]:
+    async def matching(self, wanted: Filter) -> Sequence[str]:
         """See `Searched.matching`."""
-        condition: Condition = asked.condition
-        companions = dict(asked.companions)
+        condition: Condition = wanted.condition
+        companions = dict(wanted.companions)
         clusters = companions.pop("cluster", EVERYTHING)
         if clusters != EVERYTHING:
             found = await self._catalog.search.matching(Filter("cluster", clusters))
@@ -140,11 +140,11 @@ class SearchedPolicies:
         """See `Searched.known`."""
         return name in self._documents
 
-    async def matching(self, asked: Filter) -> Sequence[str]:
+    async def matching(self, wanted: Filter) -> Sequence[str]:
         """See `Searched.matching`."""
 
         def work() -> list[str]:
-            test = predicate(asked.condition)
+            test = predicate(wanted.condition)
             return sorted(name for name, each in self._documents.items() if test(each))
 
         return await asyncio.to_thread(work)

@@ -58,7 +58,7 @@ class Publishing:
         catalog: Has them, and the versions.
         sandbox: Loads a version before it is activated.
         allocator: Knows the version that an idempotency key's first request went to; read only.
-        watchers: Are told what happened, as events of the topic `policies`.
+        watchers: Get what happened, as events of the topic `policies`.
         tasks: Runs what may take a moment.
         failures_max: Faults in a row after which an alias falls back; 0: never.
 
@@ -272,7 +272,7 @@ class Publishing:
             foreign: Whether the caller may delete aliases of other tenants.
 
         Raises:
-            ServiceError: `conflict`: it is another tenant's, who sees all that is asked under it.
+            ServiceError: `conflict`: it is another tenant's, who sees all requests under it.
 
         """
         alias = self._found(given)
@@ -389,7 +389,7 @@ class Publishing:
         elif alias.version == statistics.version:
             self._tasks.spawn(self._fall_back(name, statistics, statistics.failure))
         else:
-            self._falling.discard(name)  # It is not asked any more.
+            self._falling.discard(name)  # It is not consulted any more.
 
     async def _end_canary(self, name: str, version: str, failure: str) -> None:
         try:

@@ -83,7 +83,7 @@ class ExampleRehearsal:
         number: Its number, which is its seed too.
 
     Attributes:
-        refusal: Why it cannot even be asked; None where it can.
+        refusal: Why it cannot even be tried; None where it can.
         sample: What the cell is to do, where it can.
 
     """
@@ -114,7 +114,7 @@ class ExampleRehearsal:
             given = example.input_data
             if schemas is not None:
                 parameters, settings = schemas.overrides(parameters, settings)
-                given = schemas.asked(given)
+                given = schemas.completed_input(given)
             return contract.Sample(tenant, fleet, services, None, given, parameters, settings)
         inputs = request.inputs
         parameters, settings = request.parameters or {}, request.settings or {}

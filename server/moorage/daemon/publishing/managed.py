@@ -1,7 +1,7 @@
-"""Settings and parameters that `management` of a policy changed, as they are kept on the disk.
+"""Settings and parameters that `management` of a policy changed, as they are stored.
 
 They lie beside the contexts, under names that no context has, and are durable before anybody is
-told of them. `management` writes them, `context_keeper` reads them at the start.
+informed. `management` writes them, `context_keeper` reads them at the start.
 """
 
 from typing import Any, Final
@@ -29,7 +29,7 @@ def read_changes(packed: bytes) -> dict[str, dict[str, Any]]:
     try:
         changes = _read(packed)
     except msgspec.MsgspecError as error:
-        reason = f"what the policy changed cannot be kept: {error}"
+        reason = f"what the policy changed cannot be stored: {error}"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
     return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
 

@@ -32,7 +32,7 @@ class Management:
         self._sandbox = sandbox
 
     async def run(self, uri: str, tenant: Tenant, action: str, data: dict[str, Any]) -> Any:
-        """Return what the policy returned, as plain JSON values; what it changed is kept.
+        """Return what the policy returned, as plain JSON values; what it changed is stored.
 
         Args:
             uri: A version, an alias, or a bare name.
@@ -69,7 +69,7 @@ class Management:
         """Keep what `management` changed, for the evaluations of this version and tenant to come.
 
         Raises:
-            ServiceError: The policy's schemas do not allow it, or it cannot be kept: then nothing
+            ServiceError: The policy's schemas do not allow it, or it cannot be stored: then nothing
                 of it is in force.
 
         """

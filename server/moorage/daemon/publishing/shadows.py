@@ -1,13 +1,13 @@
-"""Shadows: a candidate is asked what the active version is asked, and no client sees its answer.
+"""Shadows: a candidate gets each request of the active version, and no client sees its answer.
 
-The daemon says what live policies are asked and what became of it. A candidate is asked the same,
-of the same fleet, in a cell of its own at low priority; or not at all: what it cannot be asked at
-once it is not asked later, when the fleet is another one. At most `IN_FLIGHT_MAX` of its answers
-are awaited at a time. What was not asked is counted as dropped; live requests never wait for a
+The daemon reports what live policies get and what became of it. A candidate gets the same,
+of the same fleet, in a cell of its own at low priority; or nothing: what cannot be passed on at
+once is not passed on later, when the fleet has changed. At most `IN_FLIGHT_MAX` of its answers
+are awaited at a time. What was not passed on is counted as dropped; live requests never wait for a
 shadow.
 
 A candidate may be another tenant's than the requests. Whatever it returns, raises or takes time
-over may say what it was asked, so the owner of the alias alone is shown all. Everybody else is
+over may contain the request, so the owner of the alias alone is shown all. Everybody else is
 shown the differences at their own requests, and of the others counts that move in steps of `MANY`.
 """
 
@@ -50,7 +50,7 @@ SAMPLES_MAX: Final = 50
 LATENCIES_MAX: Final = 1024
 """Latest latencies that percentiles are taken of."""
 NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})
-"""Why a candidate was not asked at all."""
+"""Why a candidate was not consulted at all."""
 _VALUE_CHARS_MAX: Final = 2000
 """Characters of an answer without a placement that a sample shows."""
 
@@ -310,7 +310,7 @@ class Shadows:
     # What the daemon says of live policies ------------------------------------------------------
 
     def consulted(self, consult: Consult) -> None:
-        """A live policy was asked: ask its candidates the same."""
+        """A live policy was consulted: consult its candidates, too."""
         ask = consult.ask
         for shadow in self._by_active.get(ask.policy.uri, ()):
             record = self._catalog.memory.policy(shadow.candidate)
@@ -320,14 +320,14 @@ class Shadows:
             shadow.asked += 1
             key = (ask.id, consult.consultation)
             pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._allocator.undecided <= 1)
-            asked = consult
+            question = consult
             try:
                 if record.schemas is not None:  # They may be others than the active version's.
-                    asked = replace(consult, ask=record.schemas.completed(ask))
+                    question = replace(consult, ask=record.schemas.completed(ask))
             except ServiceError as error:
                 pair.candidate = Side(0.0, refusal=refusal_of(error))
                 continue
-            answer = self._sandbox.ask_aside(asked, code_of(record))
+            answer = self._sandbox.ask_aside(question, code_of(record))
             self._tasks.spawn(self._hear(shadow, key, pair, answer))
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
@@ -380,7 +380,7 @@ class Shadows:
             counts |= {what: getattr(report.candidate, what) for what in ("placed", "refused")}
             rows += [((shadow.alias, shadow.candidate, w), float(n)) for w, n in counts.items()]
         labels = ("alias", "policy", "what")
-        yield gauges_of("moorage_shadow", "What a shadow was asked and answered", labels, rows)
+        yield gauges_of("moorage_shadow", "Consultations of a shadow, by outcome", labels, rows)
 
 
 def _policy_fault(turn: Turn) -> Refusal | None:

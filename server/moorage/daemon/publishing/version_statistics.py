@@ -90,7 +90,7 @@ class VersionStatistics:
         fault: Code | None = None
         match answer:
             case LeaseNews(data=None) | Information():
-                return  # A repeated request: the policy was not asked.
+                return  # A repeated request: the policy was not consulted.
             case LeaseNews():
                 self.granted += 1
                 self._well(tenant, now)
@@ -167,7 +167,7 @@ class VersionStatistics:
 def percentiles(seconds: "deque[float]", *, whole: bool) -> dict[str, float] | None:
     """Return median and 99th percentile in milliseconds; None of nothing.
 
-    A version may take as long as it likes over an answer, and so speak of what it was asked. So
+    A version may take as long as it likes over an answer, and so reveal the request. So
     who may not see that gets no percentile of few answers, and none that is that of the slowest.
     """
     if not seconds or (not whole and len(seconds) < MANY):

@@ -113,7 +113,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
 
 @asynccontextmanager
 async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
-    """Hold a turn; what the sandbox refuses in it is told as the services tell it."""
+    """Hold a turn; what the sandbox refuses becomes an error of the services."""
     try:
         async with semaphore.turn(tenant):
             yield

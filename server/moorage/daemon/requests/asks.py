@@ -1,4 +1,4 @@
-"""What a client asked for becomes an `Ask` of the core, or a refusal that says what to change.
+"""A client's request becomes an `Ask` of the core, or a refusal that says what to change.
 
 `admission` has it made once all that the ask needs from elsewhere is at hand: no function here but
 `searched` waits for anything.
@@ -199,13 +199,13 @@ class Asks:
             if message.lease is None:
                 reason = "provision: expected a `lease` beside it; only a lease starts anything."
                 return Refusal(Code.BAD_MESSAGE, reason, "lease", "a lease to start it under")
-            asked = message.provision
-            if asked.attempts_max is not None and asked.on_failure != "requeue":
+            provision = message.provision
+            if provision.attempts_max is not None and provision.on_failure != "requeue":
                 expected = '`on_failure` "requeue" beside it; else there is one start'
                 reason = f"provision.attempts_max: expected {expected}."
                 return Refusal(Code.BAD_MESSAGE, reason, "provision.attempts_max", expected)
             longest = self._config.keep_warm_seconds_max
-            if asked.keep_warm_seconds > longest:
+            if provision.keep_warm_seconds > longest:
                 return too_long("provision.keep_warm_seconds", longest)
         return None
 

@@ -78,7 +78,7 @@ class Lookups:
             return await self.decisions.page(message, caller)
         if isinstance(message, wire.PastFleet):
             return await self.fleets.at(message.at, caller)
-        return await self.fleets.told(message.request, caller)
+        return await self.fleets.recall(message.request, caller)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +189,9 @@ class Operations:
             case wire.WatchTopics():
                 self._replies.answer(to, self._watch(to, caller, message))
             case wire.Resume():
-                told = {"topics": self._watchers.resumed(to.session, caller)}
+                topics = {"topics": self._watchers.resumed(to.session, caller)}
                 left = self._replies.resumed(to, self._watchers.lease)
-                self._replies.answer(to, Information(left | told))
+                self._replies.answer(to, Information(left | topics))
             case _:
                 assert_never(message)
 
@@ -200,15 +200,15 @@ class Operations:
         cluster, node = ClusterId(message.cluster), NodeId(message.node)
         match message:
             case wire.Drain(reason=reason, seconds=seconds):
-                asked = CordonAsked(to, tenant, cluster, node, "drain", reason, seconds)
+                event = CordonAsked(to, tenant, cluster, node, "drain", reason, seconds)
             case wire.Cordon(reason=reason):
-                asked = CordonAsked(to, tenant, cluster, node, "cordon", reason)
+                event = CordonAsked(to, tenant, cluster, node, "cordon", reason)
             case wire.Uncordon():
-                asked = CordonAsked(to, tenant, cluster, node, "uncordon")
+                event = CordonAsked(to, tenant, cluster, node, "uncordon")
         sees_all = caller.may(Right.READ_ALL)
-        self._post(asked, tenant, dry_run=message.dry_run, sees_all=sees_all)
+        self._post(event, tenant, dry_run=message.dry_run, sees_all=sees_all)
         if not message.dry_run:
-            about = {"what": asked.mode, "cluster": cluster, "node": node}
+            about = {"what": event.mode, "cluster": cluster, "node": node}
             _note(tenant, self._replies.remote(to), about)
 
     async def _forget(self, to: Address, caller: Caller, message: wire.ForgetMachine) -> Response:
@@ -222,8 +222,8 @@ class Operations:
             return refusal_of(error)
         about = {"what": "forget", "cluster": message.cluster, "node": message.node}
         _note(caller.tenant, remote, about)
-        told = {"cluster_id": message.cluster, "node_id": message.node, "leases": leases}
-        return Information(told | {"unavailable": reason})
+        answer = {"cluster_id": message.cluster, "node_id": message.node, "leases": leases}
+        return Information(answer | {"unavailable": reason})
 
     def _flush(self, to: Address, tenant: Tenant, message: wire.Flush) -> None:
         cluster, state = ClusterId(message.cluster), self._state
@@ -232,8 +232,8 @@ class Operations:
         if not known and all(place[0] != cluster for place in state.places):
             warning = no_such_cluster(cluster, state.clusters).reason
             self._replies.expect(to, ReplyContext(message.id, warnings=[warning]))
-        asked = FlushAsked(to, tenant, cluster or None)
-        self._post(asked, tenant, dry_run=message.dry_run)
+        event = FlushAsked(to, tenant, cluster or None)
+        self._post(event, tenant, dry_run=message.dry_run)
         if not message.dry_run:
             about = {"what": "flush", "cluster": message.cluster}
             _note(tenant, self._replies.remote(to), about)
@@ -242,13 +242,13 @@ class Operations:
         """End a lease; without its token, only one of the caller's tenant."""
         lease = RequestId(message.lease)
         if message.token:
-            asked = ReleaseAsked(to, lease, digest(message.token))
+            event = ReleaseAsked(to, lease, digest(message.token))
         else:
-            asked = ReleaseAsked(to, lease, "", tenant)
+            event = ReleaseAsked(to, lease, "", tenant)
             if not message.dry_run:
                 about = {"what": "release", "lease": lease}
                 _note(tenant, self._replies.remote(to), about)
-        self._post(asked, tenant, dry_run=message.dry_run)
+        self._post(event, tenant, dry_run=message.dry_run)
 
     def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
         """Read or enter a workload; without the lease's token, only one of the caller's tenant."""
@@ -258,13 +258,13 @@ class Operations:
 
     def _post(
         self,
-        asked: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked,
+        event: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked,
         tenant: Tenant,
         *,
         dry_run: bool,
         sees_all: bool = False,
     ) -> None:
-        self._inbox.post(DryRun(asked.to, asked, sees_all) if dry_run else asked, tenant)
+        self._inbox.post(DryRun(event.to, event, sees_all) if dry_run else event, tenant)
 
     def _reserve(
         self, to: Address, who: Tenant, message: wire.ReserveNodes | wire.UnreserveNodes
@@ -275,7 +275,7 @@ class Operations:
             about = {"what": "unreserve", "reservation": name}
         else:
             name, tenant = RequestId(f"reservation-{token_hex(8)}"), Tenant(message.tenant or who)
-            asked = ReserveAsked(
+            event = ReserveAsked(
                 to,
                 name,
                 tenant,
@@ -286,7 +286,7 @@ class Operations:
                 message.candidates(),
                 message.dry_run,
             )
-            self._inbox.post(asked, who)
+            self._inbox.post(event, who)
             about = {"what": "reserve", "tenant": tenant, "reservation": name}
         if isinstance(message, wire.UnreserveNodes) or not message.dry_run:
             _note(who, self._replies.remote(to), about)

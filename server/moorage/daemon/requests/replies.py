@@ -31,7 +31,7 @@ from moorage.records.rights import Caller
 _NONE: Final = RequestId("")
 
 GRANTED_MAX: Final = 256
-"""Leases that a session is told of when it is resumed; beyond it the oldest are left out."""
+"""Leases that a session gets when it is resumed; beyond it the oldest are left out."""
 
 
 class ReplyContext(msgspec.Struct, frozen=True):
@@ -186,8 +186,8 @@ class Replies:
 
     def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> dict[str, Any]:
         """Return what a session that is resumed left behind."""
-        asked = [self._open[each] for each in self._numbers[to.session]]
-        positions = self._progress.positions(each.request for each in asked if each.request)
+        requests = [self._open[each] for each in self._numbers[to.session]]
+        positions = self._progress.positions(each.request for each in requests if each.request)
         return {
             "session": to.session,
             "open": self._gateway.unanswered(to),
@@ -197,7 +197,7 @@ class Replies:
                     "message": each.message_id,
                     "position": positions.get(each.request),
                 }
-                for each in asked
+                for each in requests
                 if each.request
             ],
             "leases": [

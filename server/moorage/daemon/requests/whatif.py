@@ -126,8 +126,8 @@ class WhatIfs:
         if isinstance(ask, Refusal):
             return ask
         packed = await self._packed(change, swaps, ask, caller)
-        told = await offline("whatif", packed, SECONDS_MAX)
-        return Information({**told, "warnings": warnings})
+        found = await offline("whatif", packed, SECONDS_MAX)
+        return Information({**found, "warnings": warnings})
 
     def _refusal(self, change: Change) -> Refusal | None:
         """Return why a place of a change is none, or None."""
@@ -233,7 +233,7 @@ class WhatIfs:
     def _policies(
         self, facts: Sequence[Fact], swaps: Iterable[PolicyRef]
     ) -> Iterable[PolicyRecord]:
-        """Yield the policies that may be asked."""
+        """Yield the policies that may be consulted."""
         uris = {each.uri for each in swaps}
         for fact in facts:
             match fact:

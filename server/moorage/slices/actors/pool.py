@@ -105,8 +105,8 @@ class ResourcePoolManager(Generic[ActorInfoT]):
 
     def _dismiss(self, members: list[ActorPoolMember[ActorInfoT]]) -> None:
         """Have actors shut down, within `drain_seconds_max` for all of them, and kill them."""
-        asked = [member.actor.shutdown.remote() for member in members]
-        outcomes(asked, self._settings.drain_seconds_max)
+        answers = [member.actor.shutdown.remote() for member in members]
+        outcomes(answers, self._settings.drain_seconds_max)
         for member in members:
             self._end(member)
 
