@@ -14,8 +14,11 @@ from benchmarks.peers import (
     moorage_itself,
     postgres_best_fit,
     postgres_rows,
+    prefect_limit,
+    ray_groups,
     redis_locks,
     redis_script,
+    slurm,
 )
 from benchmarks.peers.measure import Extent, Figures, measure
 from benchmarks.peers.report import JSON_FILE, PeersReport, Row, keep, machine, table, today
@@ -37,6 +40,9 @@ PEERS: Final[dict[str, Peer]] = {
         etcd_transactions.PEER,
         dask_semaphore.PEER,
         kube_scheduler.PEER,
+        slurm.PEER,
+        ray_groups.PEER,
+        prefect_limit.PEER,
     )
 }
 
