@@ -43,7 +43,9 @@ def test_a_waiter_is_seen_and_cancelled(page: Any, served: Seeded) -> None:
         page.goto(f"{served.console}/queue")
         page.get_by_role("table", name="Queue").get_by_role("link", name=request).click()
         panel = page.get_by_role("complementary", name=f"Request {request}")
-        panel.get_by_role("region", name="Why it waits").get_by_text("Binding").wait_for()
+        panel.get_by_role("region", name="Why it waits").get_by_text(
+            "What rules out most nodes"
+        ).wait_for()
         panel.get_by_role("button", name="Cancel", exact=True).click()
         dialog = page.get_by_role("dialog", name=f"Cancel request {request}")
         dialog.get_by_text("The dry run as JSON").wait_for()

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from moorage.model import Demand
+from moorage.records.fields import shown_name
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A browser.
@@ -169,3 +171,16 @@ def test_why_lists_decisions_and_opens_one_with_its_fleet(page: Any, served: Any
     page.get_by_role("button", name="Run", exact=True).click()
     by(page, "table", "Results").get_by_text("never_fits").wait_for()
     page.get_by_text("On 40 nodes with 320 GPUs").wait_for()
+
+
+WORDS = """async (field) => {
+    const {changeWords} = await import("/console/static/views/reasons.js");
+    return changeWords({field: `resources.${field}`, asked: ["a", "b"], fits: 3});
+}"""
+
+
+@pytest.mark.parametrize("field", Demand.__struct_fields__)
+def test_a_change_that_would_fit_is_said_for_people(page: Any, served: Any, field: str) -> None:
+    page.goto(served.console)
+    said = f"It would fit with {shown_name(field)}: 3 instead of a or b."
+    assert page.evaluate(WORDS, field) == said

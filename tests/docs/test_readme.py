@@ -19,7 +19,10 @@ def test_each_terminal_that_it_opens_first_activates_the_environment() -> None:
     blocks = re.findall(r"^```console\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     first = next(each for each in blocks if "moored serve" in each)
     second = next(each for each in blocks if "moorage fleet" in each)
-    for block in (first, second):
+    tutorials = "".join(page.read_text() for page in (ROOT / "docs" / "tutorials").glob("*.md"))
+    servers = re.findall(r"^```console\n((?:\$.*\n)*?\$ moored serve)", tutorials, re.MULTILINE)
+    assert len(servers) == tutorials.count("$ moored serve")
+    for block in (first, second, *servers):
         assert block.startswith("$ . .venv/bin/activate\n")
 
 

@@ -88,6 +88,10 @@ def test_push_tests_first_unless_told_not_to(server, tmp_path):
     said = json.loads(moorage(server, *activate, "--json", code=6).stdout)
     assert (said["success"], said["error"]["code"]) == (False, "bad_policy")
     assert moorage(server, *activate, "--force").stdout == "typo:stable -> typo:1-x\n"
+    moorage(server, *push[:-1], "typo:2-x", "--force", folder=tmp_path)
+    canary = ("policy", "canary", "typo", "typo:2-x")
+    assert "was not started" in moorage(server, *canary, code=6).stderr
+    assert "canary typo:2-x" in moorage(server, *canary, "--force").stdout
     refused = server.ask("typo:1-x", resources={"gpus": 1})["error"]
     assert refused["traceback"] == [
         'typo.py, line 8, in eval: return self.pick(input_data["fleet"])',

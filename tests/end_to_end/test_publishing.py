@@ -262,7 +262,7 @@ def test_the_command_line_publishes_and_manages(swap):
     server = swap
     assert run(server, "policy", "activate", "--no-test", TWO) == f"swap:stable -> {TWO}\n"
     assert run(server, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
-    assert run(server, "policy", "canary", "swap", TWO, "--percent", "50")
+    assert run(server, "policy", "canary", "swap", TWO, "--percent", "50", "--no-test")
     assert f"{TWO} 50 % by request" in run(server, "policy", "aliases")
     server.say(*[ask_message("swap")] * 10)
     report = json.loads(run(server, "policy", "canary", "swap", "--report", "--json"))

@@ -98,6 +98,13 @@ def test_an_unknown_op_is_told_the_known_ones(op: Any) -> None:
 def test_a_near_miss_is_told_what_it_may_have_meant() -> None:
     assert refused('{"op": "relase"}').reason.endswith("(did you mean release?)")
     assert refused(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
+    condition = {"key": "zone", "operator": "in", "values": ["a"]}
+    assert refused(text(resources={"where": [condition]})).reason.endswith("(did you mean In?)")
+    plain = text(resources={"where": ["zone=a"]})
+    assert refused(plain).reason.endswith("[0]: expected an object with key, operator, values")
+    for wrong, meant in (("nvlnk", " (did you mean nvlink?)"), ("blue", ""), ("x" * 9_999, "")):
+        reason = refused(text(resources={"topology": wrong})).reason
+        assert reason.endswith(f'"rack", "zone" or ""{meant}')
 
 
 # Missing fields ------------------------------------------------------------------------------
@@ -248,7 +255,15 @@ def test_what_is_nearly_dry_run_is_refused_always(name: str) -> None:
         with pytest.raises(BadMessage, match=r"did you mean dry_run\?") as no:
             warned(**{name: value, "lease": {}})
         assert (no.value.code, no.value.field) == (Code.BAD_MESSAGE, name)
-    assert warned(dry=True), "a warning is enough for what is further away"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dry": True}, {"drun": 1}, {"mode": "dry_run"}, {"mode": "dry-run"}]
+)
+def test_no_lease_is_granted_to_what_means_a_dry_run(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadMessage, match=r"unknown field; .*did you mean dry_run\?"):
+        warned(**wrong, lease={})
+    assert warned(**wrong), "without a lease it is advice anyway"
 
 
 @pytest.mark.parametrize(
@@ -430,7 +445,7 @@ def test_a_wrong_field_is_named_with_what_was_expected(
 def test_alternatives_stand_beside_resources() -> None:
     error = refused(text(alternatives=[{"gpus": 1}]))
     assert (error.code, error.field) == (Code.BAD_MESSAGE, "")
-    assert "`resources` beside `alternatives`" in error.reason
+    assert error.reason.startswith("alternatives: expected `resources` beside it")
 
 
 def test_the_reason_is_the_sentence_of_the_documents() -> None:

@@ -67,18 +67,19 @@ def activate(
     """
     name = alias if ":" in alias else f"{uri.partition(':')[0]}:{alias}"
     with session.services() as services:
-        document = _document(services, uri) if test and not force else {}
-        if isinstance(document.get("code"), str):
-            test_first(Path(uri), document, "activated", quiet=session.json, force=False)
+        if test and not force:
+            _try_first(session, services, uri, "activated")
         _changed(session, services.activate_policy(name, uri, force=force))
 
 
-def _document(services: Any, uri: str) -> dict[str, Any]:
-    """Return a version's document; empty for an unknown one, which the server refuses later."""
+def _try_first(session: CommandSession, services: Any, uri: str, done: str) -> None:
+    """Refuse a version that is not sound; the server refuses an unknown one later."""
     try:
-        return read_as(dict[str, Any], services.policy(uri))
+        document = read_as(dict[str, Any], services.policy(uri))
     except NotFound:
-        return {}
+        return
+    if isinstance(document.get("code"), str):
+        test_first(Path(uri), document, done, quiet=session.json, force=False)
 
 
 def roll_back(session: CommandSession, alias: AliasArgument) -> None:
@@ -130,8 +131,13 @@ def canary(
     seed: Annotated[int, typer.Option(help="Another seed is another draw")] = 0,
     report: Annotated[bool, typer.Option("--report", help="How the versions do")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also one that is not sound")] = False,
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Try it here first")] = True,
 ) -> None:
-    """Give another version a share of an alias's requests, see how it does, or end that."""
+    """Give another version a share of an alias's requests, see how it does, or end that.
+
+    It is tried first, as `activate` does, and refused where it is not sound.
+    """
     _one_of(uri, report, stop)
     if not 0 < percent <= 100:  # noqa: PLR2004  # As its help says; nan is neither.
         raise typer.BadParameter(f"--percent is more than 0 and at most 100, not {percent:g}")
@@ -141,6 +147,8 @@ def canary(
         elif stop:
             _changed(session, services.stop_canary(alias))
         else:
+            if test and not force:
+                _try_first(session, services, uri, "started")
             started = services.start_canary(alias, uri, percent, by=by.value, seed=seed)
             _changed(session, started)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from functools import partial
 
 import structlog
@@ -180,6 +181,7 @@ def _naming(advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        advice = f"stop what listens there, or {advice}" if error.errno == EADDRINUSE else advice
         raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
 
 

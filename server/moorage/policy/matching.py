@@ -73,11 +73,12 @@ class Matching:
         if column is None:
             if len(self._columns) >= MASKS_MAX:
                 self._columns.clear()
-            column = self._columns[key] = _Column(_values(inventory, key))
+            column = self._columns[key] = _Column(label_values(inventory, key))
         return column
 
 
-def _values(inventory: NodeInventory, key: str) -> list[str | None]:
+def label_values(inventory: NodeInventory, key: str) -> list[str | None]:
+    """Return a label by node, or the id that `key` names; None where a node has none."""
     if key == CLUSTER_KEY:
         return [cluster for cluster, _ in inventory.node_ids]
     if key == NODE_KEY:

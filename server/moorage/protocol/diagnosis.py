@@ -32,6 +32,8 @@ _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", 
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`")
 _BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_STEP: Final = re.compile(r"[^.\[\]]+")
+_QUOTED: Final = re.compile(r'"(\w+)"')
 _HALF_AT_END: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 """Of a surrogate pair: what is too short for one, the parser says to be cut off."""
 _PAIR_CHARS: Final = 12
@@ -150,24 +152,26 @@ def ignored(
     """Return a warning for each field of a message that is not among those known.
 
     Raises:
-        BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, and
-            to ignore it would grant a lease by mistake.
+        BadMessage: There is one, and the message is `strict`; or it is nearly called `dry_run`, or
+            with a lease means or says it, and to ignore it would grant a lease by mistake.
 
     """
-    given = _fields(frame).keys()
-    if given <= known:
+    raw = _fields(frame)
+    if raw.keys() <= known:
         return []
-    unknown = given - known
+    unknown = raw.keys() - known
     names, paths = sorted(known), [path for path in expectations(kind) if "." in path]
-    trials = [
-        name
-        for name in unknown
-        if "dry_run" in known
-        and _is_nearly_dry_run("".join(filter(str.isalnum, name[:QUOTED_CHARS_MAX].casefold())))
-    ]
+    trials = [name for name in unknown if "dry_run" in known and _is_nearly_dry_run(name)]
+    if not trials and "lease" in raw:
+        trials = [
+            name
+            for name in heapq.nsmallest(IGNORED_MAX, unknown)
+            if _is_nearly_dry_run(bytes(raw[name])[:QUOTED_CHARS_MAX].decode(errors="replace"))
+            or "dry_run" in _meant(name, names, paths)
+        ]
     for name in heapq.nsmallest(1, trials or (unknown if strict else ())):
         expected = "one of " + ", ".join(names)
-        meant = _meant(name, ["dry_run"] if trials else names, paths)
+        meant = " (did you mean dry_run?)" if trials else _meant(name, names, paths)
         reason = f"{_short(name)}: unknown field; expected {expected}{meant}"
         raise BadMessage(Code.BAD_MESSAGE, reason, _short(name), expected, message_id(frame))
     warnings = [
@@ -296,10 +300,15 @@ def _invalid(
     wanted = expected.get(plain) or _short(what)
     if path.endswith("]") and plain in expected:
         ours = what.startswith(("`", "no `"))  # From `__post_init__` of an item.
-        wanted = what if ours else f"an item of {wanted}"
+        inner = [
+            name.removeprefix(f"{plain}.") for name in expected if name.startswith(f"{plain}.")
+        ]
+        item = f"an object with {', '.join(inner)}" if inner else f"an item of {wanted}"
+        wanted = what if ours else item
         if "matching regex" in what:
             wanted = f"a name that is not blank, in {expected[plain]}; leave the blank out"
-    wanted += _part(plain, raw)
+    given = _given(path, raw)
+    wanted += _part(plain, given) + _meant(given, _QUOTED.findall(wanted))
     return _wrong(path.replace("[...]", ""), wanted, identity)
 
 
@@ -312,14 +321,22 @@ def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
     return [path for path in others if path.rpartition(".")[2] in ours]
 
 
-def _part(path: str, raw: dict[str, msgspec.Raw]) -> str:
+def _given(path: str, raw: dict[str, msgspec.Raw]) -> Any:
+    """Return the value at a path such as `a.b[0].c`, None where there is none."""
+    name, *steps = _STEP.findall(path) or [""]
+    value = msgspec.json.decode(raw[name]) if name in raw else None
+    for step in steps:
+        if isinstance(value, list) and step.isdigit():
+            value = dict(enumerate(value)).get(int(step))
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    return value
+
+
+def _part(path: str, value: Any) -> str:
     """Say which field asks for a part of what is counted in whole numbers at `path`."""
     if not path.endswith(("gpus", "_milli")):
         return ""
-    name, *steps = path.split(".")
-    value = msgspec.json.decode(raw[name]) if name in raw else None
-    for step in steps:
-        value = value.get(step) if isinstance(value, dict) else None
     if not isinstance(value, float) or not value > 0 or value.is_integer():
         return ""
     if path.endswith("gpus"):
@@ -405,10 +422,10 @@ def _meant(given: Any, known: list[str], paths: Sequence[str] = ()) -> str:
     if given in inner:
         return f" (did you mean {inner[given]}?)"
     # `cpus` means `cpu_milli`, though `gpus` is nearer: units are what is left out most.
-    words = [*known, *inner]
+    words = {each.casefold(): inner.get(each, each) for each in (*inner, *known)}
     longer = [name for name in words if len(stem) > 1 and name.startswith(stem)]
     close = longer or difflib.get_close_matches(given, words, n=1)
-    return f" (did you mean {inner.get(close[0], close[0])}?)" if close else ""
+    return f" (did you mean {words[close[0]]}?)" if close else ""
 
 
 def _slips(word: str) -> Iterator[str]:
@@ -420,7 +437,13 @@ def _slips(word: str) -> Iterator[str]:
         yield f"{before}{after[1::-1]}{after[2:]}"
 
 
-_is_nearly_dry_run: Final = re.compile("|".join(_slips("dryrun"))).fullmatch
+_NEARLY_DRY_RUN: Final = re.compile("|".join(_slips("dryrun")))
+
+
+def _is_nearly_dry_run(text: str) -> bool:
+    """Return whether letters and digits of a text are those of `dry_run`, or one slip away."""
+    letters = "".join(filter(str.isalnum, text[:QUOTED_CHARS_MAX].casefold()))
+    return bool(_NEARLY_DRY_RUN.fullmatch(letters))
 
 
 def _short(text: str) -> str:

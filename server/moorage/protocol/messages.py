@@ -149,7 +149,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         """Give every spelling of "absent" one form."""
         if self.alternatives and self.resources is None:
-            raise ValueError("`resources` beside `alternatives`")
+            raise ValueError("alternatives: expected `resources` beside it, which is tried first")
         if self.clusters is not None:
             names = tuple(dict.fromkeys(map(str, self.clusters)))
             force_setattr(self, "clusters", names or None)

@@ -76,6 +76,27 @@ def test_labels_that_no_node_has_are_never_met(hand: Hand) -> None:
     assert no.reason.endswith("It would fit without `where`.")
 
 
+@pytest.mark.parametrize(
+    ("requirement", "said"),
+    [
+        (Requirement("zone", "In", ("bleu",)), "No candidate has zone bleu (did you mean blue?)."),
+        (
+            Requirement("zone", "In", ("x", "y")),
+            "No candidate has zone x or y (there are red, blue).",
+        ),
+        (Requirement("zoone", "Exists"), "No candidate has a label zoone (did you mean zone?)."),
+        (Requirement("node", "In", ("n0",)), "a label node (did you mean moorage/node?)."),
+        (Requirement("moorage/node", "In", ("n11",)), "has moorage/node n11 (did you mean n1?)."),
+        (Requirement("zone", "DoesNotExist"), "`where` asks for. It would fit without `where`."),
+    ],
+)
+def test_a_label_that_no_node_has_is_compared_with_those_there_are(
+    hand: Hand, requirement: Requirement, said: str
+) -> None:
+    (no,) = answers(hand.ask(ask("r", Demand(gpus=1, where=(requirement,)), 60.0)))
+    assert said in no.reason
+
+
 def test_a_smaller_demand_is_named_where_the_labels_are(hand: Hand) -> None:
     two = Demand(gpus=2, where=BLUE.where)
     (no,) = answers(hand.ask(ask("r", two)))

@@ -143,6 +143,9 @@ def test_what_is_not_there_is_named(hand: Hand) -> None:
     assert "did you mean n00" in refusal.reason
     (unlike,) = answers(cordon(hand, "drain", "pump"))
     assert unlike.reason.endswith("(there are n000, n001).")
+    bare = CordonAsked(hand.to(), Tenant("op"), ClusterId("n001"), NodeId(""), "drain")
+    (unnamed,) = answers(hand.step(bare))
+    assert unnamed.reason == ("No live cluster “n001” is registered (did you mean node c/n001?).")
     nowhere = CordonAsked(hand.to(), Tenant("op"), ClusterId("x"), NodeId(""), "drain")
     (refusal,) = answers(hand.step(nowhere))
     assert (refusal.code, refusal.field) == (Code.UNKNOWN_CLUSTERS, "cluster")

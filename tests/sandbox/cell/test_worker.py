@@ -183,3 +183,17 @@ async def test_a_misspelt_name_of_moorage_is_answered_with_the_one_that_is_meant
         code = shared.policy(body, "misspelt")
         refusal = await refused(shared, code, {"resources": {}, "cluster_data": {}})
         assert said in refusal.reason
+
+
+@IN_ONE_LOOP
+async def test_a_key_that_input_data_lacks_is_answered_with_those_there_are(shared):
+    missing = {
+        "return input_data['clustr_data']": "'clustr_data'. Did you mean: 'cluster_data'?",
+        "return input_data['fleeet']": "'fleeet'. Did you mean: 'fleet'?",
+        "return input_data['nodes']": "'nodes'. There are: 'inputs', 'cluster_data', ",
+        "return [*input_data['cluster_data'].values()][0]['x']": "'x'. There are: 'data', 'clust",
+    }
+    for body, said in missing.items():
+        code = shared.policy(body, "misspelt")
+        outcome = await shared.outcome(code)
+        assert said in outcome.refusal.reason

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from moorage.core.fit.verdicts import NodeKinds, change_in_words, node_verdicts
+from moorage.core.fit.verdicts import NodeKinds, change_in_words, node_verdicts, unmet_labels
 from moorage.core.state import refusals
 from moorage.core.state.facts import Refusal
 from moorage.core.state.state import State
@@ -160,6 +160,10 @@ class Feasibility:
         ):
             why = f"{why[:-1]}. {_no_node_has(demand, models)}"
             details["models"] = models
+        if counts.get(Misfit.LABELS.name.lower()) == nodes and (
+            unmet := unmet_labels(self._state.fleet, demand, tally.reasons != _ELSEWHERE)
+        ):
+            why = f"{why[:-1]}. {unmet}"
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
         if never:

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from moorage.model import GPU_MILLI, Demand
+from moorage.core.state import refusals
+from moorage.model import GPU_MILLI, Demand, Requirement
 from moorage.policy import NEVER, Fleet, Misfit
 from moorage.policy.inventory import Ints
+from moorage.policy.matching import CLUSTER_KEY, NODE_KEY, label_values
 from moorage.records.fields import shown_name
 
 Verdict = Literal["never", "not_now", "not_you"]
@@ -182,6 +184,26 @@ def change_in_words(change: dict[str, Any]) -> str:
     if value == "":
         return f"It would fit without {name}."
     return f"It would fit with {name}: {value} instead of {_plain(change['asked'])}."
+
+
+def unmet_labels(fleet: Fleet, demand: Demand, candidates: _Bools) -> str:
+    """Say which label of `where` no candidate has, and which there are; empty if each is there."""
+    rows = np.flatnonzero(candidates)
+    some = rows[: refusals.NAMES_COMPARED_MAX].tolist()
+    for each in (each for each in demand.where if each.operator in {"In", "Exists"}):
+        values = label_values(fleet, each.key)
+        there = dict.fromkeys(value for row in some if (value := values[row]) is not None)
+        if not fleet.matching((Requirement(each.key, "Exists"),))[rows].any():
+            keys = dict.fromkeys(key for row in some for key in fleet.labels[row])
+            keys |= dict.fromkeys((CLUSTER_KEY, NODE_KEY))
+            longer = [key for key in keys if key.rpartition("/")[2] == each.key]
+            near = "".join(f" (did you mean {key}?)" for key in longer[:1])
+            hint = near or refusals.nearest_or_known(each.key, keys)
+            return f"No candidate has a label {each.key}{hint}."
+        if each.operator == "In" and not fleet.matching((each,))[rows].any():
+            hint = refusals.nearest_or_known(each.values[0], there)
+            return f"No candidate has {each.key} {' or '.join(each.values[:NAMES_MAX])}{hint}."
+    return ""
 
 
 def _plain(value: Any) -> Any:

@@ -61,12 +61,13 @@ class Cordons:
     def refusal(self, event: CordonAsked) -> Refusal | None:
         """Return why there is no such place, or None."""
         cluster = self._turn.state.clusters.get(event.cluster)
+        places = self._turn.state.fleet.node_ids
         if cluster is None:
-            return refusals.no_such_cluster(event.cluster, self._turn.state.clusters)
+            return refusals.no_such_cluster(event.cluster, self._turn.state.clusters, places)
         known = (event.cluster, event.node) in self._turn.state.cordons
         if event.node and not known and all(node.id != event.node for node in cluster.nodes):
             return refusals.no_such_node(
-                event.cluster, event.node, (node.id for node in cluster.nodes)
+                event.cluster, event.node, (node.id for node in cluster.nodes), places
             )
         return None
 

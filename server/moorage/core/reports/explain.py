@@ -412,7 +412,7 @@ def _clusters(state: State) -> Iterable[ClusterCapacity]:
 def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     fleet = state.fleet
     if cluster not in fleet.cluster_ids:
-        return refusals.no_such_cluster(cluster, fleet.cluster_ids)
+        return refusals.no_such_cluster(cluster, fleet.cluster_ids, fleet.node_ids)
 
     known = {node.id: node for node in state.offered(state.clusters[ClusterId(cluster)]).nodes}
 

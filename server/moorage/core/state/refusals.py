@@ -93,6 +93,13 @@ def nearest_or_known(name: str, known: Iterable[str]) -> str:
     )
 
 
+def _nodes_called(name: str, places: Iterable[tuple[str, str]]) -> str:
+    """Return ` (did you mean node c/n?)` where nodes have this very name, else an empty text."""
+    named = (f"{cluster}/{node}" for cluster, node in places if node == name)
+    there = " or ".join(islice(named, NAMES_SHOWN_MAX))
+    return f" (did you mean node {there}?)" if there else ""
+
+
 def counted(number: int, what: str) -> str:
     """Return a number of things in words: 1 node, 2 nodes."""
     return f"{number} {what}{'' if number == 1 else 's'}"
@@ -126,15 +133,21 @@ def no_cluster() -> Refusal:
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
 
 
-def no_such_cluster(cluster: str, known: Iterable[str]) -> Refusal:
-    """The inventory has no such cluster."""
-    reason = f"No live cluster “{cluster}” is registered{nearest_or_known(cluster, known)}."
+def no_such_cluster(
+    cluster: str, known: Iterable[str], places: Iterable[tuple[str, str]] = ()
+) -> Refusal:
+    """The inventory has no such cluster; it may be the name of a node without its cluster."""
+    hint = _nodes_called(cluster, places) or nearest_or_known(cluster, known)
+    reason = f"No live cluster “{cluster}” is registered{hint}."
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
 
 
-def no_such_node(cluster: str, node: str, known: Iterable[str]) -> Refusal:
-    """The cluster has no such node."""
-    reason = f"Cluster “{cluster}” has no node “{node}”{nearest_or_known(node, known)}."
+def no_such_node(
+    cluster: str, node: str, known: Iterable[str], places: Iterable[tuple[str, str]] = ()
+) -> Refusal:
+    """The cluster has no such node; another one may have it."""
+    hint = _nodes_called(node, places) or nearest_or_known(node, known)
+    reason = f"Cluster “{cluster}” has no node “{node}”{hint}."
     return Refusal(Code.NOT_FOUND, reason, "node", "the id of a node of this cluster")
 
 
@@ -366,13 +379,15 @@ def no_filter(name: str, known: Sequence[str]) -> Refusal:
     """The list has nothing of this name."""
     expected = f"one of {', '.join(known)}"
     field = f"filters.{name[:40]}"
-    return Refusal(Code.BAD_MESSAGE, f"{field}: expected {expected}.", field, expected)
+    reason = f"{field}: expected {expected}{nearest(name, known)}."
+    return Refusal(Code.BAD_MESSAGE, reason, field, expected)
 
 
 def no_state(state: object, known: Sequence[str]) -> Refusal:
     """No lease is ever in this state."""
     expected = f"one of {', '.join(known)}"
-    reason = f"state: there is no state “{str(state)[:40]}”; expected {expected}."
+    wrong = str(state)[:40]
+    reason = f"state: there is no state “{wrong}”; expected {expected}{nearest(wrong, known)}."
     return Refusal(Code.BAD_MESSAGE, reason, "state", expected)
 
 

@@ -34,6 +34,7 @@ from moorage.core.state.facts import (
     Uncordoned,
     Warmed,
 )
+from moorage.core.state.refusals import nearest
 from moorage.core.turns.events import Asked, Event
 from moorage.daemon.news.map_news import TOPIC as MAP
 from moorage.daemon.news.map_news import MapNews
@@ -117,7 +118,8 @@ class Watchers:
                 known = ", ".join(TOPICS)
                 raise ServiceError(
                     Code.BAD_MESSAGE,
-                    f"topics[{number}]: there is no topic {topic[:100]!r}; there are {known}",
+                    f"topics[{number}]: there is no topic {topic[:100]!r}; there are {known}"
+                    f"{nearest(topic, TOPICS)}",
                     field=f"topics[{number}]",
                     expected=f"one of {known}",
                     details={"known": list(TOPICS)},

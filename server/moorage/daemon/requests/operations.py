@@ -230,7 +230,7 @@ class Operations:
         # Leases on a cluster that is registered no more are ended as any others.
         known = not cluster or cluster in state.clusters
         if not known and all(place[0] != cluster for place in state.places):
-            warning = no_such_cluster(cluster, state.clusters).reason
+            warning = no_such_cluster(cluster, state.clusters, state.fleet.node_ids).reason
             self._replies.expect(to, ReplyContext(message.id, warnings=[warning]))
         event = FlushAsked(to, tenant, cluster or None)
         self._post(event, tenant, dry_run=message.dry_run)

@@ -148,12 +148,13 @@ class WhatIfs:
         return None
 
     def _no_place(self, at: str, cluster: str, part: str, node: str) -> Refusal | None:
-        known = self._state.clusters.get(ClusterId(cluster))
+        known, places = self._state.clusters.get(ClusterId(cluster)), self._state.fleet.node_ids
         if known is None:
-            missing = refusals.no_such_cluster(cluster, self._state.clusters)
+            missing = refusals.no_such_cluster(cluster, self._state.clusters, places)
             return replace(missing, field=f"{at}.cluster")
         if node and all(each.id != node for each in known.nodes):
-            missing = refusals.no_such_node(cluster, node, (each.id for each in known.nodes))
+            names = (each.id for each in known.nodes)
+            missing = refusals.no_such_node(cluster, node, names, places)
             return replace(missing, field=f"{at}.{part}")
         return None
 

@@ -8,9 +8,11 @@ import sys
 import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from types import FrameType
 from typing import Any, Final
+
+from moorage.sandbox.cell.cluster_data import LazyDict
 
 _SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
 _FROM: Final = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
@@ -19,6 +21,7 @@ _NEARLY: Final = 0.7
 _DICTS_MAX: Final = 100
 """Dicts in the variables of a function that are looked at, and those right in them."""
 _KEYS_MAX: Final = 200
+_KEYS_SHOWN_MAX: Final = 8
 
 
 def suggestion(error: BaseException, message: str, root: str) -> str:
@@ -31,7 +34,9 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
 
     """
     if type(error) is KeyError:
-        return _asked(*_keys(error, root))
+        name, known, lazy = _keys(error, root)
+        shown = ", ".join(map(repr, lazy[:_KEYS_SHOWN_MAX]))
+        return _asked(name, known) or (f". There are: {shown}" if shown else "")
     if not message or not isinstance(error, AttributeError | ImportError | NameError):
         return ""
     shown = "".join(
@@ -79,15 +84,22 @@ def _public(thing: object) -> list[str]:
     return [each for each in dir(thing) if not each.startswith("_")]
 
 
-def _keys(error: KeyError, root: str) -> tuple[str, list[str]]:
-    """Return a key that is not there, and those of the dicts in the variables of the function."""
+def _keys(error: KeyError, root: str) -> tuple[str, list[str], list[str]]:
+    """Return a missing key, the keys that are nearby, and those of the lazy dict that lacks it.
+
+    Nearby are the dicts in the variables of the function.
+    """
     key = error.args[0] if len(error.args) == 1 else None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lazy: list[str] = []
+    while frames and frames[-1].f_code.co_filename == LazyDict.__missing__.__code__.co_filename:
+        lazy = _names(frames.pop().f_locals.get("self"))
     if not isinstance(key, str) or not frames:
-        return "", []
+        return "", [], []
     if not frames[-1].f_code.co_filename.startswith(root):  # A library missed a key of its own.
-        return "", []
-    return key, [each for keys in _dicts(frames[-1]) if key not in keys for each in keys]
+        return "", [], []
+    known = [each for keys in _dicts(frames[-1]) if key not in keys for each in keys]
+    return key, [*lazy, *known], lazy
 
 
 def _dicts(frame: FrameType) -> Iterable[list[str]]:
@@ -96,5 +108,9 @@ def _dicts(frame: FrameType) -> Iterable[list[str]]:
         if type(value) is dict:
             found.append(value)
             found += [each for each in islice(value.values(), _KEYS_MAX) if type(each) is dict]
-    for each in found[:_DICTS_MAX]:
-        yield [name for name in islice(each, _KEYS_MAX) if isinstance(name, str)]
+    yield from map(_names, found[:_DICTS_MAX])
+
+
+def _names(of: Any) -> list[str]:
+    extras = of.extras if isinstance(of, LazyDict) else ()
+    return [each for each in islice(chain(of, extras), _KEYS_MAX) if isinstance(each, str)]

@@ -29,6 +29,20 @@ const EASED = {
 	memory_busy: "Ask for less memory, or wait", nodes: "Register nodes, or name other clusters",
 };
 
+/** What fields are called for people, as the server's sentences call them. */
+const NAMES = {
+	cpu_milli: "CPU (milli)", gpu_memory_mib: "GPU memory (MiB)", gpu_milli: "GPU share (milli)", gpus: "GPUs", memory_mib: "memory (MiB)", models: "GPU models",
+	where: "`where`",
+};
+
+/** A change with which a request would have fitted, as a sentence.
+ * @param {any} change */
+export function changeWords({ field, asked, fits }) {
+	const [last, either] = [field.split(".").at(-1), (/** @type {any} */ value) => [value].flat().join(" or ")];
+	if (field === "clusters") return "It would fit in other clusters.";
+	return fits === "" ? `It would fit without ${NAMES[last] || last}.` : `It would fit with ${NAMES[last] || last}: ${either(fits)} instead of ${either(asked)}.`;
+}
+
 /** The part of an answer that counts nodes. */
 const counted = (why) => [why, why.reasons, why.error, why.why].find((each) => each?.misfits) || {};
 
@@ -97,9 +111,9 @@ export function Reasons({ why }) {
 		${Object.keys(misfits).length ? html`<${Section} title="Verdicts"><${Grid} label="Verdicts" heads=${["nodes", "why not"]}
 			rows=${Object.entries(misfits).map(([name, nodes]) => [count(nodes), WORDS.get(name) || name])} /><//>` : null}
 		${binding || changes.length ? html`<${Section} title="What would have changed it">
-			${changes.length ? html`<ul>${changes.map((each) => html`<li><code>${each.field}</code>: ${String(each.fits) || "none"} instead of ${each.asked ?? "those"}</li>`)}</ul>`
+			${changes.length ? html`<ul>${changes.map((each) => html`<li>${changeWords(each)}</li>`)}</ul>`
 				: html`<p>${EASED[binding] || "Ease it"}: the nodes that come closest ${WORDS.get(binding) || `lack ${binding}`}.</p>`}
-			${binding ? html`<p>Binding: <code>${binding}</code></p>` : null}<//>` : null}
+			${binding ? html`<p>What rules out most nodes: they ${WORDS.get(binding) || `lack ${binding}`}.</p>` : null}<//>` : null}
 		<${Facts} pairs=${[
 			["at", why.at ? when(why.at) : ""], ["wanted", why.resources ? shape(why.resources) : ""], ["code", why.code], ["field", why.field], ["expected", why.expected],
 			["policy", policy && html`<${Policy} name=${policy} />`],
