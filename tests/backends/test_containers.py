@@ -86,6 +86,7 @@ def test_the_ports_that_are_looked_at_are_opened():
     [
         ({"mount": {"data": "/data"}}, "mount: expected absolute paths"),
         ({"mount": {"/data": "data:ro"}}, "mount: expected absolute paths"),
+        ({"mount": {"/data": "/data:ro,rslave"}}, "mount: expected options among .*'rslave'"),
         ({"readiness": Readiness(path="/health")}, "readiness: expected a container_port"),
     ],
 )
@@ -195,7 +196,7 @@ async def test_ports_mounts_and_variables_are_there(tmp_path, backend, container
         container_image,
         "exec httpd -f -p 8080 -h /page",
         container_port=8080,
-        mount={str(tmp_path / "page"): "/page:ro", str(tmp_path): "/here"},
+        mount={str(tmp_path / "page"): "/page:ro,rbind", str(tmp_path): "/here"},
         environment={"COLOUR": "blue"},
         readiness=Readiness(path="/index.html"),
     )

@@ -294,6 +294,12 @@ async def test_a_limit_that_is_none_is_refused_by_name(backend, limits, field):
         await backend.control("a", limits)
 
 
+async def test_more_processors_than_there_are_is_said(backend):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
+        await backend.control("a", {"cpu_count": 60_000})
+
+
 def may_raise() -> bool:
     """Return whether this process may raise every limit: CAP_SYS_RESOURCE."""
     status = Path("/proc/self/status").read_text()

@@ -10,7 +10,7 @@ from moorage.backends.base import BackendError
 from moorage.backends.local.readiness import answers
 from moorage.backends.specs import APIModelResourceSpec, Readiness
 from moorage.resources.resources import ResourceStatus
-from moorage.resources.runners import CHAT_BYTES_MAX, ModelResource
+from moorage.resources.runners import CHAT_BYTES_MAX, APIModelResource
 
 MIB = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -109,7 +109,7 @@ async def test_a_probe_reads_no_more_than_the_status(talk, ready):
     async with Talker(talk) as talker, asyncio.timeout(20):
         probe = Readiness(path="/health", timeout_seconds=SECONDS)
         assert await answers(probe, "127.0.0.1", talker.port, None) is ready
-        model = ModelResource(
+        model = APIModelResource(
             "m", APIModelResourceSpec(base_url=talker.url, model_name_or_path="m")
         )
         status = await model.get_status()
@@ -145,5 +145,5 @@ async def test_what_a_model_says_is_bounded_in_bytes_and_time(talk, what):
             base_url=talker.url, model_name_or_path="m", request_timeout=seconds
         )
         with pytest.raises(BackendError, match=what):
-            await ModelResource("m", spec).generate_async([])
+            await APIModelResource("m", spec).generate_async([])
     assert talker.sent < BUFFERS_MAX + CHAT_BYTES_MAX

@@ -17,6 +17,13 @@ SCORES = policy(
     "return ranked",
     "scores:1.0-x",
 )
+FREE = policy(
+    "for each in input_data:\n"
+    "    gpu = each['metrics'].get('cluster', {}).get('gpu', {})\n"
+    "    each['free'] = gpu.get('totalFreeMem', 0)\n"
+    "return input_data",
+    "free:1.0-x",
+)
 BRIEF = policy(
     "return [{'id': each['id'], 'score': 7} for each in input_data] + ['east']", "brief:1.0-x"
 )
@@ -50,7 +57,7 @@ def server():
         )
         metrics = {"clusterId": "east", "nodes": [{"id": "east-0", "gpu": {"totalFreeMem": 5}}]}
         server.http.post("/cluster", json=metrics).raise_for_status()
-        server.publish(catalog.document("first_fit"), SCORES, BRIEF, BY_LOAD)
+        server.publish(catalog.document("first_fit"), SCORES, FREE, BRIEF, BY_LOAD)
         for name, where, load in (("llama", "east", 3), ("whisper", "west", 1)):
             block = {"id": name, "cluster": {"id": where}, "kind": "model"}
             assert server.http.post("/blocks", json=block).status_code == 201
@@ -86,6 +93,33 @@ def test_what_a_ranking_policy_adds_is_answered(server):
     assert reply["data"]["cluster_id"]
 
 
+def test_ranked_clusters_have_their_metrics(server):
+    measured = {
+        each["id"]: [each["free"], each["metrics"].get("clusterId")]
+        for each in ranked(server, "cluster", "free:1.0-x")
+    }
+    assert measured == {"east": [5, "east"], "north": [0, None], "west": [0, None]}
+    (east, *_) = ranked(server, "cluster", like="east", **{"return": 1})
+    assert east["metrics"] == {}
+    (east,) = find(server, {"matchType": "cluster", "filter": {"clusterQuery": {"id": "east"}}})
+    assert "metrics" not in east
+
+
+def test_metrics_that_are_too_large_to_rank_by_are_left_out_and_said(server):
+    for name in ("north", "west"):
+        large = {"clusterId": name, "nodes": [], "notes": "x" * (9 << 20)}
+        server.http.post("/cluster", json=large).raise_for_status()
+    try:
+        body = {"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI": "free:1.0-x"}}
+        answer = server.http.post("/api/similarity-search", json=body).json()
+        assert [each["free"] for each in answer["data"]] == [0, 0, 0]
+        assert "The metrics of 3 clusters were left out" in answer["warnings"][0]
+        assert answer["data"][0]["metrics"]["clusterId"] == "east"
+    finally:
+        for name in ("north", "west"):
+            server.http.delete(f"/cluster/{name}").raise_for_status()
+
+
 def test_ranking_policies_have_their_metrics_clients(server):
     found = ranked(server, "block", "by_load:1.0-x")
     assert [each["id"] for each in found] == ["whisper", "llama"]
@@ -99,7 +133,7 @@ def test_policies_are_searched(server):
     (found,) = find(server, {"matchType": "policy", "filter": {"policyQuery": condition}})
     assert found["policy_rule_uri"] == "first_fit:1.0-stable"
     everything = find(server, {"matchType": "policy", "filter": {}})
-    assert len(everything) == 4
+    assert len(everything) == 5
     like = ranked(server, "policy", like="first_fit:1.0-stable", **{"return": 1})
     assert like[0]["policy_rule_uri"] != "first_fit:1.0-stable"
     named = ranked(server, "policy", like={"name": "first_fit"}, **{"return": 1})

@@ -35,6 +35,24 @@ def test_every_match_type_has_its_queries(match_type):
     assert tuple(read.companions) == COMPANIONS[match_type]
 
 
+@pytest.mark.parametrize(
+    ("kinds", "meant"),
+    [
+        *(((kind,), kind) for kind in COMPANIONS),
+        (("clusterMetrics",), "cluster"),
+        (("cluster", "clusterMetrics"), "cluster"),
+        (("cluster", "block"), "block"),
+        (("cluster", "blockMetrics"), "block"),
+        (("vdagMetrics",), "vdag"),
+    ],
+)
+def test_without_a_match_type_the_queries_say_it(kinds, meant):
+    body = {"filter": {f"{kind}Query": {"kind": kind} for kind in kinds}}
+    assert parse_filter(body) == parse_filter({"matchType": meant, **body})
+    rule = {"parameters": {"filterRule": body, "like": "x"}}
+    assert parse_search({"rankingPolicyRule": rule}).match_type == meant
+
+
 @pytest.mark.parametrize("nothing", [{}, None, {"clusterQuery": {}}, {"clusterMetricsQuery": None}])
 def test_a_filter_of_nothing_means_everything(nothing):
     read = parse_filter({"matchType": "cluster", "filter": nothing})

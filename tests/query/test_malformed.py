@@ -80,7 +80,6 @@ def spoiled(node):
             yield "conditions", wrong
         yield "value", 3
     if "matchType" in node:
-        yield "matchType", ABSENT
         for wrong in ("exact", "Cluster", "", 5, None, []):
             yield "matchType", wrong
         yield "sort", 1
@@ -177,6 +176,9 @@ def test_a_spoiled_query_is_refused_at_its_place(body, place):
         ([], "body"),
         ({}, "matchType"),
         ({"matchType": "cluster"}, "filter"),
+        ({"filter": {}}, "matchType"),
+        ({"filter": {"clusterQuery": {}, "vdagQuery": {}}}, "matchType"),
+        ({"matchType": None, "filter": {"clusterQuery": {}}}, "matchType"),
         ({"body": {"matchType": "cluster", "filter": {}}}, "body.values"),
         ({"body": []}, "body"),
         ({"body": {"values": 5}}, "body.values"),
@@ -208,6 +210,7 @@ def test_a_malformed_filter_is_refused_at_its_place(body, place):
 
 
 POLICY = "rankingPolicyRule"
+RULE = f"{POLICY}.parameters.filterRule"
 ANY_BLOCK = {"matchType": "block", "filter": {}}
 
 
@@ -234,7 +237,7 @@ ANY_BLOCK = {"matchType": "block", "filter": {}}
             f"{POLICY}.parameters.like",
         ),
         ({"matchType": "cluster", "filter": {}, POLICY: {}}, "filter"),
-        ({POLICY: {"parameters": {"filterRule": {"filter": {}}}}}, "matchType"),
+        ({POLICY: {"parameters": {"filterRule": {"filter": {}}}}}, f"{RULE}.matchType"),
         ({"matchType": "exact", POLICY: {"parameters": {"filterRule": ANY_BLOCK}}}, "matchType"),
     ],
 )
@@ -332,8 +335,9 @@ def test_as_much_as_is_allowed_is_accepted():
 
 
 def test_errors_say_what_is_accepted():
-    error = refused(parse_filter, {"matchType": "exact", "filter": {}})
-    assert "cluster, block, vdag, component, policy, policyFunction, policyGraph" in error.expected
+    for body in ({"matchType": "exact", "filter": {}}, {"filter": {}}):
+        # Of the kinds that may be named, those of which there are documents.
+        assert refused(parse_filter, body).expected == "one of cluster, block, policy"
     body = {"matchType": "cluster", "filter": {"clusterQuery": leaf("~")}}
     assert refused(parse_filter, body).expected == "one of " + ", ".join(OPERATORS)
     script = refused(parse_mongo, {"$where": "sleep(1000)"})

@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.model import Code
-from moorage.query import QueryError, parse_pipeline
+from moorage.query import QueryError, parse_page, parse_pipeline
 from moorage.query.limits import DEPTH_MAX, ROWS_MAX, STAGES_MAX
 
 DOCUMENTS = [
@@ -118,6 +118,39 @@ def test_projecting():
 def test_what_is_wrong_is_refused_by_its_place(stages, place, code):
     with pytest.raises(QueryError) as caught:
         parse_pipeline(stages)
+    assert (caught.value.path, caught.value.code) == (place, code)
+
+
+NUMBERS = [{"n": number, "even": number % 2 == 0} for number in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (None, [0, 1, 2, 3, 4, 5]),
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"limit": 0}, [0, 1, 2, 3, 4, 5]),
+        ({"limit": 2, "skip": 1, "sort": {"n": -1}}, [4, 3]),
+        ({"skip": 5}, [5]),
+    ],
+)
+def test_a_page_is_sorted_then_cut(options, found):
+    assert [row["n"] for row in parse_page(options).run(NUMBERS)] == found
+
+
+@pytest.mark.parametrize(
+    ("options", "place", "code"),
+    [
+        ([], "options", Code.BAD_MESSAGE),
+        ({"limit": "few"}, "options.limit", Code.BAD_MESSAGE),
+        ({"skip": -1}, "options.skip", Code.BAD_MESSAGE),
+        ({"sort": {"n": 2}}, "options.sort.n", Code.BAD_MESSAGE),
+        ({"lean": True}, "options.lean", Code.UNSUPPORTED),
+    ],
+)
+def test_wrong_options_are_refused_by_their_place(options, place, code):
+    with pytest.raises(QueryError) as caught:
+        parse_page(options)
     assert (caught.value.path, caught.value.code) == (place, code)
 
 

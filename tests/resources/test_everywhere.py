@@ -4,12 +4,14 @@ A `Place` brings the name of a backend, specs, and what really is there.
 """
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -296,4 +298,29 @@ def test_what_a_program_started_ends_with_it(place, end):
     deadline = time.monotonic() + SEEN_SECONDS_MAX
     while place.left():
         assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)  # Nothing tells.
+
+
+CLOSED = """
+import asyncio, os
+from moorage.resources import ProcessResourceSpec, ResourceEngine
+async def main():
+    spec = ProcessResourceSpec(command=["sh", "-c", "exec sleep 1000"])
+    await ResourceEngine.acquire("a", spec, "k8s")
+    await ResourceEngine.close()
+    os.remove(os.environ["KUBECONFIG"])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.kubernetes
+def test_after_a_close_nothing_is_looked_for(fresh_plane, tmp_path):
+    fresh_plane.create(node("n1"))
+    config = tmp_path / "config"
+    config.write_bytes(Path(fresh_plane.kubeconfig()).read_bytes())
+    given = {**os.environ, "KUBECONFIG": str(config), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", CLOSED], env=given, check=True)
+    deadline = time.monotonic() + SEEN_SECONDS_MAX
+    while list(tmp_path.glob("moorage-kubernetes-*")):  # Its caretaker removes it at its end.
+        assert time.monotonic() < deadline, "it looks for what was ended"
         time.sleep(0.05)  # Nothing tells.

@@ -30,11 +30,12 @@ from moorage.resources import (
     BackendError,
     BaseResource,
     BaseResourceSpec,
+    Context,
     EngineClosedError,
     ResourceEngine,
     ResourceStatus,
 )
-from moorage.resources.resources import BackendRunner
+from moorage.resources.resources import BackendRunner, plain
 
 
 @dataclass(kw_only=True)
@@ -664,6 +665,8 @@ async def test_an_object_of_ones_own_process_is_a_resource():
     spec = LocalEnvResourceSpec(env_cls_path="decimal.Decimal", init_kwargs={"value": "1.5"})
     thing = await ResourceEngine.acquire("a", spec)
     assert thing.is_finite()
+    with pytest.raises(ValueError, match="env_cls_path: expected a class"):
+        await ResourceEngine.acquire("none", LocalEnvResourceSpec(env_cls_path=""))
     missing = LocalEnvResourceSpec(env_cls_path="no.such.Thing")
     with pytest.raises(BackendError, match=r"no\.such\.Thing was not made"):
         await ResourceEngine.acquire("b", missing)
@@ -691,18 +694,27 @@ def test_a_category_that_is_no_field_is_that_of_the_class():
 
 
 async def test_a_category_of_ones_own_has_a_runner_of_ones_own(engine, workshop):
-    spec = ContainerResourceSpec(category="python_env", image="python:3")
-    with pytest.raises(ValueError, match=r"no runner for the category 'python_env' at .*register"):
+    spec = ContainerResourceSpec(category="my_env", image="python:3")
+    with pytest.raises(ValueError, match=r"no runner for the category 'my_env' at .*register"):
         await ResourceEngine.acquire("a", spec)
     assert await ResourceEngine.monitor() == {}
     own = Workshop()
-    engine.register("python_env", own)
+    engine.register("my_env", own)
     thing = await engine.acquire("a", spec)
     assert (own.made, workshop.made) == ([thing], [])
-    assert next(iter(await engine.monitor())).startswith("python_env:python:3|local|")
+    assert next(iter(await engine.monitor())).startswith("my_env:python:3|local|")
     assert await engine.acquire("b", spec, "workshop") is workshop.made[0], "at its own backend"
     await engine.end("a")
     assert own.alive == 0
+
+
+@pytest.mark.parametrize("category", ["python_env", "scienceworld", "alfworld", "webshop"])
+def test_a_named_environment_is_a_container_to_backends(category):
+    spec = ContainerResourceSpec(category=category, image="python:3")
+    assert plain(spec) == ContainerResourceSpec(image="python:3")
+    assert pool_key(spec, "local").startswith(f"{category}:python:3|local|")
+    other = ProcessResourceSpec(command=["x"], category=category)
+    assert plain(other) is other
 
 
 async def test_a_runner_that_is_registered_with_the_class_is_everywhere(workshop):
@@ -749,3 +761,23 @@ async def test_start_passes_keywords_to_the_runner_or_names_the_unknown(engine):
 async def test_keywords_of_start_are_named_by_what_is_built_in():
     with pytest.raises(TypeError, match="the runner of local knows no argument 'colour'"):
         await ResourceEngine.start(ProcessResourceSpec(command=["sleep", "1"]), colour="red")
+
+
+class Told:
+    """An environment that takes arguments of a reset."""
+
+    def reset(self, *args, **kwargs):
+        self.given = args, kwargs
+
+
+async def test_a_context_takes_none_for_what_it_has_not():
+    context = Context(rollout_id="r", group_id="g", metadata=None, context_config=None)
+    with pytest.raises(ValueError, match="no backend 'nowhere'"):
+        await context.acquire_resource(backend="nowhere")
+    assert context.metadata == {}
+    spec = LocalEnvResourceSpec(env_cls_path=f"{__name__}.Told")
+    told = await context.acquire_resource(spec=spec)
+    await context.reset_resource("rollout", 1, seed=2)
+    assert told.given == ((1,), {"seed": 2})
+    await context.close()
+    await ResourceEngine.close()

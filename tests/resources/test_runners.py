@@ -4,7 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import pytest
+
+from moorage.resources import CloudRunner, K8sRunner, LocalRunner, RayRunner
+from moorage.resources.runners import default_runners
+
+SEEN_SECONDS_MAX = 60
 
 SCRIPT = """
 import asyncio, os, signal, sys
@@ -27,6 +35,76 @@ def played(home: Path, end: str) -> int:
     )
     assert "unclosed file" not in done.stderr
     return done.returncode
+
+
+NOWHERE = """
+import asyncio
+from moorage.resources import ProcessResourceSpec, ResourceEngine
+try:
+    asyncio.run(ResourceEngine.acquire("a", ProcessResourceSpec(command=["sleep", "1000"]), "k8s"))
+except ValueError as error:
+    print(error)
+"""
+
+
+def elsewhere(home: Path) -> dict[str, str]:
+    """The environment of a program that has no Kubernetes."""
+    unset = {"KUBECONFIG", "MOORAGE_KUBERNETES_CONFIG", "KUBERNETES_SERVICE_HOST"}
+    given = {name: value for name, value in os.environ.items() if name not in unset}
+    return given | dict.fromkeys(("TMPDIR", "HOME", "XDG_RUNTIME_DIR"), str(home))
+
+
+def test_a_backend_that_is_not_there_leaves_no_caretaker(tmp_path):
+    pytest.importorskip("kubernetes")
+    command = [sys.executable, "-c", NOWHERE]
+    done = subprocess.run(
+        command, env=elsewhere(tmp_path), capture_output=True, text=True, check=True
+    )
+    assert "there is no kubeconfig ~/.kube/config; set KUBECONFIG" in done.stdout
+    assert done.stderr == ""
+    deadline = time.monotonic() + SEEN_SECONDS_MAX
+    while list(tmp_path.glob("moorage-kubernetes-*")):  # Its caretaker removes it at its end.
+        assert time.monotonic() < deadline, "it waits for a cluster that never was"
+        time.sleep(0.05)  # Nothing tells.
+
+
+KILLED = """
+import asyncio, os, signal
+from moorage.resources import ProcessResourceSpec, ResourceEngine
+async def main():
+    for name in ("a", "b"):
+        try:
+            await ResourceEngine.acquire(name, ProcessResourceSpec(command=["sleep", "9"]), "k8s")
+        except ValueError as error:
+            print(error)
+        with open(f"/proc/self/task/{os.getpid()}/children") as children:
+            for each in map(int, children.read().split()):
+                os.kill(each, signal.SIGKILL)
+                os.waitpid(each, 0)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.heavy
+def test_a_caretaker_that_was_killed_has_a_successor(tmp_path):
+    pytest.importorskip("kubernetes")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        env=elsewhere(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.count("there is no kubeconfig") == 2
+    assert done.stderr == ""
+
+
+def test_runners_have_the_documented_names():
+    names = {name: runner.name for name, runner in default_runners().items()}
+    known = {"local": "local", "ray": "ray", "aws": "cloud", "k8s": "k8s", "kubernetes": "k8s"}
+    assert names == {name: known.get(name, name) for name in names}
+    made = [RayRunner(), CloudRunner(), K8sRunner(), LocalRunner()]
+    assert [each.name for each in made] == ["ray", "cloud", "k8s", "local"]
 
 
 def test_a_process_leaves_no_folder_and_one_that_was_killed_leaves_it_to_the_next(tmp_path):

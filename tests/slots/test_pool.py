@@ -23,6 +23,7 @@ from moorage.slots import (
     UnknownResourceType,
     read_specification,
 )
+from moorage.slots.outstanding import Allocation
 
 UNEVEN = {
     "resources": {
@@ -642,3 +643,28 @@ def test_what_else_a_member_says_is_no_reason_to_refuse_it():
     for misspelt in ({"type": "gpus", "slot": 2}, {"type": "gpus", "Slots": 2}):
         with pytest.raises(InvalidRequest, match="expected 'slots'"):
             pool.checkout([misspelt])
+
+
+def test_a_part_of_a_member_is_refused_in_a_sentence_that_says_so():
+    pool = ResourcePool({"resources": {"cpus": [{"id": "a", "slots": 3}, {"id": "b", "slots": 3}]}})
+    taken = pool.checkout([{"type": "cpus", "slots": 3}, {"type": "cpus", "slots": 2}])
+    before = pool.getstate()
+    for parts in ([1], [1, 2], [4]):
+        rows = [{"id": "a", "slots": slots} for slots in parts]
+        with pytest.raises(InvalidCheckin, match=r"cpus a: 3 slots are checked out there, not"):
+            pool.checkin({"cpus": rows})
+        with pytest.raises(InvalidCheckin, match="return whole members"):
+            pool.checkin(Allocation({"cpus": rows}, taken.number))
+    assert pool.getstate() == before
+    pool.checkin({"cpus": [{"id": "b", "slots": 2}]})
+    with pytest.raises(InvalidCheckin, match="checked in before"):
+        pool.checkin({"cpus": [{"id": "b", "slots": 2}]})
+
+
+def test_totals_may_be_written_as_what_they_are():
+    pool = ResourcePool({"cpus": 2})
+    pool.slots_per_resource_type = Counter(cpus=2)
+    for wrong in ({"cpus": 3}, {}):
+        with pytest.raises(TypeError, match="counted from what the pool has"):
+            pool.slots_per_resource_type = Counter(wrong)
+    assert pool.slots_per_resource_type == {"cpus": 2, "gpus": 0}

@@ -101,6 +101,34 @@ async def test_both_forms_of_a_cluster_query(client):
     assert len((await client.post("/clusters/query", json={})).json()) == 2
 
 
+@pytest.mark.parametrize("kind", ["clusters", "blocks", "cluster", "block"])
+async def test_a_query_is_answered_by_pages(client, kind):
+    """As documented of blocks: `options` beside the `query`."""
+    key = {"cluster": "clusterId", "block": "blockId"}.get(kind, "id")
+    for name in ("a", "b", "c"):
+        made = await client.post(f"/{kind}", json={key: name, "tags": ["t"]})
+        assert made.is_success, made.text
+    body = {"query": {"tags": "t"}, "options": {"sort": {key: -1}, "skip": 1, "limit": 1}}
+    found = (await client.post(f"/{kind}/query", json=body)).json()
+    documents = found if kind == "clusters" else found["data"]
+    assert [each[key] for each in documents] == ["b"]
+    body["options"] = {"populate": "cluster"}
+    refused = await client.post(f"/{kind}/query", json=body)
+    assert refused.status_code == 400
+    assert "options.populate" in refused.text
+    # A field of this name, in a bare filter.
+    assert (await client.post(f"/{kind}/query", json={"options": {"sort": 1}})).is_success
+
+
+@pytest.mark.parametrize(
+    "path", ["createCluster", "addNode", "createBlock", "createvDAG", "executeMgmtCommand"]
+)
+async def test_other_actions_of_the_parser_are_unsupported(client, path):
+    refused = await client.post(f"/api/{path}", json={"header": {}, "body": {}})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
+    assert "`/clusters`" in refused.json()["message"]
+
+
 async def test_failures_of_the_cluster_database(client):
     await client.post("/clusters", json=cluster())
     answers = [

@@ -143,7 +143,13 @@ class _AsyncRun:
         pools: Pools,
     ) -> None:
         self._settings = settings
-        tasks = gated(tasks, settings.gates, settings.callbacks, _is_async)
+        tasks = gated(
+            tasks,
+            settings.gates,
+            settings.callbacks,
+            lambda: self._execution.trace,
+            _is_async,
+        )
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()

@@ -184,7 +184,13 @@ class _Run:
         self._lock = threading.Lock()
         self._kick = threading.Event()
         self._execution = Execution(settings, tasks, self._kick.set)
-        self._tasks = gated(tasks, settings.gates, settings.callbacks, lambda _: False)
+        self._tasks = gated(
+            tasks,
+            settings.gates,
+            settings.callbacks,
+            lambda: self._execution.trace,
+            lambda _: False,
+        )
         self._crew: set[threading.Thread] = set()
         self._parked: SimpleQueue[str] = SimpleQueue()
         self._idle = 0

@@ -8,6 +8,7 @@ also wait at one itself.
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import GateRejected, GateTimeout, WorkflowError
 from moorage_client.workflow.requirements import finite
 from moorage_client.workflow.running import RunningNode, current_node
+from moorage_client.workflow.tracing import EventType, ExecutionTrace
 
 
 class GateStatus(StrEnum):
@@ -214,6 +216,7 @@ def gated(
     tasks: Mapping[str, Callable[[], Any]],
     gates: Mapping[str, ApprovalGate],
     callbacks: ExecutionCallbacks,
+    trace: Callable[[], ExecutionTrace | None],
     is_async: Callable[[Callable[[], Any]], bool],
 ) -> dict[str, Callable[[], Any]]:
     """Return tasks of which those with a gate wait at it first.
@@ -222,6 +225,7 @@ def gated(
         tasks: By node.
         gates: By node.
         callbacks: What to call when a node waits, and when its gate is resolved.
+        trace: Returns the trace of the run, which gets the same.
         is_async: Whether a task is an async function: then its gate is awaited.
 
     """
@@ -229,42 +233,65 @@ def gated(
     for name, gate in gates.items():
         if name in tasks:
             wrap = _awaiting if is_async(tasks[name]) else _blocking
-            wrapped[name] = wrap(tasks[name], name, gate, callbacks)
+            wrapped[name] = wrap(tasks[name], name, gate, _Watch(name, callbacks, trace))
     return wrapped
 
 
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Who is told of a gate; as of `gated`."""
+
+    name: str
+    callbacks: ExecutionCallbacks
+    trace: Callable[[], ExecutionTrace | None]
+
+    def wait(self) -> None:
+        """Tell that its node waits."""
+        if (trace := self.trace()) is not None:
+            trace.add(EventType.NODE_GATE_WAITING, self.name)
+        if self.callbacks.on_gate_waiting is not None:
+            self.callbacks.on_gate_waiting(self.name)
+
+    def resolve(self, status: str) -> None:
+        """Tell how it was resolved."""
+        if (trace := self.trace()) is not None:
+            trace.add(EventType.NODE_GATE_RESOLVED, self.name, status=status)
+        if self.callbacks.on_gate_resolved is not None:
+            self.callbacks.on_gate_resolved(self.name, status)
+
+
 def _blocking(
-    task: Callable[[], Any], name: str, gate: ApprovalGate, callbacks: ExecutionCallbacks
+    task: Callable[[], Any], name: str, gate: ApprovalGate, watch: _Watch
 ) -> Callable[[], Any]:
     def call() -> Any:
         woken, node = threading.Event(), current_node()
         if gate.enter(woken.set):
-            _call(callbacks.on_gate_waiting, name)
+            watch.wait()
             node.on_stop(lambda _: woken.set())
             try:
                 woken.wait(gate.timeout)
             finally:
                 node.on_stop(None)
                 gate.leave(woken.set, stopped=node.stopped)
-        _pass(name, gate, node, callbacks)
+        _pass(name, gate, node, watch)
         return task()
 
     return call
 
 
 def _awaiting(
-    task: Callable[[], Any], name: str, gate: ApprovalGate, callbacks: ExecutionCallbacks
+    task: Callable[[], Any], name: str, gate: ApprovalGate, watch: _Watch
 ) -> Callable[[], Any]:
     async def call() -> Any:
         node = current_node()
-        await gate.entered(lambda: _call(callbacks.on_gate_waiting, name), lambda: node.stopped)
-        _pass(name, gate, node, callbacks)
+        await gate.entered(watch.wait, lambda: node.stopped)
+        _pass(name, gate, node, watch)
         return await task()
 
     return call
 
 
-def _pass(name: str, gate: ApprovalGate, node: RunningNode, callbacks: ExecutionCallbacks) -> None:
+def _pass(name: str, gate: ApprovalGate, node: RunningNode, watch: _Watch) -> None:
     """Go through a gate.
 
     Raises:
@@ -273,10 +300,5 @@ def _pass(name: str, gate: ApprovalGate, node: RunningNode, callbacks: Execution
 
     """
     node.check()
-    _call(callbacks.on_gate_resolved, name, str(gate.status))
+    watch.resolve(str(gate.status))
     gate.check(f"gate {name!r}")
-
-
-def _call(callback: Callable[..., object] | None, *arguments: Any) -> None:
-    if callback is not None:
-        callback(*arguments)

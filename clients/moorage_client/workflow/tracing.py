@@ -32,6 +32,8 @@ class EventType(StrEnum):
     NODE_CANCELLED = "node_cancelled"
     NODE_RETRIED = "node_retried"
     """An attempt failed, and there will be another."""
+    NODE_GATE_WAITING = "node_gate_waiting"
+    NODE_GATE_RESOLVED = "node_gate_resolved"
     RESOURCE_ACQUIRED = "resource_acquired"
     RESOURCE_RELEASED = "resource_released"
     CACHE_HIT = "cache_hit"
@@ -59,7 +61,8 @@ class TraceEvent:
         step_index: Its position in the trace, from 0.
         duration: Seconds that it took, where it ended something.
         error: What went wrong, as text.
-        metadata: For resources: `{"resources": {name: amount}}`.
+        metadata: For resources: `{"resources": {name: amount}}`; for a resolved gate:
+            `{"status": "approved"}`, or how else it was.
 
     """
 
@@ -88,8 +91,10 @@ class ExecutionTrace:
         duration: float | None = None,
         error: BaseException | None = None,
         resources: Mapping[str, float] | None = None,
+        status: str = "",
     ) -> None:
         """Add an event that happens now. For the executors, from any thread."""
+        metadata: dict[str, Any] = {} if resources is None else {"resources": dict(resources)}
         self.events.append(
             TraceEvent(
                 event_type,
@@ -98,7 +103,7 @@ class ExecutionTrace:
                 None,
                 duration,
                 None if error is None else f"{type(error).__name__}: {error}",
-                {} if resources is None else {"resources": dict(resources)},
+                metadata | ({"status": status} if status else {}),
             )
         )
 
@@ -157,6 +162,9 @@ class ExecutionTrace:
                 args = {"status": NODE_ENDS[kind]}
                 args |= {} if event.error is None else {"error": event.error}
                 yield _bar(name, "node", "E", event.timestamp, lanes[name], args)
+            elif kind in (EventType.NODE_GATE_WAITING, EventType.NODE_GATE_RESOLVED):
+                mark = _bar(kind, "gate", "i", event.timestamp, lanes[name], event.metadata)
+                yield mark | {"s": "t"}  # A mark in the lane of its node.
 
     def _counters(self) -> Iterator[dict[str, Any]]:
         """Yield how much of each resource this run had, whenever that changed."""

@@ -5,13 +5,15 @@ Two callers: the daemon's workload control, which names workloads by lease, and 
 names them as its user does. Calls are idempotent by that name: after a crash the same order is
 given again, and nothing is started twice.
 
-    EngineError                  the backend cannot do that; the message says why
+    BackendError                 the backend cannot do that; the message says why
     ├── UnknownWorkloadError     nothing of that name runs, or ran lately
     │   └── UnknownAttemptError  it does, or did; of that start nothing is known any more
     ├── UnsupportedSpecError     this backend never can: another backend or spec is needed
+    ├── BackendUnavailableError  nothing says where the backend is, or how to log in there
     └── EngineClosedError        the resource engine was closed while the caller waited
 
-A start that takes too long is a `TimeoutError`, as everywhere in Python.
+`UnsupportedSpecError` and `BackendUnavailableError` are a `ValueError`, too. A start that takes too
+long is a `TimeoutError`, as everywhere in Python.
 """
 
 import codecs
@@ -54,8 +56,12 @@ class UnknownAttemptError(UnknownWorkloadError):
         self.kept = attempts
 
 
-class UnsupportedSpecError(BackendError):
+class UnsupportedSpecError(BackendError, ValueError):
     """This backend never can do that: another backend or another spec is needed."""
+
+
+class BackendUnavailableError(BackendError, ValueError):
+    """Nothing says where the backend is, or how to log in there; nothing was started."""
 
 
 class EngineClosedError(BackendError):

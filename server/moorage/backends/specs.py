@@ -13,7 +13,7 @@ import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Final, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
 import pydantic
 
@@ -39,8 +39,10 @@ from moorage.backends.spec_fields import (
 
 __all__ = [
     "BUILT_IN",
+    "ENVIRONMENTS",
     "APIModelResourceSpec",
     "BaseResourceSpec",
+    "ContainerCategory",
     "ContainerResourceSpec",
     "LocalEnvResourceSpec",
     "MemoryResourceSpec",
@@ -58,6 +60,11 @@ _STRICT: Final = pydantic.ConfigDict(
 
 BUILT_IN: Final[set[str]] = set()
 """The categories that are Moorage's own."""
+
+
+ContainerCategory = Literal["container", "python_env", "scienceworld", "alfworld", "webshop"]
+"""What the documents call containers: `container`, and environments of an agent by name."""
+ENVIRONMENTS: Final = frozenset(get_args(ContainerCategory)) - {"container"}
 
 
 class SpecError(ValueError):
@@ -281,7 +288,8 @@ class ContainerResourceSpec(BaseResourceSpec):
         gpus: How many GPUs, `"all"`, or a list of ids; those of the lease where there is one.
         ports: Port in the container -> port of the host, 0 for a free one.
         environment: Variables, beside those of the lease.
-        mount: Path of the host -> path in the container, `:ro` behind it for read-only.
+        mount: Path of the host -> path in the container, `:ro` behind it for read-only; `bind` and
+            `rbind`, as in `:ro,rbind`, change nothing.
         host_ip: Address of the host that ports are opened on; 127.0.0.1 where not given.
         container_port: The port that `endpoint` names.
         command: What runs in it; the image's own where not given.

@@ -1,10 +1,11 @@
 """The language of filters and searches: from JSON to the documents that are meant.
 
 Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
-`parse_mongo` single queries, `parse_pipeline` aggregations; `evaluate` and `predicate` apply
-conditions to a document, `DocumentIndex` to ten thousand; `nearest` ranks by likeness; `expression`
-is its safe part of regular expressions. README.md has the language, by example. `DocumentIndex` and
-`nearest` need numpy, which the extra `moorage[policy]` brings.
+`parse_mongo` single queries, `parse_pipeline` aggregations, `parse_page` the order and size of an
+answer; `evaluate` and `predicate` apply conditions to a document, `DocumentIndex` to ten thousand;
+`nearest` ranks by likeness; `expression` is its safe part of regular expressions. README.md has the
+language, by example. `DocumentIndex` and `nearest` need numpy, which the extra `moorage[policy]`
+brings.
 
 Everything that is wrong with a query is one exception:
 
@@ -14,13 +15,21 @@ Everything that is wrong with a query is one exception:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from moorage.query.bodies import COMPANIONS, Filter, MatchType, Search, parse_filter, parse_search
+from moorage.query.bodies import (
+    COMPANIONS,
+    SEARCHED,
+    Filter,
+    MatchType,
+    Search,
+    parse_filter,
+    parse_search,
+)
 from moorage.query.conditions import EVERYTHING, Condition, restricted, text_at
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import Predicate, evaluate, predicate
 from moorage.query.expressions import expression
 from moorage.query.parse import parse_condition, parse_mongo
-from moorage.query.pipelines import Pipeline, parse_pipeline
+from moorage.query.pipelines import Pipeline, parse_page, parse_pipeline
 
 if TYPE_CHECKING:
     from moorage.query.index import DocumentIndex
@@ -30,6 +39,7 @@ __all__ = [
     "COMPANIONS",
     "DEFAULT_WEIGHTS",
     "EVERYTHING",
+    "SEARCHED",
     "Condition",
     "DocumentIndex",
     "Filter",
@@ -44,6 +54,7 @@ __all__ = [
     "parse_condition",
     "parse_filter",
     "parse_mongo",
+    "parse_page",
     "parse_pipeline",
     "parse_search",
     "predicate",

@@ -16,7 +16,15 @@ from moorage.query.parse import Parser
 from moorage.query.shapes import an_object, known, one_of
 from moorage.query.values import number_in
 
-__all__ = ["COMPANIONS", "Filter", "MatchType", "Search", "parse_filter", "parse_search"]
+__all__ = [
+    "COMPANIONS",
+    "SEARCHED",
+    "Filter",
+    "MatchType",
+    "Search",
+    "parse_filter",
+    "parse_search",
+]
 
 MatchType = Literal[
     "cluster", "block", "vdag", "component", "policy", "policyFunction", "policyGraph"
@@ -32,6 +40,9 @@ COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
     "policyGraph": (),
 }
 """By what is searched: the other documents that may be searched first, in this order."""
+
+SEARCHED: Final[tuple[MatchType, ...]] = ("cluster", "block", "policy")
+"""Kinds of which a server keeps documents: what an error offers."""
 
 NO_POLICY: Final = "default"
 """What existing bodies have for a URI where they name no policy."""
@@ -86,7 +97,7 @@ def parse_filter(body: Any, at: str = "") -> Filter:
 
     Args:
         body: `{"matchType", "filter": {"<type>Query": …}}`, or that within
-            `{"header", "body": {"values": …}}`.
+            `{"header", "body": {"values": …}}`. Without a `matchType`, the queries say it.
         at: The place of the body, with which the paths in errors start.
 
     Raises:
@@ -138,7 +149,7 @@ def parse_search(body: Any, at: str = "") -> Search:
     given_filter = _or_empty(parameters.get("filterRule"))
     place_of_filter = under(place, "filterRule")
     found = None
-    if isinstance(given_filter, dict) and "matchType" not in given_filter and given_filter:
+    if isinstance(given_filter, dict) and given_filter and "matchType" in outer:
         given_filter = {"matchType": _match_type(outer, outer_at), **given_filter}
     if given_filter != {}:
         found = _filter(given_filter, place_of_filter)
@@ -172,7 +183,7 @@ def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
 def _filter(body: Any, at: str) -> Filter:
     given = an_object(body, at, "a filter (an object)")
     known(given, ("matchType", "filter"), at)
-    match_type = _match_type(given, at)
+    match_type = _match_type({**_searched_by(given.get("filter")), **given}, at)
     at = under(at, "filter")
     if "filter" not in given:
         raise missing(at, "an object of queries")
@@ -192,8 +203,17 @@ def _filter(body: Any, at: str) -> Filter:
 
 def _match_type(given: Mapping[str, Any], at: str) -> MatchType:
     if "matchType" not in given:
-        raise missing(under(at, "matchType"), "one of " + ", ".join(COMPANIONS))
-    return cast("MatchType", one_of(given["matchType"], under(at, "matchType"), tuple(COMPANIONS)))
+        raise missing(under(at, "matchType"), "one of " + ", ".join(SEARCHED))
+    value, place = given["matchType"], under(at, "matchType")
+    known_kind = isinstance(value, str) and value in COMPANIONS
+    return cast("MatchType", value if known_kind else one_of(value, place, SEARCHED))
+
+
+def _searched_by(queries: Any) -> dict[str, MatchType]:
+    """Return the `matchType` of a filter without one: the kind that its queries are of or for."""
+    kinds = [name.removesuffix("Query") for name in queries] if isinstance(queries, dict) else []
+    able = [kind for kind, more in COMPANIONS.items() if {*kinds} <= {kind, *more}]
+    return {"matchType": able[0]} if kinds and able else {}
 
 
 def _limit(parameters: Mapping[str, Any], at: str) -> int:

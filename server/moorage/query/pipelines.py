@@ -18,7 +18,7 @@ from moorage.query.paths import reader
 from moorage.query.shapes import a_list, an_object, known, one_of
 from moorage.query.values import is_number, number_in
 
-__all__ = ["Pipeline", "parse_pipeline"]
+__all__ = ["Pipeline", "parse_page", "parse_pipeline"]
 
 Document = Mapping[str, Any]
 Stage = Callable[[list[Document]], list[Document]]
@@ -35,6 +35,10 @@ _STAGES: Final = (
     "$limit",
     "$count",
 )
+
+
+_OPTIONS: Final = ("sort", "skip", "limit")
+"""In the order in which Mongo applies them, whatever the order in which they are written."""
 
 
 class Pipeline:
@@ -96,6 +100,28 @@ def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
             raise QueryError(under(place, name), expected, "is not served", Code.UNSUPPORTED)
         read.append(_stage(parser, name, value, under(place, name)))
     return Pipeline(read, at)
+
+
+def parse_page(options: Any, at: str = "options") -> Pipeline:
+    """Return what the `options` of a query make of the documents that it finds.
+
+    Args:
+        options: `{"sort": {path: 1 or -1}, "skip": number, "limit": number}`, each optional;
+            a limit of 0 is none, as in Mongo.
+        at: The place of the options, with which the paths in errors start.
+
+    Raises:
+        QueryError: They are malformed, or others than these.
+
+    """
+    given = an_object({} if options is None else options, at, "an object with sort, skip, limit")
+    for name in given.keys() - set(_OPTIONS):
+        expected = "one of " + ", ".join(_OPTIONS)
+        raise QueryError(under(at, name), expected, "is not served", Code.UNSUPPORTED)
+    wanted = [name for name in _OPTIONS if given.get(name) not in (None, 0)]
+    parser = Parser()
+    stages = [_stage(parser, f"${name}", given[name], under(at, name)) for name in wanted]
+    return Pipeline(stages, at)
 
 
 def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:

@@ -8,6 +8,7 @@ try:
     from moorage.backends.aws.specs import InstanceResourceSpec
     from moorage.backends.base import (
         BackendError,
+        BackendUnavailableError,
         EngineClosedError,
         UnknownWorkloadError,
         UnsupportedSpecError,
@@ -17,6 +18,7 @@ try:
     from moorage.backends.specs import (
         APIModelResourceSpec,
         BaseResourceSpec,
+        ContainerCategory,
         ContainerResourceSpec,
         LocalEnvResourceSpec,
         MemoryResourceSpec,
@@ -28,7 +30,24 @@ try:
     )
     from moorage.resources.context import Context, ContextConfig
     from moorage.resources.resource_engine import ResourceEngine
-    from moorage.resources.resources import BaseResource, CommandOutput, ResourceStatus, Runner
+    from moorage.resources.resources import (
+        BaseResource,
+        BaseRunner,
+        CommandOutput,
+        ContainerResource,
+        ResourceStatus,
+        Runner,
+    )
+    from moorage.resources.runners import (
+        APIModelResource,
+        CloudRunner,
+        K8sRunner,
+        LocalEnvResource,
+        LocalRunner,
+        RayContainerResource,
+        RayRunner,
+        VLLMModelResource,
+    )
 except ModuleNotFoundError as error:
     from moorage.extras import install_command
 
@@ -37,21 +56,32 @@ except ModuleNotFoundError as error:
     ) from error
 
 __all__ = [
+    "APIModelResource",
     "APIModelResourceSpec",
     "BackendError",
+    "BackendUnavailableError",
     "BaseResource",
     "BaseResourceSpec",
+    "BaseRunner",
+    "CloudRunner",
     "CommandOutput",
+    "ContainerCategory",
+    "ContainerResource",
     "ContainerResourceSpec",
     "Context",
     "ContextConfig",
     "EngineClosedError",
     "InstanceResourceSpec",
+    "K8sRunner",
+    "LocalEnvResource",
     "LocalEnvResourceSpec",
+    "LocalRunner",
     "MemoryResourceSpec",
     "PodResourceSpec",
     "ProcessResourceSpec",
     "RayActorResourceSpec",
+    "RayContainerResource",
+    "RayRunner",
     "Readiness",
     "ResourceEngine",
     "ResourceStatus",
@@ -60,5 +90,6 @@ __all__ = [
     "SpecError",
     "UnknownWorkloadError",
     "UnsupportedSpecError",
+    "VLLMModelResource",
     "VLLMModelResourceSpec",
 ]

@@ -18,7 +18,12 @@ from moorage.backends.base import Backend, BackendError
 from moorage.backends.registry import kinds
 from moorage.launch import command
 
-__all__ = ["main", "opened", "watch"]
+__all__ = ["BEGUN", "NOTHING", "main", "opened", "watch"]
+
+BEGUN: Final = b"+"
+"""Said to the other process: something is about to be started."""
+NOTHING: Final = b"-"
+"""Likewise: nothing of one start is left."""
 
 TRY_SECONDS: Final = 5.0
 """Between two tries to end what is left."""
@@ -31,21 +36,30 @@ def opened(name: str, root: Path) -> Backend:
     return kinds()[name].open_alone(root, os.environ)
 
 
-def watch(name: str, root: Path) -> None:
-    """Have what is left at a backend stopped when this process has ended."""
-    theirs, _ours = os.pipe()  # Ours is never closed: it ends with this process.
+def watch(name: str, root: Path) -> int:
+    """Have what is left at a backend stopped when this process has ended.
+
+    Returns:
+        A file to write `BEGUN` to before each start, and `NOTHING` where nothing came of it or it
+        was ended. Where something may be left, it is looked for. It is never closed: it ends with
+        this process.
+
+    """
+    theirs, ours = os.pipe()
     actions: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_DUP2, theirs, 0)]
     actions += [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_WRONLY, 0) for each in (1, 2)]
     program = command(__name__, name, os.fspath(root))
     os.posix_spawn(program[0], program, os.environ, file_actions=actions, setsid=True)
     os.close(theirs)
+    return ours
 
 
 def main() -> None:
     """Wait for the end of who started this; then stop all that is left, and remove its folder."""
     name, root = sys.argv[1], Path(sys.argv[2])
-    sys.stdin.buffer.read()
-    for _ in range(TRIES_MAX if any(root.iterdir()) else 0):
+    said = sys.stdin.buffer.read()
+    left = said.count(BEGUN) > said.count(NOTHING)
+    for _ in range(TRIES_MAX if left else 0):
         with contextlib.suppress(BackendError):
             asyncio.run(_end_all(opened(name, root)))
             break

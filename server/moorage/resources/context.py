@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from moorage.backends.base import BackendError
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 from moorage.resources.resource_engine import ResourceEngine
@@ -54,11 +55,14 @@ class Context:
 
     rollout_id: str
     group_id: str | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    context_config: ContextConfig = field(default_factory=ContextConfig)
+    metadata: Mapping[str, Any] | None = None
+    context_config: ContextConfig | None = None
     engine: ResourceEngine = field(default_factory=ResourceEngine.shared)
     last_acquire_was_first: bool = field(default=False, init=False)
     _held: dict[str, _Held] = field(default_factory=dict[str, _Held], init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.metadata = dict(self.metadata or {})
 
     async def acquire_resource(
         self,
@@ -80,13 +84,13 @@ class Context:
 
         Raises:
             ValueError: No such scope or backend, or the id has a resource of another spec.
-            EngineError: It could not be made.
+            BackendError: It could not be made.
             TimeoutError: Nor in time.
 
         """
         if scope not in {"rollout", "global"}:
             raise ValueError(f"scope: expected rollout or global, not {scope!r}")
-        wanted = spec or ContainerResourceSpec(image=self.metadata.get("image_id"))
+        wanted = spec or ContainerResourceSpec(image=(self.metadata or {}).get("image_id"))
         place = backend or self._backend()
         name = id or f"{self.rollout_id}/{pool_key(wanted, place)}"
         first = name not in self._held
@@ -106,11 +110,13 @@ class Context:
         """Count what exists, as `ResourceEngine.monitor` does."""
         return await self.engine.monitor()
 
-    async def reset_resource(self, scope: Scope | None = None) -> None:
+    async def reset_resource(self, scope: Scope | None = None, *args: Any, **kwargs: Any) -> None:
         """Reset what this rollout has, of one scope or all. What is gone is passed over."""
         for name in self._names(scope):
             try:
-                await self.engine.reset(name)
+                await self.engine.reset(name, *args, **kwargs)
+            except BackendError:
+                raise  # Some are a ValueError, too.
             except ValueError:
                 del self._held[name]
 
@@ -137,7 +143,7 @@ class Context:
         return [name for name, held in self._held.items() if scope in {None, held.scope}]
 
     def _backend(self) -> str:
-        configured = self.context_config.resource_backend
+        configured = (self.context_config or ContextConfig()).resource_backend
         if configured != "local":
             return configured
-        return str(self.metadata.get("resource_backend") or configured)
+        return str((self.metadata or {}).get("resource_backend") or configured)

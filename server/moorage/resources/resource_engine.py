@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 from moorage.backends.registry import kinds
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BUILT_IN, BaseResourceSpec
-from moorage.resources.resources import BaseResource, ResourceStatus, Runner
+from moorage.resources.resources import BaseResource, ResourceStatus, Runner, is_environment
 from moorage.resources.runners import LazyRunner, default_runners
 from moorage.resources.store import ResourceStore
 
@@ -102,7 +102,7 @@ class ResourceEngine:
         Raises:
             ValueError: There is no such backend, or an argument is not what it must be.
             TypeError: The runner knows no such argument, or `spec` is none.
-            EngineError: One could not be made. Those that could are free.
+            BackendError: One could not be made. Those that could are free.
             TimeoutError: Nor could one in time.
 
         """
@@ -142,7 +142,7 @@ class ResourceEngine:
             ValueError: There is no such backend, the id has a resource of another spec, or an
                 argument is not what it must be.
             TypeError: `spec` is no spec.
-            EngineError: It could not be made.
+            BackendError: It could not be made.
             TimeoutError: Nor in time, or nothing was released in time.
             EngineClosedError: The engine was closed meanwhile.
 
@@ -166,7 +166,7 @@ class ResourceEngine:
         Released while it is being made, it is free as soon as it is made.
 
         Raises:
-            EngineError: It was not fit, and could not be ended either. It keeps its slot.
+            BackendError: It was not fit, and could not be ended either. It keeps its slot.
 
         """
         await self._store.release(id)
@@ -182,7 +182,7 @@ class ResourceEngine:
         Raises:
             ValueError: The id has no resource, or not yet.
             NotImplementedError: It is of a user's own kind, which has no `reset`.
-            EngineError: It could not be; end it.
+            BackendError: It could not be; end it.
 
         """
         return await self._store.held(id).reset(*args, **kwargs)
@@ -203,7 +203,7 @@ class ResourceEngine:
 
         Raises:
             ValueError: The id has no resource, or not yet.
-            EngineError: It names the limit that this kind does not have.
+            BackendError: It names the limit that this kind does not have.
 
         """
         await self._store.held(id).control(**kwargs)
@@ -213,7 +213,7 @@ class ResourceEngine:
         """End the resource of an id. Its slot goes to the longest waiting.
 
         Raises:
-            EngineError: It could not be ended. It keeps its slot.
+            BackendError: It could not be ended. It keeps its slot.
 
         """
         await self._store.end(id)
@@ -223,7 +223,7 @@ class ResourceEngine:
         """End everything, and tell those who wait. The engine can be used again afterwards.
 
         Raises:
-            EngineError: It names what could not be ended.
+            BackendError: It names what could not be ended.
 
         """
         await self._store.close()
@@ -261,7 +261,8 @@ class ResourceEngine:
             raise ValueError(
                 f"there is no backend {backend!r} here; available: {names}{_remedy(backend)}"
             )
-        if isinstance(runner, LazyRunner) and spec.category != type(spec).category:
+        unknown = spec.category != type(spec).category and not is_environment(spec)
+        if isinstance(runner, LazyRunner) and unknown:
             how = f"ResourceEngine.register({spec.category!r}, runner, {backend!r})"
             reason = f"there is no runner for the category {spec.category!r} at {backend}"
             raise ValueError(f"{reason}; name one with {how}")

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
@@ -29,6 +29,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.completion import finished
 from moorage.backends.specs import (
+    ENVIRONMENTS,
     BaseResourceSpec,
     ContainerResourceSpec,
     ProcessResourceSpec,
@@ -39,9 +40,12 @@ __all__ = [
     "BackendResource",
     "BackendRunner",
     "BaseResource",
+    "BaseRunner",
     "CommandOutput",
+    "ContainerResource",
     "ResourceStatus",
     "Runner",
+    "is_environment",
 ]
 
 SETTLE_LOOKS: Final = 10
@@ -154,6 +158,10 @@ class Runner(Protocol):
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
         """Return how a resource is now."""
+
+
+BaseRunner = Runner
+"""As the documents call it."""
 
 
 class CommandOutput(str):
@@ -273,7 +281,7 @@ class BackendResource(BaseResource):
         await self._backend.stop(self._id)
         self._attempt += 1
         order = Order(
-            self._id, self.spec, timeout_seconds=self._timeout_seconds, attempt=self._attempt
+            self._id, plain(self.spec), timeout_seconds=self._timeout_seconds, attempt=self._attempt
         )
         workload = await self._backend.start(order)
         if workload.phase.over:
@@ -340,6 +348,10 @@ class BackendResource(BaseResource):
         return await self._backend.logs(self._id, offset)
 
 
+class ContainerResource(BackendResource):
+    """A container."""
+
+
 class BackendRunner:
     """Makes resources at one backend.
 
@@ -373,8 +385,9 @@ class BackendRunner:
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
         limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
         limit = min(limits) if limits else None
-        self.backend.refuse(spec)
-        workload = await self.backend.start(Order(name, spec, timeout_seconds=limit))
+        order = Order(name, plain(spec), timeout_seconds=limit)
+        self.backend.refuse(order.spec)
+        workload = await self.backend.start(order)
         try:
             if _settles(spec):
                 workload = await self._settled(workload)
@@ -417,7 +430,8 @@ class BackendRunner:
         timeout_seconds: float | None,
     ) -> BackendResource:
         """Return what a started workload is to its user."""
-        return BackendResource(self.backend, spec, workload, resource_id, timeout_seconds)
+        kind = ContainerResource if isinstance(spec, ContainerResourceSpec) else BackendResource
+        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
 
     async def end_resource(self, resource: BaseResource) -> None:
         """Stop it."""
@@ -426,6 +440,16 @@ class BackendRunner:
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
         """Return how it is now."""
         return await resource.get_status()
+
+
+def is_environment(spec: BaseResourceSpec) -> bool:
+    """Return whether a spec is of a container that is named after what runs in it."""
+    return isinstance(spec, ContainerResourceSpec) and spec.category in ENVIRONMENTS
+
+
+def plain(spec: BaseResourceSpec) -> BaseResourceSpec:
+    """Return a spec as backends know it: an environment is a container to them."""
+    return replace(spec, category="container") if is_environment(spec) else spec
 
 
 def _settles(spec: BaseResourceSpec) -> bool:

@@ -22,7 +22,13 @@ from typing import Any, Final
 
 import httpx
 
-from moorage.backends.base import Backend, BackendError, WorkloadReport
+from moorage.backends.base import (
+    Backend,
+    BackendError,
+    BackendUnavailableError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.gpus import gpus_here
 from moorage.backends.memory.backend import MemoryBackend
@@ -30,6 +36,7 @@ from moorage.backends.registry import kinds
 from moorage.backends.specs import (
     APIModelResourceSpec,
     BaseResourceSpec,
+    ContainerResourceSpec,
     LocalEnvResourceSpec,
     VLLMModelResourceSpec,
 )
@@ -38,11 +45,23 @@ from moorage.resources.resources import (
     BackendResource,
     BackendRunner,
     BaseResource,
+    ContainerResource,
     ResourceStatus,
     Runner,
 )
 
-__all__ = ["LazyRunner", "LocalRunner", "ModelResource", "default_runners"]
+__all__ = [
+    "APIModelResource",
+    "CloudRunner",
+    "K8sRunner",
+    "LazyRunner",
+    "LocalEnvResource",
+    "LocalRunner",
+    "RayContainerResource",
+    "RayRunner",
+    "VLLMModelResource",
+    "default_runners",
+]
 
 API_PROBE_SECONDS: Final = 0.5
 """Between two looks at whether a model's service answers."""
@@ -54,7 +73,7 @@ _DOWN_FROM: Final = 500
 """HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
 
 
-class ModelResource(BaseResource):
+class APIModelResource(BaseResource):
     """A model behind an OpenAI-compatible address.
 
     Args:
@@ -124,7 +143,7 @@ class ModelResource(BaseResource):
         return _client({"Authorization": f"Bearer {key}"} if key else {})
 
 
-class VLLMResource(BackendResource):
+class VLLMModelResource(BackendResource):
     """A model served by vLLM."""
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,7 +152,7 @@ class VLLMResource(BackendResource):
     async def generate_async(
         self, messages: list[dict[str, Any]], **parameters: Any
     ) -> dict[str, Any]:
-        """Have the model answer; as `ModelResource.generate_async`."""
+        """Have the model answer; as `APIModelResource.generate_async`."""
         assert isinstance(self.spec, VLLMModelResourceSpec)
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
         return await _chat(_client({}), f"{self.endpoint}/v1", body, None)
@@ -252,12 +271,22 @@ class ModelRunner(BackendRunner):
         timeout_seconds: float | None,
     ) -> BackendResource:
         """Return what a started workload is to its user."""
-        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
-        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
+        if isinstance(spec, VLLMModelResourceSpec):
+            kind = VLLMModelResource
+            return kind(self.backend, spec, workload, resource_id, timeout_seconds)
+        return super().resource(spec, workload, resource_id, timeout_seconds)
 
 
 class LocalRunner(ModelRunner):
-    """The backend `local`: what the backend of this machine starts, and what needs no machine."""
+    """The backend `local`: what the backend of this machine starts, and what needs no machine.
+
+    Args:
+        backend: What starts it; one that ends with this process where not given.
+
+    """
+
+    def __init__(self, backend: Backend | None = None) -> None:
+        super().__init__(_local() if backend is None else backend)
 
     async def start_resource(
         self,
@@ -270,7 +299,7 @@ class LocalRunner(ModelRunner):
         limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
         match spec:
             case APIModelResourceSpec():
-                made: BaseResource = ModelResource(name, spec)
+                made: BaseResource = APIModelResource(name, spec)
             case LocalEnvResourceSpec():
                 made = LocalEnvResource(name, spec)
             case _:  # Users write kinds of specs of their own, which a backend may know.
@@ -284,10 +313,15 @@ def _environment(spec: LocalEnvResourceSpec) -> Any:
     """Make the object of a spec.
 
     Raises:
+        UnsupportedSpecError: The spec names no class.
         BackendError: There is no such class, or it could not be made.
 
     """
     module, _, name = spec.env_cls_path.rpartition(".")
+    if not module or not name:
+        raise UnsupportedSpecError(
+            f"env_cls_path: expected a class as `package.module.Class`, not {spec.env_cls_path!r}"
+        )
     try:
         return getattr(importlib.import_module(module), name)(**spec.init_kwargs)
     except Exception as error:
@@ -364,11 +398,101 @@ def _local() -> Backend:
     return LocalBackend(_home(), gpus=gpus_here(), outlive=False)
 
 
-def _elsewhere(name: str) -> Runner:
-    """Return a runner of a backend whose workloads would outlive this process."""
-    root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))
-    caretaker.watch(name, root)
-    return ModelRunner(caretaker.opened(name, root))
+class RayContainerResource(ContainerResource):
+    """A container at the container engine of a node of Ray."""
+
+
+class _CaredForRunner(ModelRunner):
+    """A backend whose workloads would outlive this process.
+
+    Args:
+        name: Of its kind.
+
+    """
+
+    def __init__(self, name: str) -> None:
+        root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))
+        try:
+            super().__init__(caretaker.opened(name, root))
+        except BaseException:
+            shutil.rmtree(root)
+            raise
+        self._name, self._root = name, root
+        self._caretaker = caretaker.watch(name, root)
+        self._started: set[BaseResource] = set()
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Make a resource and wait until it is ready; see `Runner`."""
+        self._tell(caretaker.BEGUN)
+        try:
+            resource = await super().start_resource(spec, resource_id, timeout)
+        except (BackendUnavailableError, UnsupportedSpecError):
+            self._tell(caretaker.NOTHING)
+            raise
+        self._started.add(resource)
+        return resource
+
+    async def end_resource(self, resource: BaseResource) -> None:
+        """End a resource; see `Runner`."""
+        await super().end_resource(resource)
+        with contextlib.suppress(KeyError):  # A second time says nothing.
+            self._started.remove(resource)
+            self._tell(caretaker.NOTHING)
+
+    def _tell(self, word: bytes) -> None:
+        try:
+            os.write(self._caretaker, word)
+        except BrokenPipeError:  # It was killed: another one looks for what may be left.
+            os.close(self._caretaker)
+            self._caretaker = caretaker.watch(self._name, self._root)
+            os.write(self._caretaker, caretaker.BEGUN + word)
+
+    def resource(
+        self,
+        spec: BaseResourceSpec,
+        workload: WorkloadReport,
+        resource_id: str | None,
+        timeout_seconds: float | None,
+    ) -> BackendResource:
+        """Return what a started workload is to its user."""
+        if isinstance(spec, ContainerResourceSpec) and self.backend.name == "ray":
+            kind = RayContainerResource
+            return kind(self.backend, spec, workload, resource_id, timeout_seconds)
+        return super().resource(spec, workload, resource_id, timeout_seconds)
+
+
+class RayRunner(LazyRunner):
+    """The backend `ray`."""
+
+    def __init__(self) -> None:
+        super().__init__("ray", lambda: _CaredForRunner("ray"))
+
+
+class CloudRunner(LazyRunner):
+    """The backend `aws`."""
+
+    def __init__(self) -> None:
+        super().__init__("cloud", lambda: _CaredForRunner("aws"))
+
+
+class K8sRunner(LazyRunner):
+    """The backend `k8s`, which is also called `kubernetes`."""
+
+    def __init__(self) -> None:
+        super().__init__("k8s", lambda: _CaredForRunner("kubernetes"))
+
+
+_DOCUMENTED: Final[Mapping[str, type[RayRunner | CloudRunner | K8sRunner]]] = {
+    "ray": RayRunner,
+    "aws": CloudRunner,
+    "kubernetes": K8sRunner,
+}
+"""By the name of the kind."""
 
 
 def default_runners() -> Mapping[str, Runner]:
@@ -379,6 +503,7 @@ def default_runners() -> Mapping[str, Runner]:
     }
     for name, kind in kinds().items():
         if kind.engine_names and kind.installed:
-            runner = LazyRunner(name, functools.partial(_elsewhere, name))
+            made = _DOCUMENTED.get(name)
+            runner = made() if made else LazyRunner(name, functools.partial(_CaredForRunner, name))
             runners |= dict.fromkeys(kind.engine_names, runner)
     return runners

@@ -106,13 +106,26 @@ class Outstanding:
             holders = self._holders.get(held, {})
             known = holders.get(number, 0) if number is not None else _some(holders, wanted)
             if known < wanted:
-                raise InvalidCheckin(
-                    f"{held.type} {held.id}: {plain(held.slots)} slots are not checked out (any "
-                    "more) by this allocation: it was checked in before, or is another pool's"
-                )
+                raise InvalidCheckin(self._why_not(held, number))
         for held, wanted in times.items():
             for _ in range(wanted):
                 self._forget(held, number)
+
+    def _why_not(self, wanted: Held, number: int | None) -> str:
+        """Return why something cannot be settled."""
+        place, slots = f"{wanted.type} {wanted.id}", plain(wanted.slots)
+        held = [
+            plain(each.slots)
+            for each, holders in self._holders.items()
+            if each[:2] == wanted[:2] and (number is None or number in holders)
+        ]
+        if not held or plain(wanted.slots) in held:
+            return (
+                f"{place}: {slots} slots are not checked out (any more) by this allocation: it was"
+                " checked in before, or is another pool's"
+            )
+        sizes = " and ".join(map(str, sorted(held)))
+        return f"{place}: {sizes} slots are checked out there, not {slots}; return whole members"
 
     def keep_numbers(self) -> None:
         """Give the numbers of these allocations to no others."""

@@ -29,7 +29,7 @@ from moorage.slots.specification import (
     parse_specification,
     written,
 )
-from moorage.slots.views import FreeResources, ResourceOwner, Totals
+from moorage.slots.views import FreeResources, ResourceOwner, Totals, refuse_totals
 
 __all__ = ["ResourcePool", "cpus_here", "populated"]
 
@@ -88,6 +88,11 @@ class ResourcePool:
         """All slots of each type, free or not. It cannot be written, and says so."""
         with self._lock:
             return Totals(self._idle.totals())
+
+    @slots_per_resource_type.setter
+    def slots_per_resource_type(self, totals: Mapping[str, int]) -> None:
+        if Counter(totals) != self.slots_per_resource_type:  # What it is may be written.
+            refuse_totals()
 
     @property
     def types(self) -> list[str]:

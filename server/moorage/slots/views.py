@@ -13,7 +13,7 @@ import yaml
 
 from moorage.slots.errors import InvalidSpecification
 
-__all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml"]
+__all__ = ["FreeResources", "ResourceOwner", "Totals", "in_yaml", "refuse_totals"]
 
 _TOTALS: Final = (
     "this is counted from what the pool has, and cannot be written; fill(), populate(), pop(), "
@@ -176,7 +176,8 @@ class FreeResources(_Written, dict[str, Any]):
         return dict, (dict(self),)
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
+def refuse_totals(*_: Any, **__: Any) -> NoReturn:
+    """Refuse to write totals, in a sentence that says what to write."""
     raise TypeError(_TOTALS)
 
 
@@ -192,8 +193,8 @@ class Totals(Counter[str]):
     def __init__(self, totals: Mapping[str, int]) -> None:
         dict.update(self, totals)
 
-    __setitem__ = __delitem__ = __ior__ = __iadd__ = __isub__ = _refuse
-    clear = pop = popitem = setdefault = update = subtract = _refuse
+    __setitem__ = __delitem__ = __ior__ = __iadd__ = __isub__ = refuse_totals
+    clear = pop = popitem = setdefault = update = subtract = refuse_totals
 
     def copy(self) -> Counter[str]:  # type: ignore[override]  # A copy may be written.
         """Return one that can be written."""

@@ -5,6 +5,7 @@ docs/reference/allocation-server.md, "Services", with `block` in the place of `c
 themselves have the paths of the cluster database.
 """
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,9 +13,9 @@ from starlette.responses import Response
 
 from moorage.web.bodies import (
     BodyReader,
+    find,
     pipeline_of,
     query_in_url,
-    query_of,
     read_document,
     succeeded,
 )
@@ -66,8 +67,8 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        wanted = query_of(await read_document(request, bodies))
-        return succeeded(await blocks.query("block", wanted))
+        body = await read_document(request, bodies)
+        return succeeded(await find(body, partial(blocks.query, "block")))
 
     @router.get("/blocks", summary="List blocks", **operation(list[BlockDocument]))
     async def all_blocks() -> Response:
@@ -139,8 +140,8 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        wanted = query_of(await read_document(request, bodies))
-        return succeeded(await blocks.query("block_metrics", wanted))
+        body = await read_document(request, bodies)
+        return succeeded(await find(body, partial(blocks.query, "block_metrics")))
 
     @router.get(
         "/block/query",

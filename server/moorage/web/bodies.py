@@ -7,7 +7,7 @@ no number of slow or large uploads can take the server's memory.
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ from moorage.protocol.json_bounds import (
     is_deeper,
 )
 from moorage.protocol.large_json import decode_in_parts, encode_in_parts, is_large
+from moorage.query import QueryError, parse_page
 from moorage.records.rights import Caller
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "CountedBodies",
     "caller_of",
     "failure",
+    "find",
     "is_of_clusters",
     "json_response",
     "pipeline_of",
@@ -325,10 +327,31 @@ def pipeline_of(body: Any) -> Any:
 
 def query_of(body: dict[str, Any]) -> dict[str, Any]:
     """Return the filter, which documents show bare and the implementation wraps."""
-    if body.keys() == {"query"}:
+    if "query" in body and body.keys() <= {"query", "options"}:
         query: dict[str, Any] = body["query"]
         return query
     return body
+
+
+async def find(
+    body: dict[str, Any], query: Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
+) -> list[dict[str, Any]]:
+    """Return what a filter finds, sorted and cut as the `options` beside it say.
+
+    Raises:
+        ServiceError: What `query` raises, or the options are malformed or unknown.
+
+    """
+    wanted = query_of(body)
+    if wanted is body or "options" not in body:
+        return await query(wanted)
+    try:
+        page = parse_page(body["options"])
+    except QueryError as error:
+        text, field = str(error), error.path
+        raise ServiceError(error.code, text, field=field, expected=error.expected) from error
+    found = await query(wanted)
+    return await asyncio.to_thread(lambda: [dict(each) for each in page.run(found)])
 
 
 def caller_of(request: Request) -> Caller:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BodyReader, query_of, read_document, succeeded, who_of
+from moorage.web.bodies import BodyReader, find, read_document, succeeded, who_of
 from moorage.web.router import HttpRouter
 from moorage.web.schemas import (
     DocumentChange,
@@ -69,9 +69,7 @@ def _documents(router: HttpRouter, services: WebServices, bodies: BodyReader) ->
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        return succeeded(
-            await services.executors.query(query_of(await read_document(request, bodies)))
-        )
+        return succeeded(await find(await read_document(request, bodies), services.executors.query))
 
     @router.get("/executor/{executor}", summary="Read an executor", **one)
     async def read(executor: str) -> Response:

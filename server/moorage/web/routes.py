@@ -20,10 +20,10 @@ from moorage.web.block_documents import block_document_routes
 from moorage.web.bodies import (
     BodyReader,
     caller_of,
+    find,
     json_response,
     pipeline_of,
     query_in_url,
-    query_of,
     who_of,
 )
 from moorage.web.bodies import read_document as _document
@@ -110,8 +110,8 @@ def _clusters(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_clusters(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        query = query_of(await _document(request, bodies))
-        return json_response(await services.clusters.query(query))
+        body = await _document(request, bodies)
+        return json_response(await find(body, services.clusters.query))
 
     @router.get("/clusters/{cluster_id}", summary="Read a cluster", **one)
     async def get_cluster(cluster_id: str) -> Response:
@@ -178,7 +178,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_metrics(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        return _success(await services.metrics.query(query_of(await _document(request, bodies))))
+        return _success(await find(await _document(request, bodies), services.metrics.query))
 
     @router.get(
         "/cluster/query",
@@ -317,8 +317,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> HttpRouter:
     )
     async def query_policies(request: Request) -> Response:
         """Answer the list of matching PolicyRule documents; `{}` matches all."""
-        query = query_of(await _document(request, bodies))
-        return _success(await services.policies.query(query))
+        return _success(await find(await _document(request, bodies), services.policies.query))
 
     @router.get("/policy/{uri}", summary="Read a policy", **operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:

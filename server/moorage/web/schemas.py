@@ -180,9 +180,13 @@ class DocumentChange(WebType):
 
 
 class MongoQuery(WebType):
-    """A Mongo-style filter, bare or as `{"query": filter}`; `{}` matches all."""
+    """A Mongo-style filter, bare or as `{"query": filter, "options": {…}}`; `{}` matches all.
+
+    `options` has `sort` (`1` or `-1` by path), `skip` and `limit`, as in Mongo.
+    """
 
     query: dict[str, Any] | UnsetType = UNSET
+    options: dict[str, Any] | UnsetType = UNSET
 
 
 class MetricsPipeline(WebType):

@@ -1003,6 +1003,20 @@ class TestGates:
         gate.reset()
         assert gate.status is GateStatus.PENDING
 
+    def test_it_is_traced(self, kind, task):
+        result, _ = self.run(kind, task, ApprovalGate(), act=("reject", "no"), enable_tracing=True)
+        found = [(e.event_type, e.metadata) for e in result.trace.events_for_node("a")]
+        kinds = [each for each, _ in found if not each.startswith("resource")]
+        assert kinds == ["node_started", "node_gate_waiting", "node_gate_resolved", "node_failed"]
+        assert ("node_gate_resolved", {"status": "rejected"}) in found
+        marks = [
+            e for e in json.loads(result.trace.to_chrome_trace())["traceEvents"] if e["ph"] == "i"
+        ]
+        assert [(e["name"], e["cat"], e["args"]) for e in marks] == [
+            ("node_gate_waiting", "gate", {}),
+            ("node_gate_resolved", "gate", {"status": "rejected"}),
+        ]
+
     def test_a_node_that_is_stopped_waits_no_more(self, kind, task):
         gate = ApprovalGate()
         result, _ = self.run(kind, task, gate, timeouts={"a": 0.05})

@@ -1,14 +1,16 @@
 """What a refusal says of a proposal that names what there is not."""
 
 import pytest
-from by_hand import Hand, answers, ask, nodes, place
+from by_hand import Hand, answers, ask, both, nodes, place
+from msgspec.structs import replace
 
 from moorage.core.state.facts import Refusal
 from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId
 
 
 def refusal(hand: Hand, value: object, demand: Demand | None = None, **more: object) -> str:
-    (no,) = answers(hand.grant(ask("r", demand, **more), value))
+    asked = ask("r", demand, **more)
+    (no,) = answers(hand.grant(asked if demand else replace(asked, terms=None), value))
     assert isinstance(no, Refusal)
     return no.reason
 
@@ -32,6 +34,25 @@ def hand() -> Hand:
 )
 def test_it_says_which_there_are(hand, value, said):
     assert said in refusal(hand, value, Demand(gpus=1))
+
+
+@pytest.mark.parametrize("demand", [None, Demand(gpus=2)])
+def test_gpus_without_a_node_are_those_of_one_node(hand, demand):
+    value = {"cluster_id": "c", "gpus": ["0", "7"]}
+    assert "“7” is none; there are 0, 1." in refusal(hand, value, demand)
+    ours = (Gpu("own", "A100", 81_920), Gpu("0", "A100", 81_920))
+    hand.see(both(nodes(1, 2), Cluster(ClusterId("c"), (Node(NodeId("m"), 1, 1, ours),))))
+    value["gpus"] = ["own", "1"]
+    assert "no node has all of them" in refusal(hand, value, demand)
+    value["gpus"] = ["own", "0"]
+    (answer,) = answers(hand.grant(replace(ask("s", demand), terms=None), value))
+    assert not isinstance(answer, Refusal)
+
+
+def test_a_chosen_node_has_the_named_gpus_free(hand):
+    hand.grant(ask("first", Demand(gpus=1)), place("n000", "0"))
+    (lease,) = answers(hand.grant(ask("r", Demand(gpus=1)), {"cluster_id": "c", "gpus": ["0"]}))
+    assert [(share.node_id, share.gpus) for share in lease.lease.placement] == [("n001", ("0",))]
 
 
 def test_of_candidates_it_names_those(hand):

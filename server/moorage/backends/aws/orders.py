@@ -14,7 +14,7 @@ from typing import Any, Final
 from moorage.backends.aws.catalogue import Catalogue, InstanceType
 from moorage.backends.aws.instances import CONTAINER, SERVER, WORKLOAD
 from moorage.backends.aws.specs import InstanceResourceSpec
-from moorage.backends.base import BackendError, Order, UnsupportedSpecError
+from moorage.backends.base import BackendError, BackendUnavailableError, Order, UnsupportedSpecError
 from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 from moorage.model import Node, Share
 from moorage.policy import capacity_type
@@ -91,14 +91,14 @@ def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None
     """Return where it shall run.
 
     Raises:
-        BackendError: It is unknown.
+        BackendUnavailableError: It is unknown.
 
     """
     region = spec.region or (node.labels.get(LABELS["region"]) if node else None) or default
     if not region:
         label = LABELS["region"]
         ways = f"spec.region, the node's label {label}, or AWS_DEFAULT_REGION of the server"
-        raise BackendError(f"no region of AWS is named: expected {ways}")
+        raise BackendUnavailableError(f"no region of AWS is named: expected {ways}")
     return region
 
 

@@ -267,9 +267,18 @@ def _certificates(configuration: Configuration) -> tuple[str | None, ...]:
     return configuration.cert_file, configuration.key_file, configuration.ssl_ca_cert
 
 
+def _check_there(kubeconfig: Path | None) -> None:
+    """Refuse a kubeconfig that is not there: the library complains of it on stderr."""
+    files = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep)
+    if not any(Path(each).expanduser().is_file() for each in files):
+        raise ConfigurationError(f"there is no kubeconfig {' or '.join(files)}; set KUBECONFIG")
+
+
 async def _log_in(configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
     unnamed = kubeconfig is None and not context and "KUBERNETES_SERVICE_HOST" in os.environ
     inside = unnamed or context == IN_CLUSTER
+    if not inside:
+        _check_there(kubeconfig)
     try:
         if inside:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # The library's.

@@ -12,6 +12,8 @@ from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 __all__ = ["ContainerPlan", "is_shell", "mounts", "plan", "probe_port", "reachable_host"]
 
 LOOPBACK: Final = "127.0.0.1"
+MOUNT_OPTIONS: Final = frozenset({"ro", "rw", "bind", "rbind"})
+"""Behind the path in the container; mounts are `rbind` anyway."""
 _GPU: Final = "nvidia.com/gpu"
 """Kind of device, as NVIDIA's specs for the Container Device Interface name it."""
 _SHELLS: Final = frozenset({"sh", "ash", "bash", "dash", "fish", "ksh", "zsh"})
@@ -144,15 +146,18 @@ def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
     """Return host path, path in the container and whether it is read-only, for every mount.
 
     Raises:
-        UnsupportedSpecError: One of them is no absolute path.
+        UnsupportedSpecError: One of them is no absolute path, or has options that mean nothing.
 
     """
     found = []
     for outside, given in spec.mount.items():
-        read_only = given.endswith(":ro")
-        inside = given.removesuffix(":ro").removesuffix(":rw")
+        inside, _, written = given.partition(":")
+        options = set(written.split(",")) if written else set[str]()
+        if unknown := options - MOUNT_OPTIONS:
+            reason = f"mount: expected options among {', '.join(sorted(MOUNT_OPTIONS))}"
+            raise UnsupportedSpecError(f"{reason}, not {min(unknown)!r} of {given!r}")
         if not (Path(outside).is_absolute() and Path(inside).is_absolute()):
             reason = f"mount: expected absolute paths, not {outside!r}: {given!r}"
             raise UnsupportedSpecError(reason)
-        found.append((outside, inside, read_only))
+        found.append((outside, inside, "ro" in options))
     return found

@@ -108,6 +108,8 @@ class LocalWorkloads(abc.ABC):
             if "cpu_count" in limits:
                 before = self._devices.cpu_count(workload)
                 grant = self._devices.resize(workload, float(limits["cpu_count"]))
+        except UnsupportedSpecError:
+            raise  # It is a ValueError, too, and says more.
         except (ValueError, TypeError) as error:
             reason = f"cpu_count: expected a number above 0, not {limits['cpu_count']!r}"
             raise UnsupportedSpecError(reason) from error

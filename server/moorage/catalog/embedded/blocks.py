@@ -16,6 +16,7 @@ from moorage.catalog.embedded.records import (
     answered,
     changed,
     entry_of,
+    measured,
     remove,
     write,
 )
@@ -163,16 +164,7 @@ class EmbeddedBlocks:
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
         """See `Blocks.documents`."""
         blocks, metrics = self._kept["block"], self._kept["block_metrics"]
-        found = [blocks[name] for name in block_ids if name in blocks]
-        answered([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
-        return [
-            {
-                **entry.document,
-                # Never null: existing policies read it with `.get`.
-                "metrics": metrics[entry.id].document if entry.id in metrics else {},
-            }
-            for entry in found
-        ]
+        return measured([blocks[name] for name in block_ids if name in blocks], metrics)
 
     def _publisher(self, kind: BlockKind) -> Callable[[DocumentEntry], None]:
         def publish(entry: DocumentEntry) -> None:

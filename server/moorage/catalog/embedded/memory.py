@@ -24,6 +24,7 @@ from moorage.catalog.embedded.records import (
     StoredRecords,
     answered,
     blob_of,
+    measured,
 )
 from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import Document, DocumentKind, PolicyRecord
@@ -163,6 +164,16 @@ class Memory:
 
         """
         return answered([self.clusters[name] for name in cluster_ids if name in self.clusters])
+
+    def measured(self, cluster_ids: Sequence[str]) -> list[Document]:
+        """Return them as `documents` does, each with its `metrics`: `{}` where it has none."""
+        found = [self.clusters[name] for name in cluster_ids if name in self.clusters]
+        return measured(found, self.metrics)
+
+    def measured_bytes(self, cluster_ids: Sequence[str]) -> int:
+        """Return how long what `measured` returns is as JSON, about."""
+        parts = (part.get(name) for name in cluster_ids for part in (self.clusters, self.metrics))
+        return sum(entry.size for entry in parts if entry is not None)
 
     def models(self) -> Sequence[Cluster]:
         """Return the placement part of every live cluster, by id."""

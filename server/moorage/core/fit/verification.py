@@ -93,6 +93,10 @@ def _one(
     if proposed.cluster_id not in clusters:
         found = _unknown(proposed.cluster_id, clusters)
         return _unsound(f"{path}cluster_id", "a live cluster", found)
+    if proposed.node_id is None:
+        wrong = _gpus_elsewhere(proposed, fleet, clusters[proposed.cluster_id], path)
+        if wrong is not None:
+            return wrong
     if ask.terms is None and ask.demand is None:
         return _advised(proposed, fleet, clusters[proposed.cluster_id], path)
     if proposed.node_id is None:
@@ -184,13 +188,34 @@ def _pair(share: Share) -> tuple[str, str]:
 def _choose_node(
     proposed: ProposedShare, demand: Demand, fleet: Fleet, used: tuple[tuple[str, str], ...]
 ) -> ProposedShare:
-    """Complete a proposal that names only a cluster: its first node that fits."""
-    need = _need(replace(proposed, gpus=None), demand)
+    """Complete a proposal without a node: the cluster's first that fits and has the GPUs free."""
+    need = _need(proposed, demand)
     for row in fleet.feasible(need).nonzero()[0].tolist():
-        pair = fleet.node_ids[row]
-        if pair[0] == proposed.cluster_id and pair not in used:
-            return replace(proposed, node_id=NodeId(pair[1]), gpus=None)
+        pair, ids = fleet.node_ids[row], fleet.gpu_ids[row]
+        if pair[0] != proposed.cluster_id or pair in used:
+            continue
+        named = proposed.gpus or ()
+        if set(named) <= set(ids) and fleet.takes(row, need, [ids.index(gpu) for gpu in named]):
+            return replace(proposed, node_id=NodeId(pair[1]))
     return proposed
+
+
+def _gpus_elsewhere(
+    proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
+) -> Unsound | None:
+    """Refuse GPUs without a node where no node of the cluster has all of them."""
+    if not proposed.gpus or not cluster.nodes:
+        return None
+    known: dict[str, None] = {}
+    for node in cluster.nodes:
+        row = fleet.row(cluster.id, node.id)
+        ids = () if row is None else fleet.gpu_ids[row]
+        if set(proposed.gpus) <= set(ids):
+            return None
+        known.update(dict.fromkeys(ids))
+    unknown = [gpu for gpu in proposed.gpus if gpu not in known]
+    found = _unknown(unknown[0], known) if unknown else "no node has all of them"
+    return _unsound(f"{path}gpus", f"GPUs of one node of {cluster.id}", found)
 
 
 def _one_group(fleet: Fleet, row: int, columns: list[int], need: Demand) -> bool:

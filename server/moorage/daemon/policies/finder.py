@@ -22,6 +22,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class FoundCandidates:
         warnings: What could not be read, and what that left out.
         added: By id, what a ranking policy added to the document, a score for example.
         of: Has the documents.
+        ranked: Whether it was a search.
 
     """
 
@@ -49,10 +51,11 @@ class FoundCandidates:
     warnings: list[str]
     added: Mapping[str, Document]
     of: Searched
+    ranked: bool
 
     def documents(self) -> list[Document]:
         """Return the documents of what was found, as stored, with what was added to them."""
-        documents = self.of.documents(self.ids)
+        documents = (self.of.ranked if self.ranked else self.of.documents)(self.ids)
         return [{**each, **self.added.get(each["id"], {})} for each in documents]
 
 
@@ -113,16 +116,19 @@ class Finder:
         live = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
         if search is None or not live:
             # Where nothing is found, nothing is ranked.
-            return FoundCandidates(live, len(ids), warnings, {}, of)
+            return FoundCandidates(live, len(ids), warnings, {}, of, ranked=search is not None)
         place = _policy_place(body, at)
         if uri:
-            ranked = await self._ranked_by(search, of, live, tenant, f"{place}.policyRuleURI")
+            documents = _to_rank(of, live, warnings)
+            field = f"{place}.policyRuleURI"
+            ranked = await self._ranked_by(search, documents, tenant, field)
         else:
             ranked = dict.fromkeys(await _alike(search, of, live, place), Document())
-        return FoundCandidates(list(ranked)[: search.limit], len(ids), warnings, ranked, of)
+        best = list(ranked)[: search.limit]
+        return FoundCandidates(best, len(ids), warnings, ranked, of, ranked=True)
 
     async def _ranked_by(
-        self, search: Search, of: Searched, ids: Sequence[str], tenant: Tenant, field: str
+        self, search: Search, documents: Sequence[Document], tenant: Tenant, field: str
     ) -> dict[str, Document]:
         """Return the ids in the order of a ranking policy, with what it added to each."""
         uri = search.policy_rule_uri
@@ -136,7 +142,7 @@ class Finder:
                 value = await self._sandbox.evaluate(
                     code_of(record),
                     tenant,
-                    of.documents(ids),
+                    documents,
                     parameters=search.parameters,
                     settings=search.settings,
                     ids_only=True,
@@ -149,12 +155,23 @@ class Finder:
             hint = "; rank fewer, with a `filterRule`" if no.code is Code.TOO_LARGE else ""
             raise ServiceError(
                 no.code,
-                f"Ranking {len(ids)} documents by {uri}: {no.reason}{hint}",
+                f"Ranking {len(documents)} documents by {uri}: {no.reason}{hint}",
                 field=place_of(no, field.removesuffix(".policyRuleURI")) or field,
                 expected=no.expected,
                 details=no.details,
             ) from fault
-        return _chosen(value, ids, uri, field)
+        return _chosen(value, [each["id"] for each in documents], uri, field)
+
+
+def _to_rank(of: Searched, ids: Sequence[str], warnings: list[str]) -> list[Document]:
+    """Return documents for a ranking policy: without metrics where it takes no more bytes."""
+    if of.ranked_bytes(ids) <= INPUT_BYTES_MAX:
+        return of.ranked(ids)
+    what = f"The metrics of {len(ids)} clusters were left out"
+    why = f"a policy ranks at most {INPUT_BYTES_MAX} bytes"
+    way = "read them by `cluster_metrics_api`, or rank fewer, with a `filterRule`"
+    warnings.append(f"{what}, as {why}: {way}.")
+    return [{**each, "metrics": {}} for each in of.documents(ids)]
 
 
 async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -> list[str]:

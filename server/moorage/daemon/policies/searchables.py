@@ -16,6 +16,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import (
     EVERYTHING,
+    SEARCHED,
     Condition,
     Filter,
     MatchType,
@@ -24,9 +25,6 @@ from moorage.query import (
     predicate,
     restricted,
 )
-
-SEARCHED: tuple[MatchType, ...] = ("cluster", "block", "policy")
-"""Kinds that are searched here."""
 
 
 class Searched(Protocol):
@@ -45,6 +43,12 @@ class Searched(Protocol):
 
     def documents(self, names: Sequence[str]) -> list[Document]:
         """Return documents with an `id` each, in the order of `ids`, without unknown ones."""
+
+    def ranked(self, names: Sequence[str]) -> list[Document]:
+        """Return them as rankings have them: those that can be measured with their `metrics`."""
+
+    def ranked_bytes(self, names: Sequence[str]) -> int:
+        """Return how long what `ranked` returns is, about; 0 where metrics may not be left out."""
 
 
 async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:
@@ -91,6 +95,14 @@ class SearchedClusters:
         """See `Searched.documents`."""
         return self._catalog.memory.documents(names)
 
+    def ranked(self, names: Sequence[str]) -> list[Document]:
+        """See `Searched.ranked`."""
+        return self._catalog.memory.measured(names)
+
+    def ranked_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranked_bytes`."""
+        return self._catalog.memory.measured_bytes(names)
+
 
 class SearchedBlocks:
     """The blocks that were registered; a filter may ask for their clusters and metrics first."""
@@ -99,7 +111,12 @@ class SearchedBlocks:
         self._catalog = catalog
         self._blocks = catalog.blocks
         self.known = self._blocks.known
-        self.documents = self._blocks.documents
+        self.documents = self.ranked = self._blocks.documents
+
+    def ranked_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranked_bytes`."""
+        del names
+        return 0
 
     async def matching(self, wanted: Filter) -> Sequence[str]:
         """See `Searched.matching`."""
@@ -164,6 +181,13 @@ class SearchedPolicies:
     def documents(self, names: Sequence[str]) -> list[Document]:
         """See `Searched.documents`."""
         return [self._documents[name] for name in names if name in self._documents]
+
+    ranked = documents
+
+    def ranked_bytes(self, names: Sequence[str]) -> int:
+        """See `Searched.ranked_bytes`."""
+        del names
+        return 0
 
 
 def _equal_weights(reference: Mapping[str, Any]) -> Mapping[str, float]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from moorage.backends.base import (
     BackendError,
+    BackendUnavailableError,
     CommandExecution,
     Log,
     Order,
@@ -22,7 +23,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.completion import finished
 from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.errors import ConfigurationError, KubernetesError
 from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.kubernetes.identity import server_name
 from moorage.backends.kubernetes.workloads.cluster import ClusterWorkloads
@@ -206,7 +207,9 @@ class WorkloadRuns:
                     connection = await ClusterConnection.open(address.kubeconfig, address.context)
                 except KubernetesError as error:
                     reason = f"the Kubernetes cluster {cluster_id} cannot be reached: {error}"
-                    raise BackendError(reason) from error
+                    unavailable = isinstance(error, ConfigurationError)
+                    kind = BackendUnavailableError if unavailable else BackendError
+                    raise kind(reason) from error
                 workloads = ClusterWorkloads(cluster_id, connection, server, self._changed)
                 output = PodOutput(connection, self._root / "output")
                 self._clusters[cluster_id] = _Cluster(workloads, output)
