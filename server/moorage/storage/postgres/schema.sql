@@ -56,6 +56,10 @@ CREATE TABLE token(
 CREATE TABLE agent(key text PRIMARY KEY, document bytea NOT NULL);
 CREATE TABLE secret(name text PRIMARY KEY, value bytea NOT NULL);
 
+-- name: make_alone
+-- Commands make the tables, too, and without being the one who writes.
+SELECT pg_advisory_xact_lock(1836019570, 2)
+
 -- name: exists
 SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
     WHERE n.nspname = 'moorage' AND c.relname = 'meta'),
