@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +19,13 @@ from moorage.backends.base import Backend, BackendError
 from moorage.backends.registry import kinds
 from moorage.launch import command
 
-__all__ = ["main", "opened", "watch"]
+__all__ = ["main", "note", "opened", "watch"]
 
 TRY_SECONDS: Final = 5.0
 """Between two tries to end what is left."""
-TRIES_MAX: Final = 60
-"""After so many, it is left behind."""
+TRY_SECONDS_MAX: Final = 300.0
+"""After so long, it is left behind."""
+_NOTES: Final = "unended"
 
 
 def opened(name: str, root: Path) -> Backend:
@@ -41,11 +43,20 @@ def watch(name: str, root: Path) -> None:
     os.close(theirs)
 
 
+def note(root: Path) -> Path:
+    """Note that something may be left; the caller removes the note once nothing is."""
+    (root / _NOTES).mkdir(exist_ok=True)
+    made = root / _NOTES / uuid.uuid4().hex
+    made.touch()
+    return made
+
+
 def main() -> None:
     """Wait for the end of who started this; then stop all that is left, and remove its folder."""
     name, root = sys.argv[1], Path(sys.argv[2])
     sys.stdin.buffer.read()
-    for _ in range(TRIES_MAX if any(root.iterdir()) else 0):
+    until = time.monotonic() + TRY_SECONDS_MAX
+    while any(root.glob(f"{_NOTES}/*")) and time.monotonic() < until:
         with contextlib.suppress(BackendError):
             asyncio.run(_end_all(opened(name, root)))
             break

@@ -256,6 +256,39 @@ class ModelRunner(BackendRunner):
         return kind(self.backend, spec, workload, resource_id, timeout_seconds)
 
 
+class _WatchedRunner(ModelRunner):
+    """Notes for the caretaker what may be left, so that it need not reach the backend for nothing.
+
+    Args:
+        backend: The backend.
+        root: The folder that the caretaker was given.
+
+    """
+
+    def __init__(self, backend: Backend, root: Path) -> None:
+        super().__init__(backend)
+        self._root = root
+        self._notes: dict[BaseResource, Path] = {}
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Start a workload; see `Runner`. Where that fails, the note stays."""
+        note = caretaker.note(self._root)
+        resource = await super().start_resource(spec, resource_id, timeout)
+        self._notes[resource] = note
+        return resource
+
+    async def end_resource(self, resource: BaseResource) -> None:
+        """Stop it."""
+        await super().end_resource(resource)
+        if (note := self._notes.pop(resource, None)) is not None:
+            note.unlink(missing_ok=True)
+
+
 class LocalRunner(ModelRunner):
     """The backend `local`: what the backend of this machine starts, and what needs no machine."""
 
@@ -368,7 +401,7 @@ def _elsewhere(name: str) -> Runner:
     """Return a runner of a backend whose workloads would outlive this process."""
     root = Path(tempfile.mkdtemp(prefix=f"moorage-{name}-"))
     caretaker.watch(name, root)
-    return ModelRunner(caretaker.opened(name, root))
+    return _WatchedRunner(caretaker.opened(name, root), root)
 
 
 def default_runners() -> Mapping[str, Runner]:

@@ -130,4 +130,4 @@ def translated(place: str) -> Iterator[None]:
 
 
 def _words(error: psycopg.Error) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
