@@ -276,9 +276,15 @@ class _WatchedRunner(ModelRunner):
         resource_id: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
-        """Start a workload; see `Runner`. Where that fails, the note stays."""
+        """Start a workload; see `Runner`."""
         note = caretaker.note(self._root)
-        resource = await super().start_resource(spec, resource_id, timeout)
+        try:
+            resource = await super().start_resource(spec, resource_id, timeout)
+        except (BackendError, TimeoutError):
+            with contextlib.suppress(BackendError):
+                if not await self.backend.discover():
+                    note.unlink(missing_ok=True)
+            raise
         self._notes[resource] = note
         return resource
 
