@@ -5,8 +5,8 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import pytest
 from served import Server, ask_message, cluster, moored, ran, serving, tell, until
 from websockets.exceptions import ConnectionClosed
 
-from moorage.lab.errors import CommandError
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
 
 pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
@@ -96,7 +95,8 @@ def test_no_lease_is_lost_where_the_database_ends_sessions(postgres, tmp_path: P
             )
         else:
             postgres.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ %s AND datname = %s",
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name ~ %s AND datname = %s",
                 values=(f"moored {how} ", address.rpartition("/")[2]),
             )
         if how in {"restart", "ledger", "lock"}:
@@ -154,10 +154,9 @@ def test_a_backup_under_load_is_restored(tmp_path: Path):
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
-    place = Path("/tmp") / f"disk-{os.getpid()}"
-    place.mkdir()
+def disk() -> Iterator[Path]:
+    """A small disk of its own, where the database's user gets in."""
+    place = Path(tempfile.mkdtemp(prefix="moorage-disk-", dir="/tmp"))
     mounted = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=777", "none", str(place)]
     if os.getuid() != 0 or subprocess.run(mounted, check=False, capture_output=True).returncode:
         place.rmdir()

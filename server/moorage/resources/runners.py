@@ -280,7 +280,7 @@ class _WatchedRunner(ModelRunner):
         note = caretaker.note(self._root)
         try:
             resource = await super().start_resource(spec, resource_id, timeout)
-        except (BackendError, TimeoutError):
+        except Exception:
             with contextlib.suppress(BackendError):
                 if not await self.backend.discover():
                     note.unlink(missing_ok=True)

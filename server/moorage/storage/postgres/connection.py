@@ -68,6 +68,16 @@ def _parts(address: str) -> dict[str, Any]:
     )
 
 
+def has_password(address: str) -> bool:
+    """Return whether there is anything secret in an address.
+
+    Raises:
+        StorageError: It is no address of a database.
+
+    """
+    return any("password" in name for name in _parts(address))
+
+
 def without_password(address: str) -> str:
     """Return an address as PostgreSQL's own programs take it, without what is secret in it.
 
