@@ -55,7 +55,7 @@ def place_of(address: str) -> str:
 def _parts(address: str) -> dict[str, Any]:
     authority, _, rest = address.partition("://")[2].partition("/")
     try:
-        parts = conninfo_to_dict(address)
+        parts: dict[str, Any] = conninfo_to_dict(address)
         # Else `@` or `/` of a password ends it early, and its rest is taken for host or database.
         readable = authority.count("@") < 2 and "@" not in rest  # noqa: PLR2004  # One ends it.
         if readable and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
