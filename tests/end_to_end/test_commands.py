@@ -233,7 +233,12 @@ def test_bench_figures_are_ratios(tmp_path):
     assert told["cpu_to_echo"] > 0
 
 
-def test_ctrl_c_ends_what_a_command_has_started(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [(signal.SIGINT, 130, "moorage: interrupted\n"), (signal.SIGKILL, -signal.SIGKILL, "")],
+    ids=["ctrl_c", "kill_9"],
+)
+def test_the_end_of_a_command_ends_what_it_has_started(tmp_path, number, code, words):
     """`policy test` runs the server's sandbox in a process of its own, with folders of its own."""
     (tmp_path / "hangs.py").write_text(
         policy("import time\ntime.sleep(60)\nreturn {}", "hangs:1-x")["code"]
@@ -251,9 +256,9 @@ def test_ctrl_c_ends_what_a_command_has_started(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # As a shell has it; no lock is held.
     ) as process:
         until(lambda: any(folders.iterdir()))
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "moorage: interrupted\n")
+        os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=60)  # To the end of the last process that has them.
+    assert (process.returncode, out, err) == (code, "", words)
     until(lambda: not any(folders.iterdir()))
 
 

@@ -197,6 +197,13 @@ def test_a_copy_that_was_killed_is_made_again(postgres, folder: Path, tmp_path: 
     assert not (tmp_path / "back.new").exists()
 
 
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_password_in_an_argument_is_refused(folder: Path, way: int) -> None:
+    words = [folder, "postgresql://moorage:hunter2@127.0.0.1:1/d"]
+    said = moored("storage", "copy", *(words if way else reversed(words)))
+    assert (said.returncode, "by ps" in said.stderr, "hunter2" in said.stderr) == (1, True, False)
+
+
 def test_a_backup_says_how_without_the_password(postgres, folder: Path, tmp_path: Path) -> None:
     address, restored = postgres.database(), postgres.database()
     assert moored("storage", "copy", folder, address).returncode == 0

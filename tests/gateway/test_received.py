@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 
 import pytest
 
@@ -116,3 +117,35 @@ async def test_large_messages_whose_sender_has_left_are_not_read(port, size):
             await asyncio.sleep(0.01)  # As above.
     await port.harbour.until(lambda: not port.harbour.sessions)
     assert port.harbour.seen == []
+
+
+async def test_nothing_is_held_of_large_messages_that_were_taken(port):
+    await port.client()
+    attackers = [await port.attacker() for _ in range(10)]
+    message = (
+        b'{"adhoc": true, "policy_rule_uri": "p", "inputs": {"n": 1}' + b" " * 1_000_000 + b"}"
+    )
+    frame = attackers[0].frame(1, message)
+    tracemalloc.start()
+    try:
+        for number, attacker in enumerate(attackers, 1):
+            assert await attacker.write(frame)
+            await port.harbour.until(lambda number=number: len(port.harbour.asked) == number)
+        await port.harbour.until(lambda: not port.gateway._received._held)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < len(message)
+
+
+async def test_messages_that_follow_a_large_one_at_once_are_whole(port):
+    await port.client()
+    attacker = await port.attacker()
+    sizes = [1_000_000, 70_000, 10, 300_000, 70_000, 40_000, 1_000_000, 10]
+    frames = b""
+    for number, size in enumerate(sizes):
+        text = f'{{"adhoc": true, "policy_rule_uri": "p", "inputs": {{"n": {number}}}'
+        frames += attacker.frame(1, text.encode() + b" " * size + b"}")
+    assert await attacker.write(frames)
+    await port.harbour.until(lambda: len(port.harbour.asked) == len(sizes))
+    assert port.harbour.asked == list(range(len(sizes)))

@@ -14,14 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import uvloop
-
 from moorage.bench import replay
 from moorage.bench.kubernetes_rate import rates
 from moorage.bench.load import LoadResult, drive
 from moorage.bench.processor_time import ProcessorTime, spent
 from moorage.bench.sandbox_costs import sandbox
 from moorage.lab import trace
+from moorage.lab.event_loop import run_until_sigterm
 from moorage.testing.daemon_process import child, daemon
 
 REQUESTS: Final = 6_000
@@ -108,7 +107,7 @@ def _both(
         others = await drive(url, many, connections=CONNECTIONS, window=WINDOW)
         return one, others, spent(pid).since(before)
 
-    return uvloop.run(play())
+    return run_until_sigterm(play())
 
 
 def _granted(load: LoadResult) -> int:

@@ -12,13 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import uvloop
-
 from moorage.bench import replay
 from moorage.bench.load import LoadResult, drive
 from moorage.bench.scheduler_plane import SchedulerPlane
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
+from moorage.lab.event_loop import run_until_sigterm
 from moorage.testing.daemon_process import daemon
 
 PODS: Final = 5_000
@@ -65,7 +64,9 @@ def _granted(machines: Sequence[trace.TraceNode], wanted: Sequence[trace.TracePo
     with daemon() as running:
         uri = replay.prepare(running, trace.cluster_document(machines), "fgd", wanted)
         messages = [replay.ask(uri, pod) for pod in wanted]
-        return uvloop.run(drive(running.ws, messages, connections=CONNECTIONS, window=WINDOW))
+        return run_until_sigterm(
+            drive(running.ws, messages, connections=CONNECTIONS, window=WINDOW)
+        )
 
 
 def _scheduled(machines: Sequence[trace.TraceNode], count: int) -> dict[str, float]:

@@ -4,7 +4,6 @@ One daemon per seed, with the nodes under random names (they break ties), the re
 order, and no departures: the protocol of the paper "Beware of Fragmentation" (USENIX ATC'23).
 """
 
-import asyncio
 import json
 import statistics
 from collections import Counter
@@ -15,11 +14,11 @@ from typing import Any, Final
 
 import httpx
 import msgspec
-import uvloop
 
 from moorage.bench.load import LoadResult, drive
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
+from moorage.lab.event_loop import run_until_sigterm
 from moorage.lab.typical import typical_of
 from moorage.testing.daemon_process import Running, daemon
 from moorage_policies import catalog
@@ -132,7 +131,7 @@ def _one_seed(
     with daemon(options=options.daemon_options) as running:
         uri = prepare(running, document, options.policy, pods)
         messages = [ask(uri, pod, f"{seed}/{number}") for number, pod in enumerate(order)]
-        load = uvloop.run(
+        load = run_until_sigterm(
             drive(
                 running.ws,
                 messages,
@@ -188,7 +187,7 @@ def ask(uri: str, pod: trace.TracePod, seed: str = "") -> str:
 
 def _free_milli(running: Running) -> int:
     message = json.dumps({"op": "fleet"})
-    load = asyncio.run(drive(running.ws, [message]))
+    load = run_until_sigterm(drive(running.ws, [message]))
     clusters = json.loads(load.replies[0])["data"]["clusters"]
     return sum(cluster["gpu_milli_free"] for cluster in clusters)
 

@@ -34,12 +34,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import uvloop
-
 from moorage.bench.measured_sandbox import Figures, MeasuredSandbox, microseconds
 from moorage.bench.sandbox_hogs import hogs
 from moorage.core.turns.events import Proposed
 from moorage.lab.errors import CommandError
+from moorage.lab.event_loop import run_until_sigterm
 from moorage.sandbox.host.sandbox import Limits
 
 FLEETS: Final = (10, 1_000, 10_000)
@@ -72,10 +71,10 @@ _FRAME_BYTES: Final = 128
 def sandbox() -> Figures:
     """Measure evaluations in the jail against the same ones in this process."""
     with one_core():
-        figures = uvloop.run(_latencies())
-        figures |= uvloop.run(hogs())
-    figures |= uvloop.run(_two_cores())
-    return figures | uvloop.run(_stuck())
+        figures = run_until_sigterm(_latencies())
+        figures |= run_until_sigterm(hogs())
+    figures |= run_until_sigterm(_two_cores())
+    return figures | run_until_sigterm(_stuck())
 
 
 @contextmanager

@@ -47,6 +47,13 @@ def copy(source: str, target: str) -> CopyReport:
             "backup` copies a folder, pg_dump a database"
         )
     need_postgres()
+    from moorage.storage.postgres.connection import has_password  # noqa: PLC0415  # An extra.
+
+    if has_password(source if is_address(source) else target):
+        raise StorageError(
+            "a password in an argument is shown to all users of this machine, by ps: leave it to "
+            "PGPASSWORD or a password file"
+        )
     return (
         _from_database(source, Path(target))
         if is_address(source)

@@ -68,6 +68,8 @@ class GatewayConnection(ServerConnection):
         self._turn: asyncio.Future[None] | None = None
         self._eof = self._lost = False
         """What happened while something was unread."""
+        self._large: Frame | None = None
+        """The last large one that came in. The library holds it until the next frame has come."""
         self._queued_bytes = 0
         """Of a large message that waits to be taken; nothing is read behind it meanwhile."""
         self._taken_bytes = 0
@@ -219,7 +221,8 @@ class GatewayConnection(ServerConnection):
 
     def _read_piece(self) -> None:
         began = time.perf_counter()
-        piece, self._unread = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+        piece, rest = self._unread[:PIECE_BYTES], self._unread[PIECE_BYTES:]
+        self._unread = rest or memoryview(b"")  # An empty part would hold all of what came.
         super().data_received(bytes(piece))
         coming = len(self.protocol.reader.buffer) + (self.protocol.current_size or 0)
         self._note(coming + len(self._unread) + self._queued_bytes + self._taken_bytes)
@@ -253,6 +256,7 @@ class GatewayConnection(ServerConnection):
         if not isinstance(event, Frame) or len(event.data) < PART_BYTES_MIN:
             return
         self._queued_bytes += len(event.data)
+        self._large = event
         if not self.recv_messages.paused:
             self.recv_messages.paused = True
             self.recv_messages.pause()
@@ -261,6 +265,8 @@ class GatewayConnection(ServerConnection):
     def taking(self, count: int) -> Iterator[None]:
         """Read no further while a large message that was received waits for its turn."""
         self._queued_bytes, self._taken_bytes = 0, count
+        if self._large is not None and not self.recv_messages.frames:  # Else it is the next one.
+            self._large.data, self._large = b"", None
         self._read_no_more()
         try:
             yield

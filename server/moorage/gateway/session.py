@@ -196,6 +196,7 @@ class Session:
                     return None
                 take = self._take_large if len(frame) > LARGE_BYTES else self._take_small
                 taking = await take(frame)
+                del frame  # Else it is held until the next one has come.
                 if self._resume is not None:
                     resume, self._resume = self._resume, None
                     return resume

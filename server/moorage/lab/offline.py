@@ -7,16 +7,17 @@ instead, with its own interpreter. So the jail's processes belong to a program o
 """
 
 import contextlib
+import ctypes
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-import uvloop
 
 from moorage.lab import backtest, playground, policy_test, whatif
 from moorage.lab.errors import CommandError, unknown
+from moorage.lab.event_loop import run_until_sigterm
 from moorage.lab.trace import TraceError
 from moorage.launch import reason_of
 from moorage.protocol.faults import ServiceError
@@ -25,22 +26,24 @@ from moorage_policies import catalog as shipped
 
 
 def _test(text: bytes) -> Any:
-    return uvloop.run(
+    return run_until_sigterm(
         policy_test.try_policy(msgspec.json.decode(text, type=policy_test.PolicyTestJob))
     )
 
 
 def _backtest(text: bytes) -> Any:
-    return uvloop.run(backtest.backtest(msgspec.json.decode(text, type=backtest.BacktestJob)))
+    return run_until_sigterm(
+        backtest.backtest(msgspec.json.decode(text, type=backtest.BacktestJob))
+    )
 
 
 def _play(text: bytes) -> Any:
     job = msgspec.json.decode(text, type=playground.PlaygroundJob)
-    return uvloop.run(playground.play_trace(job) if job.trace else playground.play(job))
+    return run_until_sigterm(playground.play_trace(job) if job.trace else playground.play(job))
 
 
 def _whatif(packed: bytes) -> Any:
-    return uvloop.run(whatif.whatif(msgspec.msgpack.decode(packed, type=whatif.WhatIfJob)))
+    return run_until_sigterm(whatif.whatif(msgspec.msgpack.decode(packed, type=whatif.WhatIfJob)))
 
 
 def _shipped(text: bytes) -> Any:
@@ -57,12 +60,14 @@ COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
     "whatif": _whatif,
     "shipped": _shipped,
 }
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
     """Do one job. A job that cannot be done is an outcome too: `{"error": …}`."""
-    # A stop lets it remove its folders.
+    # A stop lets it remove its folders; the end of its parent, kill -9 among them, is one.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     try:
         outcome = COMMANDS[sys.argv[1]](sys.stdin.buffer.read())
     except (CommandError, TraceError, ServiceError, SandboxError, OSError, ValueError) as error:

@@ -27,8 +27,8 @@ NOTHING: Final = b"-"
 
 TRY_SECONDS: Final = 5.0
 """Between two tries to end what is left."""
-TRIES_MAX: Final = 60
-"""After so many, it is left behind."""
+TRY_SECONDS_MAX: Final = 300.0
+"""After so long, it is left behind."""
 
 
 def opened(name: str, root: Path) -> Backend:
@@ -59,7 +59,8 @@ def main() -> None:
     name, root = sys.argv[1], Path(sys.argv[2])
     said = sys.stdin.buffer.read()
     left = said.count(BEGUN) > said.count(NOTHING)
-    for _ in range(TRIES_MAX if left else 0):
+    until = time.monotonic() + TRY_SECONDS_MAX
+    while left and time.monotonic() < until:
         with contextlib.suppress(BackendError):
             asyncio.run(_end_all(opened(name, root)))
             break

@@ -434,6 +434,11 @@ class _CaredForRunner(ModelRunner):
         except (BackendUnavailableError, UnsupportedSpecError):
             self._tell(caretaker.NOTHING)
             raise
+        except Exception:
+            with contextlib.suppress(BackendError):
+                if not await self.backend.discover():
+                    self._tell(caretaker.NOTHING)
+            raise
         self._started.add(resource)
         return resource
 

@@ -299,3 +299,24 @@ def test_the_doctor_says_what_is_not_fit(postgres, address: str):
     assert "no synchronous standby" in findings["storage: standby"].detail
     broken = examination.examine("postgresql://127.0.0.1:1/d")
     assert [(each.name, each.state) for each in broken] == [("storage", "broken")]
+
+
+def test_the_doctor_says_what_keeps_a_server_from_writing(postgres, address: str):
+    def found(user: str = "moorage") -> dict[str, tuple[str, str]]:
+        findings = examination.examine(postgres.url(name, user))
+        return {each.name: (each.state, each.detail) for each in findings}
+
+    name = address.rpartition("/")[2]
+    prepare(address, None)
+    assert found()["storage: tables"] == ("ok", "this role may write them")
+    postgres.execute(f"CREATE ROLE partly_{name} LOGIN")
+    prepare(address, f"partly_{name}")
+    assert found(f"partly_{name}")["storage: tables"][0] == "ok"
+    postgres.execute(f"REVOKE INSERT ON moorage.record FROM partly_{name}", name)
+    assert found(f"partly_{name}")["storage: tables"][0] == "broken"
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    assert found()["storage: read only"][0] == "broken"
+    postgres.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    postgres.execute("UPDATE moorage.meta SET value = 99 WHERE name = 'format'", name)
+    state, detail = found()["storage: tables"]
+    assert (state, "has format 99" in detail) == ("broken", True)

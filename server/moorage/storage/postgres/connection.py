@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
@@ -25,10 +26,15 @@ SET default_transaction_isolation = 'read committed';
 SET client_connection_check_interval = '200ms';
 SET idle_in_transaction_session_timeout = '10s';
 SET lock_timeout = '10s';
+SET statement_timeout = 0;
+SET idle_session_timeout = 0;
+SET client_min_messages = 'warning';
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;
 SET tcp_user_timeout = '15s'
 """
-"""The server ends the session of a client that is gone, and so frees what it had locked."""
+"""The server ends the session of a client that is gone, and so frees what it had locked. A role may
+have other settings: they would end the idle lock, or hide the warning of a commit that may be lost.
+"""
 
 
 def place_of(address: str) -> str:
@@ -38,18 +44,38 @@ def place_of(address: str) -> str:
         StorageError: It is no address of one.
 
     """
-    try:
-        parts = conninfo_to_dict(address)
-    except psycopg.Error:  # Its text repeats the address, in which a password may be.
-        raise StorageError(
-            "storage: expected postgresql://USER@HOST:PORT/DATABASE, as libpq takes it (the value "
-            "is not shown: a password may be in it)"
-        ) from None
+    parts = _parts(address)
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", "its socket")
     port = parts.get("port") or os.environ.get("PGPORT", "5432")
     user = parts.get("user") or os.environ.get("PGUSER", "")
     name = parts.get("dbname") or os.environ.get("PGDATABASE", user)
     return f"the database {name or 'of this user'} at {host}, port {port},"
+
+
+def _parts(address: str) -> dict[str, Any]:
+    authority, _, rest = address.partition("://")[2].partition("/")
+    try:
+        parts: dict[str, Any] = conninfo_to_dict(address)
+        # Else `@` or `/` of a password ends it early, and its rest is taken for host or database.
+        readable = authority.count("@") < 2 and "@" not in rest  # noqa: PLR2004  # One ends it.
+        if readable and re.fullmatch("[0-9,]*", str(parts.get("port", ""))):
+            return parts
+    except psycopg.Error:  # Its text repeats the address, in which a password may be.
+        pass
+    raise StorageError(
+        "storage: expected postgresql://USER@HOST:PORT/DATABASE, as libpq takes it, with %40 for @ "
+        "and %2F for / in user or password (the value is not shown: a password may be in it)"
+    )
+
+
+def has_password(address: str) -> bool:
+    """Return whether there is anything secret in an address.
+
+    Raises:
+        StorageError: It is no address of a database.
+
+    """
+    return any("password" in name for name in _parts(address))
 
 
 def without_password(address: str) -> str:
@@ -59,8 +85,7 @@ def without_password(address: str) -> str:
         StorageError: It is no address of a database.
 
     """
-    place_of(address)
-    parts = conninfo_to_dict(address)
+    parts = _parts(address)
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
 
 
@@ -115,4 +140,4 @@ def translated(place: str) -> Iterator[None]:
 
 
 def _words(error: psycopg.Error) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -7,7 +7,7 @@ from typing import Final
 from moorage.records.findings import DoctorFinding
 from moorage.storage.base import StorageError
 from moorage.storage.postgres.connection import Connection, connect, place_of, translated
-from moorage.storage.postgres.leadership import SQL, check_server
+from moorage.storage.postgres.leadership import FORMAT, SQL, check_server
 
 CLOCK_SECONDS_MAX: Final = 1.0
 """Of difference to this machine's clock."""
@@ -32,17 +32,14 @@ def _findings(connection: Connection) -> list[DoctorFinding]:
     assert clock is not None
     assert exists is not None
     findings = [DoctorFinding("storage", "ok", f"PostgreSQL {settings['server_version']}")]
-    if not any(exists):
+    if any(exists):
+        findings += _tables(connection) if exists[0] else []
+    else:
         reason = "no tables, and this role may not make them: `moored storage prepare`"
         findings.append(DoctorFinding("storage: tables", "broken", reason))
-    elif exists[0]:
-        granted = connection.execute(SQL["use_grants"]).fetchone()
-        may_write = granted is not None and all(granted)
-        if may_write:
-            findings.append(DoctorFinding("storage: tables", "ok", "this role may write them"))
-        else:
-            reason = "this role may not write them: `moored storage prepare --for ROLE`"
-            findings.append(DoctorFinding("storage: tables", "broken", reason))
+    if settings["default_transaction_read_only"] == "on":
+        reason = "`default_transaction_read_only` is on: nothing can be written"
+        findings.append(DoctorFinding("storage: read only", "broken", reason))
     for name in ("fsync", "full_page_writes"):
         if settings[name] == "off":
             reason = f"`{name}` is off: a power cut loses what was acknowledged"
@@ -59,3 +56,16 @@ def _findings(connection: Connection) -> list[DoctorFinding]:
         reason = f"its clock and this machine's are {apart:.1f} s apart"
         findings.append(DoctorFinding("storage: clock", "missing", reason))
     return findings
+
+
+def _tables(connection: Connection) -> list[DoctorFinding]:
+    granted = connection.execute(SQL["use_grants"]).fetchone()
+    if granted is None or not all(granted):
+        reason = "this role may not write them: `moored storage prepare --for ROLE`"
+        return [DoctorFinding("storage: tables", "broken", reason)]
+    number, writer = connection.execute(SQL["format"]).fetchone(), connection.execute(SQL["writer"])
+    assert number is not None
+    refusal = FORMAT.refusal(int(number[0]), str(next(writer)[0]))
+    if refusal:
+        return [DoctorFinding("storage: tables", "broken", f"the database {refusal}")]
+    return [DoctorFinding("storage: tables", "ok", "this role may write them")]

@@ -207,13 +207,14 @@ def make_tables(connection: Connection, place: str) -> bool:
         StorageError: This role may not, or a newer release made them.
 
     """
-    row = connection.execute(SQL["exists"]).fetchone()
-    assert row is not None
-    exists, may_create = row
-    if not exists and not may_create:
-        raise _not_prepared(place)
     try:
         with connection.transaction():
+            connection.execute(SQL["make_alone"])
+            row = connection.execute(SQL["exists"]).fetchone()
+            assert row is not None
+            exists, may_create = row
+            if not exists and not may_create:
+                raise _not_prepared(place)
             if not exists:
                 connection.execute(SQL["schema"])
                 connection.execute(SQL["set_writer"], [version("moorage")])

@@ -56,6 +56,10 @@ CREATE TABLE token(
 CREATE TABLE agent(key text PRIMARY KEY, document bytea NOT NULL);
 CREATE TABLE secret(name text PRIMARY KEY, value bytea NOT NULL);
 
+-- name: make_alone
+-- Commands make the tables, too, and without being the one who writes.
+SELECT pg_advisory_xact_lock(1836019570, 2)
+
 -- name: exists
 SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
     WHERE n.nspname = 'moorage' AND c.relname = 'meta'),
@@ -103,7 +107,8 @@ SELECT 1 FROM epoch WHERE id = 1 AND epoch = %s FOR SHARE
 
 -- name: settings
 SELECT name, setting FROM pg_settings WHERE name IN (
-    'fsync', 'full_page_writes', 'synchronous_commit', 'synchronous_standby_names',
+    'default_transaction_read_only', 'fsync', 'full_page_writes', 'synchronous_commit',
+    'synchronous_standby_names',
     'server_version', 'ssl')
 
 -- name: clock
@@ -115,7 +120,7 @@ SELECT set_config('synchronous_commit', 'on', false)
 WHERE current_setting('synchronous_commit') = 'off'
 
 -- name: use_grants
-SELECT CASE WHEN has_schema_privilege('moorage', 'USAGE')
-    THEN has_table_privilege('moorage.fact', 'INSERT') AND
-        has_table_privilege('moorage.epoch', 'UPDATE')
-    ELSE false END
+SELECT CASE WHEN has_schema_privilege('moorage', 'USAGE') THEN (
+    SELECT bool_and(has_table_privilege(c.oid, needed)) FROM pg_class c,
+        unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) needed
+    WHERE c.relnamespace = 'moorage'::regnamespace AND c.relkind = 'r') ELSE false END

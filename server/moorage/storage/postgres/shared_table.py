@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+import psycopg
+
 from moorage.storage.postgres.connection import Connection, connect, place_of, translated
 from moorage.storage.postgres.leadership import check_server, make_tables
 
@@ -82,6 +84,9 @@ class SharedTable:
             yield connection
 
     def _open(self) -> Connection:
+        if self._connection is not None and not self._connection.closed:
+            with contextlib.suppress(psycopg.Error):  # The database ended it; the next may be well.
+                self._connection.execute("SELECT 1")
         if self._connection is None or self._connection.closed:
             connection = connect(self._address, self._counter)
             try:

@@ -1,0 +1,47 @@
+"""Runs a coroutine that SIGTERM stops. `offline`, `moored bench` and `moored replay` use it."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+__all__ = ["run_until_sigterm"]
+
+T = TypeVar("T")
+
+
+def run_until_sigterm(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine. SIGTERM cancels it, so that it cleans up.
+
+    A handler of Python's own would raise in whatever callback is under way; a transport reports
+    that as a fatal error, and goes on.
+
+    Raises:
+        SystemExit: SIGTERM has come.
+
+    """
+    stopped = False
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop() -> None:
+            nonlocal stopped
+            stopped = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+        return await main
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return uvloop.run(run())
+    except asyncio.CancelledError:
+        if stopped:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)  # The loop has put the default in its place.

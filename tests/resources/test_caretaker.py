@@ -1,0 +1,28 @@
+"""The process that ends what a program left at a backend elsewhere."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from moorage.launch import command
+from moorage.resources.caretaker import BEGUN, NOTHING
+
+
+@pytest.mark.heavy
+@pytest.mark.ray
+def test_a_caretaker_whose_program_left_nothing_reaches_for_no_cluster(tmp_path: Path):
+    """It would try for minutes, each time with a driver that waits for Ray."""
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "driver.log").touch()
+    subprocess.run(
+        command("moorage.resources.caretaker", "ray", os.fspath(root)),
+        env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"},
+        input=BEGUN + NOTHING,
+        timeout=60,
+        check=True,
+    )
+    assert not root.exists()
