@@ -1,9 +1,9 @@
 """Draws the pictures of the console for the documentation: `python tools/console_pictures.py`.
 
-Starts a daemon, gives it a fleet of 1,213 nodes, 4,165 leases, waiting requests, refusals and a
-second version of a policy, and takes a picture of each view in docs/images. With a folder as its
-argument it takes all views in both themes, wide and on a phone, into that folder instead. Needs
-the development environment and chromium.
+Starts a daemon, gives it a fleet of 1,213 nodes, 4,165 leases, waiting requests, refusals, a second
+version of a policy and three machines with agents, one of them lost, and takes a picture of each
+view in docs/images. With a folder as its argument it takes all views in both themes, wide and on a
+phone, into that folder instead. Needs the development environment and chromium.
 """
 
 import io
@@ -11,10 +11,13 @@ import json
 import math
 import random
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +26,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from websockets.sync.client import ClientConnection, connect
 
-from moorage.testing.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running, child, daemon, serve_variables
 from moorage_policies import catalog
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "images"
@@ -44,12 +47,16 @@ CLUSTERS: Final = (
     ("lima", 113, 4, "V100", 0.55),
     ("quito", 100, 0, "", 0.3),
 )
+SMALL: Final = ("porto", 2, "T4")
 SIZES: Final = (1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 8)
 CHANGES: Final = (("Drain", (("Cluster", "porto"), ("Node (none: all of it)", "porto-000"))),)
 """Beside the example that What-if begins with."""
 SHARES: Final = 0.15
 """Of the requests for one GPU, those that take half of it."""
 SEED: Final = 7
+MOORED: Final = (sys.executable, "-P", "-m", "moorage")
+AGENTS: Final = ("desk-1", "desk-2", "desk-3")
+AGENT_LOST_SECONDS: Final = 4
 
 
 def cluster(name: str, nodes: int, gpus: int, model: str) -> dict[str, Any]:
@@ -121,8 +128,26 @@ def give_back(socket: ClientConnection, lease: dict[str, Any]) -> None:
     socket.recv()
 
 
-def fill(sockets: dict[str, ClientConnection]) -> tuple[str, str]:
-    """Have tenants hold leases; return one of them, with a whole node, and a refused request."""
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What pictures are of: ids of leases and of a refused request.
+
+    Args:
+        lease: Has a whole node.
+        released: Its release lets a request start that waits.
+        tenant: Whose that lease is.
+        refused: A request.
+
+    """
+
+    lease: str
+    released: str
+    tenant: str
+    refused: str
+
+
+def fill(sockets: dict[str, ClientConnection]) -> Subjects:
+    """Have tenants hold leases, and be refused one."""
     source, leases = wishes(), list[tuple[str, dict[str, Any]]]()
     while len(leases) < LEASES + RELEASED:
         batch = [next(source) for _ in range(min(PIPELINED, LEASES + RELEASED - len(leases)))]
@@ -135,33 +160,53 @@ def fill(sockets: dict[str, ClientConnection]) -> tuple[str, str]:
     random.Random(SEED).shuffle(leases)  # noqa: S311  # No secret.
     for tenant, each in leases[:RELEASED]:
         give_back(sockets[tenant], each)
-    lease = max(leases[RELEASED:], key=lambda each: len(each[1]["placement"][0]["gpus"]))[1]["id"]
+    held = leases[RELEASED:]
+    lease = max(held, key=lambda each: len(each[1]["placement"][0]["gpus"]))[1]["id"]
+    released = next(each for each in held if is_whole_node(each[1]["placement"][0]))
     for number in range(40):
         wanted = {"gpus": 8, "models": ["H100" if number % 3 else "H200"], "nodes": 200}
         request = {"inputs": {}, "resources": wanted, "lease": {}, "policy_rule_uri": POLICY}
         sockets["search"].send(json.dumps({"adhoc": True, "id": number, **request}))
         refused = json.loads(sockets["search"].recv())["request"]
-    return lease, refused
+    return Subjects(lease, released[1]["id"], released[0], refused)
 
 
-def wait_in_line(sockets: dict[str, ClientConnection]) -> None:
-    """Have requests wait."""
-    for number, (tenant, gpus, nodes) in enumerate(
+def is_whole_node(share: dict[str, Any]) -> bool:
+    """Return whether a share has all GPUs of a node with two."""
+    return share["cluster_id"] == SMALL[0] and len(share["gpus"]) == SMALL[1]
+
+
+def wait_in_line(sockets: dict[str, ClientConnection], tenant: str, empty: int) -> None:
+    """Have requests wait; one of a tenant for one node more than are empty in `SMALL`."""
+    for number, (whose, gpus, nodes, model) in enumerate(
         (
-            ("vision", 8, 80),
-            ("speech", 8, 64),
-            ("vision", 4, 160),
-            ("robotics", 8, 100),
-            ("search", 2, 280),
+            ("vision", 8, 80, "H100"),
+            ("speech", 8, 64, "H100"),
+            ("vision", 4, 160, "H100"),
+            ("robotics", 8, 100, "H100"),
+            ("search", 2, 280, "H100"),
+            (tenant, SMALL[1], empty + 1, SMALL[2]),
         )
     ):
         request = {
             "policy_rule_uri": POLICY,
             "inputs": {},
-            "resources": {"gpus": gpus, "nodes": nodes, "models": ["H100"]},
+            "resources": {"gpus": gpus, "nodes": nodes, "models": [model]},
             "lease": {"ttl_seconds": 7200, "wait_seconds": 86_400, "priority": number % 3},
         }
-        sockets[tenant].send(json.dumps({"adhoc": True, "id": f"w{number}", **request}))
+        sockets[whose].send(json.dumps({"adhoc": True, "id": f"w{number}", **request}))
+
+
+def join_agents(running: Running, folder: Path, stack: ExitStack) -> None:
+    """Have machines with agents join; the last one is lost."""
+    for name in AGENTS:
+        words = ("agent", "token", "--cluster", "desks", "--data", str(folder / "data"))
+        made = subprocess.run([*MOORED, *words], check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603  # Our own program.
+        place = ("--server", running.ws, "--data", str(folder / name), "--name", name)
+        command = [*MOORED, "agent", *place, "--no-machine-id", "--token", made.stdout.strip()]
+        started = child(command, folder / f"{name}.log", serve_variables())
+        process, _ = stack.enter_context(started)
+    process.kill()
 
 
 def lengthened(document: dict[str, Any]) -> dict[str, Any]:
@@ -225,14 +270,14 @@ def shown(page: Any, url: str) -> None:
     time.sleep(0.7)  # A canvas says nowhere that it is drawn.
 
 
-def views(page: Any, console: str, lease: str, refused: str) -> Iterator[str]:
+def views(page: Any, console: str, subjects: Subjects) -> Iterator[str]:
     """Show one view after the other."""
     for name, path in (
         ("overview", "overview"),
         ("fleet", "fleet/oslo/oslo-003"),
         ("leases", "leases"),
-        ("lease", f"leases/{lease}"),
-        ("why", f"why/{refused}"),
+        ("lease", f"leases/{subjects.lease}"),
+        ("why", f"why/{subjects.refused}"),
         ("policies", "policies/best_fit:stable"),
         ("operations", "operations"),
     ):
@@ -260,32 +305,53 @@ def views(page: Any, console: str, lease: str, refused: str) -> Iterator[str]:
     yield "playground"
 
 
+def release(browser: Any, console: str, subjects: Subjects, look: dict[str, Any]) -> Any:
+    """Open the dialog of a release, as the tenant sees it."""
+    page = browser.new_page(**look)
+    enter(page, console, subjects.tenant)
+    shown(page, f"{console}/leases/{subjects.released}")
+    panel = page.get_by_role("complementary", name=f"Lease {subjects.released}")
+    panel.get_by_role("button", name="Release", exact=True).click()
+    page.get_by_role("dialog").get_by_text("JSON").wait_for()
+    return page
+
+
+def enter(page: Any, console: str, name: str) -> None:
+    """Log in."""
+    page.set_default_timeout(60_000)
+    page.goto(console)
+    page.get_by_label("Token").fill(f"of-{name}")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", level=1).wait_for()
+
+
 def save(page: Any, path: Path, *, whole: bool = False) -> None:
     """Write a picture of the page, with few colours: it is of areas and text."""
     picture = Image.open(io.BytesIO(page.screenshot(full_page=whole))).convert("RGB")
     picture.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(path, optimize=True)
 
 
-def take(browser: Any, running: Running, found: tuple[str, str], folder: Path | None) -> None:
+def take(browser: Any, running: Running, subjects: Subjects, folder: Path | None) -> None:
     """Take all pictures."""
     looks = [("", WIDE, "light")]
     if folder is not None:
         sizes = (("wide-", WIDE), ("phone-", PHONE))
         looks = [(n + t + "-", size, t) for n, size in sizes for t in ("light", "dark")]
     for prefix, size, theme in looks:
-        page = browser.new_page(viewport=size, color_scheme=theme)
-        page.set_default_timeout(60_000)
-        page.goto(f"{running.http}/console")
-        page.get_by_label("Token").fill(f"of-{OPERATOR}")
-        page.keyboard.press("Enter")
-        page.get_by_role("heading", level=1).wait_for()
+        look, console = {"viewport": size, "color_scheme": theme}, f"{running.http}/console"
+        page = browser.new_page(**look)
+        enter(page, console, OPERATOR)
         page.route("**/history?step=5", made_up)
-        for name in views(page, f"{running.http}/console", *found):
+        for name in views(page, console, subjects):
             if folder is not None:
-                save(page, folder / f"{prefix}{name}.png")
+                save(page, folder / f"{prefix}{name}.png", whole=name != "dialog")
             elif name not in {"lease", "dialog"}:
                 save(page, FOLDER / f"console-{name}.png", whole=name == "overview")
         page.close()
+        if folder is not None:
+            page = release(browser, console, subjects, look)
+            save(page, folder / f"{prefix}release.png")
+            page.close()
 
 
 def main() -> None:
@@ -294,14 +360,18 @@ def main() -> None:
     if path is None:
         sys.exit("chromium is not here; on Debian: apt-get install chromium")
     folder = Path(sys.argv[1]) if sys.argv[1:] else None
+    kept = Path(tempfile.mkdtemp(prefix="moorage-pictures-"))
     (folder or FOLDER).mkdir(parents=True, exist_ok=True)
     names = (OPERATOR, *TENANTS)
     settings = {
         "MOORAGE_TOKENS": ",".join(f"{name}:of-{name}" for name in names),
         "MOORAGE_OPERATORS": OPERATOR,
+        "MOORAGE_BACKENDS": "local",
+        "MOORAGE_AGENT_LOST_SECONDS": str(AGENT_LOST_SECONDS),
     }
     with ExitStack() as stack:
-        running = stack.enter_context(daemon(environment=settings))
+        stack.callback(shutil.rmtree, kept, ignore_errors=True)
+        running = stack.enter_context(daemon(kept / "data", environment=settings))
         headers = {"Authorization": f"Bearer of-{OPERATOR}"}
         http = httpx.Client(base_url=running.http, timeout=60, trust_env=False, headers=headers)
         publish(stack.enter_context(http))
@@ -313,14 +383,20 @@ def main() -> None:
                     additional_headers={"Authorization": f"Bearer of-{name}"},
                 )
             )
-            for name in TENANTS
+            for name in names
         }
         found = fill(sockets)
-        wait_in_line(sockets)
+        now = http.get("/history").json()["data"]["now"]
+        wait_in_line(sockets, found.tenant, now["models"][SMALL[2]]["nodes_empty"])
+        join_agents(running, kept, stack)
+        place = {"op": "cordon", "cluster": "porto", "node": "porto-007", "reason": "fan is loud"}
+        sockets[OPERATOR].send(json.dumps(place))
+        while not http.get("/history").json()["data"]["now"]["agents"]["lost"]:
+            time.sleep(0.5)  # No news says that an agent is lost.
         playwright = stack.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         if sys.argv[2:] == ["--stay"]:
-            sys.stdout.write(f"{running.http} {' '.join(found)}\n")
+            sys.stdout.write(f"{running.http} {found}\n")
             sys.stdout.flush()
             sys.stdin.read()
         take(browser, running, found, folder)

@@ -944,7 +944,12 @@ export interface RecalledFleet {
   packed: string;
 }
 
-/** End a lease. Without `token`, one of the caller's own tenant. */
+/**
+ * End a lease. Without `token`, one of the caller's own tenant.
+ *
+ * With `dry_run`, `reasons` of the reply say which requests then have their turn; leases of
+ * `beside` are taken to end, too.
+ */
 export interface Release {
   op: "release";
   /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
@@ -957,6 +962,8 @@ export interface Release {
   token?: string | null;
   /** Say what would come of it, and change nothing. Expected: true or false. */
   dry_run?: boolean;
+  /** Leases that are taken to end with it, in a dry run. Expected: a list of at most 100 lease ids. */
+  beside?: string[];
 }
 
 /** The reply to `Release`, where it succeeds. */

@@ -38,6 +38,22 @@ def test_a_release(page: Any, served: Seeded) -> None:
     panel.get_by_text(re.compile("ended|ending")).first.wait_for()
 
 
+def test_a_release_says_who_is_served_then(page: Any, served: Seeded) -> None:
+    """One node more than are free of 40: the lease of a whole one gives it."""
+    lease = served.ask(8)["lease"]["id"]
+    empty = served.http.get("/history").json()["data"]["now"]["models"]
+    nodes = sum(each["nodes_empty"] for each in empty.values()) + 1
+    with served.waiter(8, nodes=nodes):
+        page.goto(f"{served.console}/leases/{lease}")
+        panel = page.get_by_role("complementary", name=f"Lease {lease}")
+        panel.get_by_role("button", name="Release", exact=True).click()
+        dialog = page.get_by_role("dialog", name=f"Release lease {lease}")
+        dialog.get_by_text("1 waiting request then fits").wait_for()
+        dialog.get_by_text("No workload runs under it.").wait_for()
+        dialog.get_by_role("button", name="Release now").click()
+        panel.get_by_text(re.compile("ended|ending")).first.wait_for()
+
+
 def test_a_waiter_is_seen_and_cancelled(page: Any, served: Seeded) -> None:
     with served.waiter(8, nodes=38) as request:
         page.goto(f"{served.console}/queue")

@@ -135,6 +135,8 @@ def test_operations(page: Any, served: Any) -> None:
     by(page, "table", "Metrics").get_by_text("moorage_").first.wait_for()
     served.ask(1)
     page.get_by_text("was granted to local on").wait_for()
+    page.get_by_text("was registered or changed: 24 nodes").wait_for()
+    by(page, "table", "Cells of policies").get_by_role("link", name="first_fit:1").first.wait_for()
 
 
 def test_what_there_is_not_says_so(page: Any, served: Any) -> None:
@@ -163,6 +165,13 @@ def test_why_lists_decisions_and_opens_one_with_its_fleet(page: Any, served: Any
     by(panel, "button", "Compare").click()
     told = panel.get_by_role("region", name="Another version")
     told.get_by_text("first_fit:1.1-stable: ✕ refused").wait_for()
+    granted = page.goto(f"{served.console}/why/{served.leases[0]}")
+    assert granted.ok
+    panel = by(page, "complementary", f"Decision {served.leases[0]}")
+    by(panel, "button", "Score the nodes as they were").click()
+    by(panel, "region", "Scores of the best nodes").get_by_text(": score 0, 8 GPUs").wait_for()
+    page.goto(f"{served.console}/why/{served.refused}")
+    panel = by(page, "complementary", f"Decision {served.refused}")
     panel.get_by_role("link", name="Open in the playground").click()
     page.wait_for_url("**/playground?decision=*")
     page.wait_for_function("() => document.querySelector('#code').value.includes('All equal')")

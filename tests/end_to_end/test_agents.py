@@ -76,6 +76,10 @@ class Fleet:
         document = self.server.http.get("/clusters/lab").json()
         return next(each for each in document["nodes"]["nodeData"] if each["id"] == name)
 
+    def now(self) -> dict:
+        now: dict = self.server.http.get("/history").json()["data"]["now"]
+        return now
+
     def ask(self, command: str, **provision) -> dict:
         spec = {"category": "process", "command": ["sh", "-c", command]}
         answer = self.server.ask(
@@ -237,6 +241,12 @@ def test_a_machine_is_lost_and_found_while_its_command_runs_on(tmp_path: Path) -
         assert refused["error"]["code"] == "no_capacity"
         assert "not heard of since" in fleet.server.moorage("fleet", "lab").stderr
         assert fleet.state(lease) == "active"
+        until(lambda: fleet.now()["agents"]["lost"] == 1)
+        now = fleet.now()
+        assert [each["node_id"] for each in now["agents"]["first"]] == ["box"]
+        assert [each["cluster_id"] for each in now["clusters_out"]] == ["lab"]
+        (dry,) = fleet.server.say({"op": "release", "lease": lease["id"], "dry_run": True})
+        assert dry["reasons"]["stop_seconds"] == 10.0
         agent.send_signal(signal.SIGCONT)
         until(lambda: "unavailable" not in fleet.node("box"))
         text, code = fleet.output(lease)

@@ -10,11 +10,13 @@ from moorage.model import Ask, Cluster, Demand, Gpu, Node, PolicyRef
 from moorage.policy import (
     Fleet,
     FleetView,
+    choice,
     close_gpus,
     decline_because,
     fitting_scores,
     parse_proposal,
     place,
+    print_scores,
     spread_rows,
 )
 
@@ -122,3 +124,17 @@ def test_whatever_the_score_the_answer_is_sound(gpus, milli, nodes, topology, cl
         assert isinstance(verify(ask, proposals, fleet, CLUSTERS), tuple)
     elif nodes == 1:
         assert not fleet.feasible(demand).any()
+
+
+def test_scores_are_printed_where_a_policy_wants_them(capsys, monkeypatch):
+    fleet = site()
+    place(data(fleet, Demand(gpus=1)), by_row)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(choice._Printed, "nodes", 0)  # As it was, once this test has ended.
+    print_scores(2)
+    place(data(fleet, Demand(gpus=1)), by_row)
+    assert capsys.readouterr().out.splitlines() == [
+        "6 nodes fit; the best by score:",
+        "b/m1: score 5, 4 GPUs, 64 cores and 256 GiB free",
+        "b/m0: score 4, 8 GPUs, 64 cores and 256 GiB free",
+    ]

@@ -112,7 +112,7 @@ class Allocator:
         )
         self._waking = Backfill(self.state, self.requests, self._warm, self._asks, self._preemption)
         parts = (self._leases, self._warm, self._cordons)
-        self._dry_runs = DryRuns(self.state, self.requests, *parts)
+        self._dry_runs = DryRuns(self.state, self.feasibility, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are looked at once.
 
     @property

@@ -190,6 +190,7 @@ async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncE
     core = _core(config, stores, measures, tasks)
     runners = await _open_runners(config, stores, core, stack)
     agents = _agents(config, stores, runners)
+    core.history.agents = agents.now
     requests = _requests(config, stores, core, runners, agents, stack)
     commit_loop = await _run_core(config, stores, core, runners, requests)
     # What was loaded stays. Without this, collections that look through ten thousand documents
@@ -325,7 +326,7 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
         watchers,
         measures,
         durations,
-        HistoryRing(state, measures, durations, lambda: gateway.stats().sessions),
+        HistoryRing(state, measures, durations, lambda: gateway.stats().sessions, watchers.recent),
     )
 
 

@@ -3,7 +3,8 @@
 A policy is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
 columnar view that it finds in `input_data["fleet"]`; `place` makes a whole policy of a score, and
 `read_demand`, `fitting_scores`, `best_rows`, `spread_rows`, `close_gpus`, `propose`, `decline` and
-`decline_because` are the steps from scores to an answer; `MixLearner` and `read_typical` say what
+`decline_because` are the steps from scores to an answer, and `print_scores` shows them;
+`MixLearner` and `read_typical` say what
 requests look like, `RequestStreams` what of them a node can be expected to host, `fleet_shares`,
 `KindCopies` and `ScarcityPrices` how many more of them there is room for; `NodeLabels` reads the
 labels of nodes; `parse_proposal` reads what the policy returned.
@@ -20,7 +21,14 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(reason, name=error.name) from error
 
 from moorage.policy.changes import close_gpus, decline_because, fitting_scores, place, spread_rows
-from moorage.policy.choice import best_rows, decline, propose, read_demand, tightest_gpus
+from moorage.policy.choice import (
+    best_rows,
+    decline,
+    print_scores,
+    propose,
+    read_demand,
+    tightest_gpus,
+)
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.inventory import gang_groups
 from moorage.policy.labels import NodeLabels, capacity_type
@@ -57,6 +65,7 @@ __all__ = [
     "node_sorts",
     "parse_proposal",
     "place",
+    "print_scores",
     "propose",
     "read_demand",
     "read_typical",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from moorage.model import Demand
-from moorage.policy.choice import best_rows, decline, propose, read_demand
+from moorage.policy.choice import best_rows, decline, propose, read_demand, show_scores
 from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
 
@@ -126,6 +126,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> l
     """
     if demand.nodes == 1 or gang_groups(fleet, demand) is not None:
         return best_rows(fleet, demand, scores)
+    show_scores(fleet, scores)
     fitting = np.flatnonzero(scores >= 0)
     ranking: list[int] = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()
     seen: dict[tuple[int, int], int] = {}

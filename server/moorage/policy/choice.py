@@ -63,6 +63,38 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
     )
 
 
+def print_scores(most: int = 5) -> None:
+    """Have each choice of nodes by score print its best nodes, and what is free there.
+
+    Call it once, when a policy is tried: what policies print is shown beside their answers.
+
+    Args:
+        most: How many nodes.
+
+    """
+    _Printed.nodes = most
+
+
+class _Printed:
+    """How many of the best nodes are printed."""
+
+    nodes = 0
+
+
+def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
+    """Print the best nodes where `print_scores` was called. Those below 0 do not fit."""
+    if not _Printed.nodes:
+        return
+    fitting = np.flatnonzero(scores >= 0)
+    ranking = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()
+    print(f"{len(ranking)} nodes fit; the best by score:")  # noqa: T201  # An author sees it.
+    for row in ranking[: _Printed.nodes]:
+        gpus, cores = fleet.gpu_free[row].sum() / GPU_MILLI, fleet.cpu_free[row] / 1000
+        free = f"{gpus:g} GPUs, {cores:g} cores and {fleet.memory_free[row] / 1024:.0f} GiB free"
+        name = "/".join(fleet.node_ids[row])
+        print(f"{name}: score {float(scores[row]):.6g}, {free}")  # noqa: T201  # Likewise.
+
+
 def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
     """Return the rows to use: the highest score first, equal scores by the lowest row.
 
@@ -79,6 +111,7 @@ def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> lis
         `demand.nodes` different rows, or [] where there are too few.
 
     """
+    show_scores(fleet, scores)
     if demand.nodes == 1:
         row = int(scores.argmax()) if len(scores) else 0
         return [row] if len(scores) and scores[row] >= 0 else []

@@ -44,11 +44,16 @@ class ListingMessage(OpMessage, frozen=True, kw_only=True):
 
 
 class Release(OpMessage, frozen=True, kw_only=True, tag="release"):
-    """End a lease. Without `token`, one of the caller's own tenant."""
+    """End a lease. Without `token`, one of the caller's own tenant.
+
+    With `dry_run`, `reasons` of the reply say which requests then have their turn; leases of
+    `beside` are taken to end, too.
+    """
 
     lease: f.Identifier
     token: f.Identifier | None = None
     dry_run: f.Flag = False
+    beside: f.Leases = ()
 
 
 class Renew(OpMessage, frozen=True, kw_only=True, tag="renew"):

@@ -87,6 +87,7 @@ _OF_OPERATIONS: Final = {
     "after": "The `next` of the page before.",
     "at": "When.",
     "attempt": "The number of the start; 0: the last one.",
+    "beside": "Leases that are taken to end with it, in a dry run.",
     "borrow": "How much more it may hold of what others leave unused; left out: nothing.",
     "change": "Nodes, cordons, drains, quotas, weights and policies.",
     "cluster": "The id of a cluster.",

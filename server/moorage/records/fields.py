@@ -16,6 +16,8 @@ NAME_CHARS_MAX: Final = 256
 """Characters of a cluster id, of a GPU model, of a backend, action or topic."""
 CLUSTERS_MAX: Final = 10_000
 """Candidate clusters in one request; the setting `candidates_max` may allow fewer."""
+LEASES_MAX: Final = 100
+"""Leases that one dry run takes to end together."""
 MODELS_MAX: Final = 64
 """GPU models in one request."""
 TOPICS_MAX: Final = 64
@@ -142,6 +144,10 @@ Clusters = Annotated[
 Models = Annotated[
     tuple[_NAMED, ...],
     Meta(max_length=MODELS_MAX, description=f"a list of at most {MODELS_MAX} GPU models"),
+]
+Leases = Annotated[
+    tuple[Identifier, ...],
+    Meta(max_length=LEASES_MAX, description=f"a list of at most {LEASES_MAX} lease ids"),
 ]
 Operator = Annotated[
     Literal["In", "NotIn", "Exists", "DoesNotExist"],

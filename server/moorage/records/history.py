@@ -1,19 +1,39 @@
 """The last day of a server in numbers, as `GET /history` answers it and the console draws it."""
 
+from typing import Any
+
 from msgspec import Struct, field
 
 from moorage.records.fields import Seconds
 from moorage.records.requests import Resources
 
-__all__ = ["GpuHistory", "GpuUse", "History", "HistoryNow", "OldestWaiter", "Quantiles"]
+__all__ = [
+    "AbsentAgent",
+    "AgentsNow",
+    "ClusterOut",
+    "EndingSoon",
+    "GpuHistory",
+    "GpuUse",
+    "History",
+    "HistoryNow",
+    "NewsEvent",
+    "OldestWaiter",
+    "Quantiles",
+]
 
 
 class GpuUse(Struct):
-    """GPU milli of one model: all there is, what is held, and what is idle but out of service."""
+    """GPU milli of one model: all there is, what is held, and what is idle but out of service.
+
+    `largest` is how many GPUs are wholly free on one node, at most; `nodes_empty` counts the nodes
+    of which all are.
+    """
 
     total: int
     used: int
     unavailable: int
+    largest: int = 0
+    nodes_empty: int = 0
 
 
 class GpuHistory(Struct):
@@ -42,8 +62,58 @@ class OldestWaiter(Struct):
     resources: Resources | None
 
 
+class EndingSoon(Struct):
+    """Leases that end within the hour unless they are renewed, and the GPU milli they hold."""
+
+    leases: int = 0
+    gpu_milli: int = 0
+
+
+class AbsentAgent(Struct):
+    """A machine whose agent is not connected, since when, and whether it counts as lost."""
+
+    cluster_id: str
+    node_id: str
+    since: Seconds
+    lost: bool
+
+
+class AgentsNow(Struct):
+    """Agents of machines: how many are connected and not, and the first that are not."""
+
+    connected: int = 0
+    absent: int = 0
+    lost: int = 0
+    first: list[AbsentAgent] = field(default_factory=list[AbsentAgent])
+
+
+class ClusterOut(Struct):
+    """A cluster of which no node is in service, and why, as its first node says it."""
+
+    cluster_id: str
+    nodes: int
+    reason: str
+
+
+class NewsEvent(Struct):
+    """What happened to the fleet or to policies, as `watch` tells it of its `topic`."""
+
+    at: Seconds
+    topic: str
+    event: str
+    data: Any
+
+
 class HistoryNow(Struct):
-    """How it stands at this moment. `oldest`: who waits longest, of those that you may see."""
+    """How it stands at this moment.
+
+    Attributes:
+        oldest: Who waits longest, of those that you may see.
+        ending: What ends within the hour, of what you may see.
+        agents: Of all machines, for those who see what all tenants hold.
+        clusters_out: Clusters of which no node is in service, the first of them.
+
+    """
 
     at: Seconds
     models: dict[str, GpuUse]
@@ -57,6 +127,9 @@ class HistoryNow(Struct):
     sessions: int
     memory_mib: int
     oldest: list[OldestWaiter] = field(default_factory=list[OldestWaiter])
+    ending: EndingSoon = field(default_factory=EndingSoon)
+    agents: AgentsNow | None = None
+    clusters_out: list[ClusterOut] = field(default_factory=list[ClusterOut])
 
 
 class History(Struct, kw_only=True):
@@ -77,6 +150,7 @@ class History(Struct, kw_only=True):
         commit: Making one group of facts durable.
         loop_seconds: How late the server's event loop was at most.
         refusals: Failure replies by code.
+        events: The last of the fleet and of policies that you may see, newest first.
 
     """
 
@@ -96,3 +170,4 @@ class History(Struct, kw_only=True):
     memory_mib: list[int]
     sessions: list[int]
     refusals: dict[str, list[int]]
+    events: list[NewsEvent] = field(default_factory=list[NewsEvent])

@@ -200,6 +200,23 @@ class Lease(Sparse, frozen=True):
         return f"Lease({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
+class ReleasePreview(Struct, frozen=True):
+    """What a release would free, as a dry run says it in `reasons`.
+
+    Attributes:
+        warm: Leases whose workload stays for the next request like theirs.
+        then_fit: Requests that have their turn once it has ended, of those that you may see.
+        then_fit_others: How many others have.
+        stop_seconds: The most that a workload has to end; null: none has any, or it is not known.
+
+    """
+
+    warm: tuple[str, ...]
+    then_fit: tuple[str, ...]
+    then_fit_others: int
+    stop_seconds: float | None
+
+
 like_dataclasses(NodeName, NoticeAnswer, WorkloadEnd, Workload, Lease)
 
 

@@ -1,6 +1,9 @@
 """The last day in numbers: right, bounded, and no tenant sees what another one holds."""
 
+import time
 from typing import Any
+
+from msgspec.structs import replace
 
 from moorage.core.allocator import Allocator
 from moorage.core.state.facts import ClusterSet, Cordoned, Granted, Refusal
@@ -44,7 +47,9 @@ class Watched:
         gpus = tuple(Gpu(str(n), "A100", 80_000) for n in range(4))
         node = Node(NodeId("n"), cpu_milli=8_000, memory_mib=8_000, gpus=gpus)
         apply(self.allocator.state, ClusterSet(Cluster(ClusterId("c"), (node,))))
-        self.ring = HistoryRing(self.allocator.state, self.measures, self.durations, lambda: 3)
+        self.ring = HistoryRing(
+            self.allocator.state, self.measures, self.durations, lambda: 3, lambda _: []
+        )
 
     def grant(self, tenant: str, number: int, waited: float = 0.0) -> None:
         share = Share(ClusterId("c"), NodeId("n"), (str(number),), 1000, 0, 0)
@@ -66,6 +71,10 @@ class Watched:
         turn = Turn()
         turn.facts.append(fact)
         self.durations.stepped(Asked(None, ask), turn, 0.0)  # type: ignore[arg-type]  # Not read.
+
+    def lease_until(self, number: int, expires_at: float) -> None:
+        leases, name = self.allocator.state.leases, RequestId(f"r{number}")
+        leases[name] = replace(leases[name], expires_at=expires_at)
 
     def refuse(self) -> None:
         to = Address(SessionId("s"), 1)
@@ -143,3 +152,25 @@ def test_quantiles_lie_within_their_bucket() -> None:
     assert quantile(bounds, (0, 0, 0, 0), 0.5) is None
     assert quantile(bounds, (0, 2, 0, 0), 0.5) == 1.5
     assert quantile(bounds, (1, 0, 0, 9), 0.99) == 4.0
+
+
+def test_what_ends_soon_and_what_is_whole() -> None:
+    it = Watched()
+    it.grant("ann", 0)
+    it.grant("bob", 1)
+    for number in (0, 1):
+        it.lease_until(number, time.time() + (600 if number else 7200))
+    now = it.ring.answer(ALL, 60, 1).now
+    assert (now.ending.leases, now.ending.gpu_milli) == (1, 1000)
+    assert (now.models["A100"].largest, now.models["A100"].nodes_empty) == (2, 0)
+    own = it.ring.answer(Caller(Tenant("ann"), Role.CLIENT), 60, 1).now
+    assert own.ending.leases == 0
+    assert own.agents is None
+
+
+def test_a_cluster_without_a_node_in_service_is_named_with_its_reason() -> None:
+    it = Watched()
+    assert it.ring.answer(ALL, 60, 1).now.clusters_out == []
+    apply(it.allocator.state, Cordoned(ClusterId("c"), NodeId("n"), 1.0, Tenant("ops"), "fans"))
+    (out,) = it.ring.answer(ALL, 60, 1).now.clusters_out
+    assert (out.cluster_id, out.nodes, out.reason) == ("c", 1, "cordoned by ops: fans")

@@ -19,8 +19,7 @@ export function rounded(most) {
 	return [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= most * 0.999) || most;
 }
 
-/** Times of ticks, at full hours or minutes of here. @param {number} from @param {number} to @param {number} [most]
- * @param {number[]} [steps] @returns {number[]} */
+/** Times of ticks, at full hours or minutes of here. */
 export function ticks(from, to, most = 5, steps = STEPS) {
 	const step = steps.find((each) => (to - from) / each <= most) || Math.ceil((to - from) / most / 86400) * 86400;
 	const shift = new Date(from * 1000).getTimezoneOffset() * 60;
@@ -40,12 +39,13 @@ function path(values, x, y) {
 	return drawn;
 }
 
-/** A chart: `said` puts a value into words, `most` is the top of the axis where it is known. */
-export function Chart({ title, at, series, said, most, href, note }) {
+/** A chart: `said` puts a value into words, `most` is the top of the axis where it is known; `axis` says what it goes
+ * along where that is no time. */
+export function Chart({ title, at, series, said, most, href, axis }) {
 	const all = series.flatMap((each) => each.values).filter((each) => each !== null && each !== undefined);
 	const largest = Math.max(0, ...all);
 	const top = most || (said === duration && largest > 60 && ROUND.find((each) => each >= largest)) || rounded(largest);
-	const [from, to] = [at[0], Math.max(at.at(-1), at[0] + 60)];
+	const [from, to] = axis ? [0, Math.max(...at, 1e-9)] : [at[0], Math.max(at.at(-1), at[0] + 60)];
 	const x = (n) => LEFT + ((at[n] - from) / (to - from)) * (WIDE - LEFT - RIGHT);
 	const y = (value) => HIGH - BOTTOM - (Math.min(value, top) / top) * (HIGH - TOP - BOTTOM);
 	const last = (values) => values.findLast((each) => each !== null && each !== undefined);
@@ -53,20 +53,20 @@ export function Chart({ title, at, series, said, most, href, note }) {
 	const step = Math.max(1, Math.ceil(at.length / ROWS_MAX));
 	const shown = at.map((_, n) => n).filter((n) => (at.length - 1 - n) % step === 0);
 	return html`<figure class="chart" role="group" aria-label=${title}>
-		<figcaption>${href ? html`<a href=${href}>${title}</a>` : title}${note ? html` <span class="note">${note}</span>` : null}</figcaption>
-		<svg viewBox=${`0 0 ${WIDE} ${HIGH}`} role="img" aria-label=${`${title}: ${series.map((each) => `${each.name} ${text(last(each.values))}`).join(", ")} now; the table below has the figures`}>
+		<figcaption>${href ? html`<a href=${href}>${title}</a>` : title}</figcaption>
+		<svg viewBox=${`0 0 ${WIDE} ${HIGH}`} role="img" aria-label=${`${title}: ${series.map((each) => `${each.name} ${text(last(each.values))}`).join(", ")} ${axis ? "at the end" : "now"}; the table below has the figures`}>
 			${[0, 0.5, 1].map((part) => html`<line class="grid" x1=${LEFT} x2=${WIDE - RIGHT} y1=${y(top * part)} y2=${y(top * part)} />
 				<text x=${LEFT - 5} y=${y(top * part) + 4} text-anchor="end">${said(top * part)}</text>`)}
-			${ticks(from, to).map((each) => {
+			${(axis ? [] : ticks(from, to)).map((each) => {
 				const px = LEFT + ((each - from) / (to - from)) * (WIDE - LEFT - RIGHT);
 				return px > WIDE - 30 ? null : html`<text x=${px} y=${HIGH - 5} text-anchor="middle">${clockTick(each)}</text><line class="grid" x1=${px} x2=${px} y1=${HIGH - BOTTOM} y2=${HIGH - BOTTOM + 3} />`;
 			})}
-			<text x=${WIDE - RIGHT} y=${HIGH - 5} text-anchor="end">now</text>
+			<text x=${WIDE - RIGHT} y=${HIGH - 5} text-anchor="end">${axis ? axis(to) : "now"}</text>
 			${series.map((each) => html`<path class=${"line " + each.key} d=${path(each.values, x, y)} />`)}
 		</svg>
 		<ul class="keys" aria-label=${`Legend of ${title}`}>${series.map((each) => html`<li><span class=${"dot " + each.key} aria-hidden="true"></span>${each.name} <b>${text(last(each.values))}</b></li>`)}</ul>
-		<details><summary>The figures</summary><${Scroll} label=${title}><${Grid} label=${title} heads=${["time", ...series.map((each) => each.name)]}
-			rows=${shown.map((n) => [moment(at[n]), ...series.map((each) => text(each.values[n] ?? undefined))]).reverse()} /><//></details>
+		<details><summary>The figures</summary><${Scroll} label=${title}><${Grid} label=${title} heads=${[axis ? "demanded" : "time", ...series.map((each) => each.name)]}
+			rows=${shown.map((n) => [axis ? said(at[n]) : moment(at[n]), ...series.map((each) => text(each.values[n] ?? undefined))]).reverse()} /><//></details>
 	</figure>`;
 }
 

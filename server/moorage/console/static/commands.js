@@ -20,7 +20,7 @@ export const VIEWS = [
 const GO_MS_MAX = 1500;
 const help = signal(false);
 
-/** What the bar understands. @param {string} text @returns {Promise<string>} The address, or "" and why not. */
+/** What the bar understands, as an address. */
 export async function meant(text) {
 	const [word, ...rest] = text.trim().split(/\s+/);
 	const view = VIEWS.find((each) => each.view === word.toLowerCase() || each.name.toLowerCase() === text.trim().toLowerCase());
@@ -86,10 +86,9 @@ export function keys() {
 	});
 }
 
-/** @param {string} selector */
 const focus = (selector) => document.querySelector(selector)?.focus();
 
-/** Go to the next or former row of the list. @param {number} by */
+/** Go to the next or former row of the list. */
 function step(by) {
 	const rows = [...document.querySelectorAll("main a.row, main [role=treegrid] [role=row][tabindex]")];
 	if (!rows.length) return;

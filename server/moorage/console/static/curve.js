@@ -1,23 +1,18 @@
 // The picture of a backtest: what is allocated while more and more is demanded.
 import { useState } from "preact/hooks";
+import { Chart } from "./charts.js";
 import { count } from "./format.js";
 import { may, missing } from "./session.js";
 import { ask } from "./socket.js";
-import { Facts, Grid, html } from "./ui.js";
+import { Facts, html } from "./ui.js";
 
 const TRACED_MAX = 5000;
 
 /** Allocation against demand, and the same as a table. */
 export function Curve({ points }) {
-	const most = Math.max(...points.map(([x]) => x), 1e-9);
-	const high = Math.max(...points.map(([, y]) => y), most, 1e-9);
-	const percent = (n) => `${(n * (high <= 3 ? 100 : 1)).toFixed(1)} %`;
-	const path = points.map(([x, y], at) => `${at ? "L" : "M"}${40 + (x / most) * 350},${170 - (y / high) * 155}`).join("");
-	const shown = points.filter((_, at) => at % Math.ceil(points.length / 12) === 0 || at === points.length - 1);
-	return html`<svg class="curve" viewBox="0 0 400 200" role="img" aria-label=${`Allocated against demanded capacity, at the end ${percent(points.at(-1)?.[1] || 0)}; the table below has the figures`}>
-			<path d="M40,10V170H395" class="axis" /><path d=${`M40,170L390,${170 - (most / high) * 155}`} class="axis dashed" /><path d=${path} class="line" />
-			<text x="36" y="18" text-anchor="end">${percent(high)}</text><text x="395" y="186" text-anchor="end">${percent(most)} demanded</text><text x="40" y="186">0</text><text x="46" y="18">allocated; dashed: all that is demanded</text></svg>
-		<details><summary>The figures</summary><${Grid} label="Curve" heads=${["demanded", "allocated"]} rows=${shown.map(([x, y]) => [percent(x), percent(y)])} /></details>`;
+	const [at, allocated] = [0, 1].map((n) => points.map((each) => each[n]));
+	const percent = (n) => `${(n * (Math.max(...at) <= 3 ? 100 : 1)).toFixed(1)} %`;
+	return html`<${Chart} title="Allocated against demanded" at=${at} axis=${(n) => `${percent(n)} demanded`} said=${percent} series=${[{ name: "allocated", key: "k0", values: allocated }, { name: "all that is demanded", key: "k6", values: at }]} />`;
 }
 
 /** What came of a backtest. */

@@ -3,7 +3,6 @@ import { html } from "./ui.js";
 
 const LINES_MAX = 2000;
 
-/** @param {string} before @param {string} after @returns {[" " | "-" | "+", string][]} */
 export function difference(before, after) {
 	const a = before.split("\n").slice(0, LINES_MAX);
 	const b = after.split("\n").slice(0, LINES_MAX);

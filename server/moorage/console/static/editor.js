@@ -21,9 +21,8 @@ export function coloured(code) {
 }
 
 /**
- * @param {{code: string, change: (code: string) => void, lines?: any[], wrong: Map<number, string>}} props `lines` has what
- *   each took; `wrong` what is wrong with some.
- */
+ * `props`: `lines` has what
+ *   each took; `wrong` what is wrong with some. */
 export function Editor({ code, change, lines, wrong }) {
 	const numbers = useRef(null);
 	const colours = useRef(null);

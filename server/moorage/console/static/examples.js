@@ -1,8 +1,6 @@
 // Policies to begin with in the playground; the first one is that of the README.
 
-/** @param {string} score @param {string} [more] @param {string} [before] */
 const placing = (score, more = "", before = "") => `from moorage.policy import place
-
 
 class AIOSv1PolicyRule:
     def __init__(self, rule_id, settings, parameters):
@@ -12,7 +10,7 @@ class AIOSv1PolicyRule:
 ${before}        return place(input_data, lambda fleet, demand: ${score}${more})
 `;
 
-/** @type {[string, string][]} Names and code. */
+/** Names and code. */
 export const EXAMPLES = [
 	["the emptiest node", placing("fleet.free_gpu_milli()")],
 	["the fullest node: large requests find room later", placing("-fleet.free_gpu_milli()")],

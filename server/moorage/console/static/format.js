@@ -6,19 +6,18 @@ const tickClock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: 
 const tickDay = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric" });
 const counts = new Intl.NumberFormat();
 
-/** @param {number} n */
 export const count = (n) => counts.format(n);
-/** @param {number} seconds Since the epoch. */
+/** `seconds`: Since the epoch. */
 export const time = (seconds) => clock.format(new Date(seconds * 1000));
-/** @param {number} seconds Since the epoch. */
+/** `seconds`: Since the epoch. */
 export const moment = (seconds) => day.format(new Date(seconds * 1000));
 
-/** A time of day for an axis; a date at midnight. @param {number} seconds Since the epoch. */
+/** A time of day for an axis; a date at midnight. `seconds`: Since the epoch. */
 export function clockTick(seconds) {
 	const at = new Date(seconds * 1000);
 	return at.getHours() || at.getMinutes() ? tickClock.format(at) : tickDay.format(at);
 }
-/** A date and time in one short line, without the year where it is this one. @param {number} seconds Since the epoch. */
+/** A date and time in one short line, without the year where it is this one. `seconds`: Since the epoch. */
 export function when(seconds) {
 	const at = new Date(seconds * 1000);
 	const near = at.getFullYear() === new Date().getFullYear();
@@ -27,27 +26,26 @@ export function when(seconds) {
 /** The name of the zone that times are of. */
 export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
 
-/** GPUs, of thousandths. @param {number} milli */
+/** GPUs, of thousandths. */
 export const gpus = (milli) => tenths(milli / 1000);
-/** With one digit behind the point at most. @param {number} n */
+/** With one digit behind the point at most. */
 export const tenths = (n) => counts.format(Math.round(n * 10) / 10);
-/** A part of a whole. @param {number} part */
+/** A part of a whole. */
 export const percent = (part) => `${(part * 100).toFixed(part > 0.0995 && part < 1 && Math.round(part * 1000) % 10 ? 1 : 0)} %`;
-/** How long something took. @param {number} seconds */
+/** How long something took. */
 export const duration = (seconds) => (seconds === 0 ? "0" : seconds < 0.00995 ? `${Number((seconds * 1000).toPrecision(2))} ms` : seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : seconds < 10 ? `${seconds.toFixed(1)} s` : short(seconds));
-/** One or more of something. @param {number} n @param {string} one @param {string} [many] */
+/** One or more of something. */
 export const some = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
-/** The beginning of an id, which is enough to know it again. @param {string} id */
+/** The beginning of an id, which is enough to know it again. */
 export const brief = (id) => (id.length > 13 ? `${id.slice(0, 12)}…` : id);
 
-/** A time in its largest unit, as it fits on an axis. @param {number} s */
+/** A time in its largest unit, as it fits on an axis. */
 function short(s) {
 	if (s < 100) return `${Math.round(s)} s`;
 	if (s < 5400) return `${Math.round(s / 6) / 10} min`;
 	return s < 129600 ? `${Math.round(s / 360) / 10} h` : `${Math.round(s / 8640) / 10} d`;
 }
 
-/** @param {number} seconds */
 export function span(seconds) {
 	if (!isFinite(seconds)) return "–";
 	const s = Math.abs(Math.round(seconds));
@@ -58,7 +56,7 @@ export function span(seconds) {
 }
 
 /** A demand in one phrase: "8 GPUs on one node, A100".
- * @param {any} r `resources` */
+ * `r`: `resources` */
 export function shape(r) {
 	if (!r) return "whatever its policy takes";
 	const parts = [];
@@ -76,15 +74,13 @@ export function shape(r) {
 	return (r.topology ? `${text}, in one ${r.topology}` : text) || "nothing";
 }
 
-/** @param {number} mib */
 export const gib = (mib) => (mib < 1024 ? `${mib} MiB` : `${tenths(mib / 1024)} GiB`);
 
-/** @param {any} share */
 export const place = (share) =>
 	`${share.cluster_id}/${share.node_id}` + (share.gpus?.length ? ` GPU ${ranges(share.gpus)}` : "") +
 	(share.gpus?.length && share.gpu_milli < 1000 ? ` (${share.gpu_milli}/1000)` : "");
 
-/** Ids, with what is counted on from one to the next as "0–7". @param {string[]} ids */
+/** Ids, with what is counted on from one to the next as "0–7". */
 export function ranges(ids) {
 	const found = [];
 	for (const id of ids) {
@@ -95,11 +91,13 @@ export function ranges(ids) {
 	return found.map((run) => (run.length > 2 ? `${run[0]}–${run.at(-1)}` : run.join(", "))).join(", ");
 }
 
-/** @param {any[] | undefined} placement */
 export const places = (placement) => (placement || []).map(place).join("; ") || "–";
 
-/** How many GPUs are held, in thousandths. @param {any[] | undefined} placement */
+/** How many GPUs are held, in thousandths. */
 export const heldMilli = (placement) => (placement || []).reduce((sum, share) => sum + (share.gpus?.length || 0) * (share.gpu_milli ?? 1000), 0);
 
-/** The same as `places`, in one line also for a gang. @param {any[] | undefined} placement */
+/** The same as `places`, in one line also for a gang. */
 export const placesBrief = (placement) => ((placement || []).length < 3 ? places(placement) : `${placement.length} nodes, from ${placement[0].cluster_id}/${placement[0].node_id} to ${placement.at(-1).node_id}`);
+
+/** How far a time is from now. `at`: Since the epoch. */
+export const until = (at) => span(at - Date.now() / 1000);

@@ -9,17 +9,10 @@ const PAGE = 100;
 const PAGES_MAX = 20;
 
 /**
- * @typedef {{rows: any[] | undefined, fresh: number, more: boolean, total?: number, error: any,
- *   reveal: () => void, next: () => void, refresh: () => void}} Listing
- */
-
-/**
  * Pages of a list. Rows that are shown stay where they are, also when they are gone (`gone`); new
  * ones wait until `reveal`.
- * @param {Record<string, any>} message What to ask, without paging.
- * @param {string} field Of the reply: the rows. @param {(row: any) => string} key
- * @param {number} refresh_ms @returns {Listing}
- */
+ * `message`: What to ask, without paging.
+ * `field`: Of the reply: the rows. */
 export function useListing(message, field, key, refresh_ms) {
 	const [state, setState] = useState({ rows: undefined, latest: [], more: false, total: undefined, error: null });
 	const pages = useRef(1);
@@ -73,7 +66,7 @@ export function useListing(message, field, key, refresh_ms) {
 	};
 }
 
-/** @param {any[]} rows @param {any[]} latest @param {(row: any) => string} key @param {boolean} more There are further pages,
+/** `more`: There are further pages,
  * on which a row may be now: `moved`. */
 function merged(rows, latest, key, more) {
 	const now = new Map(latest.map((row) => [key(row), row]));
@@ -89,8 +82,7 @@ function Head({ name, orders, sort, order }) {
 
 /**
  * A table of a listing. `j` and `k` go through its rows, Enter opens one. A head of several names has the orders of its
- * column behind the first; `picking.why` says why a row cannot be picked.
- */
+ * column behind the first; `picking.why` says why a row cannot be picked. */
 export function ListingTable({ label, listing, heads, cells, address, keyed, current, empty, things = "", sort = "", order, picking }) {
 	const { rows, fresh, more, total, error, reveal, next } = listing;
 	const can = picking && (rows || []).filter((row) => !row.gone && !picking.why(row)).map(keyed);

@@ -19,7 +19,6 @@ import { Queue } from "./views/queue.js";
 import { WhatIf } from "./views/whatif.js";
 import { Why } from "./views/why.js";
 
-/** @type {Record<string, any>} */
 const SHOWN = { overview: Overview, fleet: Fleet, queue: Queue, leases: Leases, why: Why, policies: Policies, playground: Playground, whatif: WhatIf, operations: Operations };
 
 function App() {

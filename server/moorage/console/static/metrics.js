@@ -28,8 +28,7 @@ export function total(all, name) {
 	return found?.length ? found.reduce((sum, each) => sum + each.value, 0) : undefined;
 }
 
-/** What calls for attention. @param {any[] | null | undefined} all @param {any} history
- * @returns {{what: string, text: string, href: string, link: string}[]} */
+/** What calls for attention. */
 export function alarms(all, history) {
 	const { now } = history;
 	const of = (name) => total(all, name) || 0;
@@ -43,6 +42,8 @@ export function alarms(all, history) {
 		[late > LOOP_SECONDS, "The server stood still.", `It was ${duration(late)} late within the last minutes.`, operations],
 		[of("policies_circuit_open"), "Policies are not asked for a while.", `${of("policies_circuit_open")} overran their time again and again.`, { href: to("policies"), link: "Policies" }],
 		[now.failing, "Workloads fail.", `${now.failing} of ${now.leases} leases.`, { href: to("leases") + "?state=failing", link: "See them" }],
+		[now.agents?.lost, "Agents are lost.", `Not heard of for too long: ${now.agents?.first.filter((each) => each.lost).slice(0, 3).map((each) => `${each.cluster_id}/${each.node_id}`).join(", ")}${now.agents?.lost > 3 ? " and others" : ""}.`, { href: "#agents", link: "Which" }],
+		[now.clusters_out?.length, "Whole clusters take nothing new.", now.clusters_out?.map((each) => each.cluster_id).join(", "), { href: "#agents", link: "Why" }],
 		[now.nodes_unavailable, "Nodes take nothing new.", `${now.nodes_unavailable} of ${now.nodes} are cordoned, drained or not heard of.`, { href: to("fleet"), link: "Fleet" }],
 		[all && total(all, "prometheus_up") === 0, "Prometheus does not answer.", "Policies see old metrics.", operations],
 		[of("audit_lost_total") + of("log_lines_dropped_total"), "Logs have gaps.", `${of("audit_lost_total")} entries of the audit log and ${of("log_lines_dropped_total")} lines are lost.`, operations],

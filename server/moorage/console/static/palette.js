@@ -3,12 +3,10 @@
 /** How many there are; what comes later begins again, and its name stands beside it anyway. */
 export const KEYS = 8;
 
-/** The class of each name's colour: the same in all views that know the same names.
- * @param {Iterable<string>} names @returns {Map<string, string>} */
+/** The class of each name's colour: the same in all views that know the same names. */
 export const keyed = (names) => new Map([...new Set(names)].sort().map((name, at) => [name, `k${at % KEYS}`]));
 
-/** What a class of colour is in the theme of now, as a canvas takes it.
- * @param {string[]} classes @returns {Map<string, string>} */
+/** What a class of colour is in the theme of now, as a canvas takes it. */
 export function painted(classes) {
 	const probe = document.createElement("span");
 	document.body.append(probe);

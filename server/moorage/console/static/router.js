@@ -6,7 +6,7 @@ const ROOT = "/console";
 /** The view, what follows it in the address, and its query. */
 export const route = signal(read());
 
-/** What a part of the address says; "%" and the like stand for themselves. @param {string} part */
+/** What a part of the address says; "%" and the like stand for themselves. */
 function decoded(part) {
 	try {
 		return decodeURIComponent(part);
@@ -20,13 +20,11 @@ function read() {
 	return { view: view || "overview", rest, query: new URLSearchParams(location.search) };
 }
 
-/** The address of an object.
- * @param {string} view @param {string[]} rest */
+/** The address of an object. */
 export function to(view, ...rest) {
 	return [ROOT, view, ...rest.map(encodeURIComponent)].join("/");
 }
 
-/** @param {string} address @param {boolean} [replace] */
 export function go(address, replace) {
 	if (address === location.pathname + location.search) return;
 	history[replace ? "replaceState" : "pushState"](null, "", address);

@@ -1,20 +1,15 @@
 // Who is here, and requests over HTTP: every view asks through this module.
 import { signal } from "./signal.js";
 
-/**
- * @typedef {{tenant: string, role: string, operator: boolean, rights: string[], csrf: string,
- *   websocket: string, version: string, login: boolean}} Session
- */
-
 /** The session; undefined: not yet asked; null: a login is needed. */
 export const session = signal(undefined);
 
-/** Whether the role of who is here has a right. @param {string} right Its name in the table of rights. */
+/** Whether the role of who is here has a right. `right`: Its name in the table of rights. */
 export const may = (right) => Boolean(session.value?.rights.includes(right));
 
 const MEANT = { lease: "release or cancel", exec: "run commands in workloads", policy: "publish policies or change aliases", cordon: "cordon, drain or uncordon", place: "ask for placements" };
 
-/** Why a right is missing, in a sentence. @param {string} right */
+/** Why a right is missing, in a sentence. */
 export const missing = (right) => `Your role, ${session.value?.role}, may not ${MEANT[right] || right}.`;
 
 /** Why the server cannot be reached, or "". */
@@ -25,7 +20,7 @@ export const signIn = signal(false);
 
 /** A "no" of the server: `message` is its sentence, `code` its name. */
 export class Failure extends Error {
-	/** @param {string} message @param {string} code @param {any} [reply] */
+
 	constructor(message, code, reply) {
 		super(message);
 		this.code = code;
@@ -33,8 +28,7 @@ export class Failure extends Error {
 	}
 }
 
-/** Ask over HTTP; returns `data` of the reply, or the bare document.
- * @param {string} method @param {string} path @param {any} [body] */
+/** Ask over HTTP; returns `data` of the reply, or the bare document. */
 export async function http(method, path, body) {
 	const headers = { Accept: "application/json" };
 	if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -60,6 +54,9 @@ export async function http(method, path, body) {
 	return reply && "success" in reply && "data" in reply ? reply.data : reply;
 }
 
+/** The code of a version. */
+export const codeOf = (uri) => http("GET", `/policy/${encodeURIComponent(uri)}`).then((each) => String(each.code ?? ""));
+
 /** Find out who is here. */
 export async function enter() {
 	try {
@@ -77,7 +74,6 @@ export async function enter() {
 	}
 }
 
-/** @param {string} token */
 export async function logIn(token) {
 	session.value = await http("POST", "/console/session", { token });
 }

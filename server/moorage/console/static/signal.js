@@ -1,7 +1,6 @@
 // Values that views follow: `useSignal` draws its component again when one changes.
 import { useLayoutEffect, useState } from "preact/hooks";
 
-/** @template T @param {T} value */
 export function signal(value) {
 	const followers = new Set();
 	return {

@@ -14,13 +14,12 @@ export const connection = signal(0);
 /** The state of the fleet that is shown. */
 export const revision = signal(null);
 
-/** @type {WebSocket | null} */
 let socket = null;
 let number = 0;
 let retry_ms = 250;
-/** @type {Map<number, {done: (data: any) => void, failed: (error: Error) => void, timer: number}>} */
+
 const open = new Map();
-/** @type {Map<string, Set<(name: string, data: any) => void>>} */
+
 const listeners = new Map();
 
 /** Where the server listens, as this page reaches it. */
@@ -70,7 +69,6 @@ function lost() {
 	retry_ms = Math.min(retry_ms * 2, RETRY_MS_MAX);
 }
 
-/** @param {any} message */
 function take(message) {
 	heard();
 	if (message.event !== undefined) {
@@ -84,13 +82,12 @@ function take(message) {
 	if (!waiting) return;
 	open.delete(message.id);
 	clearTimeout(waiting.timer);
-	if (message.success) waiting.done(message.data);
+	if (message.success) waiting.done(waiting.whole ? message : message.data);
 	else waiting.failed(new Failure(message.message, message.error?.code || "", message));
 }
 
-/** Ask one thing; returns `data` of the reply.
- * @param {Record<string, any>} message @returns {Promise<any>} */
-export function ask(message) {
+/** Ask one thing; returns `data` of the reply, or all of it. */
+export function ask(message, whole = false) {
 	return new Promise((done, failed) => {
 		if (!socket || socket.readyState !== WebSocket.OPEN) {
 			failed(new Failure("There is no connection to the server now.", "lost"));
@@ -101,20 +98,18 @@ export function ask(message) {
 			open.delete(id);
 			failed(new Failure(`No answer came within ${ANSWER_MS_MAX / 1000} seconds.`, "timeout"));
 		}, ANSWER_MS_MAX);
-		open.set(id, { done, failed, timer });
+		open.set(id, { done, failed, timer, whole });
 		socket.send(JSON.stringify({ ...message, id }));
 	});
 }
 
-/** @param {string[]} topics */
 export function watch(topics) {
 	return ask({ op: "watch", topics }).catch((error) => {
 		for (const topic of topics) for (const each of listeners.get(topic) || []) each("refused", error);
 	});
 }
 
-/** Hear the news of a topic until the returned function is called.
- * @param {string} topic @param {(name: string, data: any) => void} listener */
+/** Hear the news of a topic until the returned function is called. */
 export function listen(topic, listener) {
 	const all = listeners.get(topic) || new Set();
 	listeners.set(topic, all);

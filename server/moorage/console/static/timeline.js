@@ -1,7 +1,7 @@
 // Leases over time on a canvas: a line for each node, with its devices side by side, or for each tenant.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ticks } from "./charts.js";
-import { clockTick, count, gpus, heldMilli, placesBrief, some, span, when, zone } from "./format.js";
+import { clockTick, count, gpus, heldMilli, placesBrief, some, until, when, zone } from "./format.js";
 import { keyed, painted } from "./palette.js";
 import { useSignal } from "./signal.js";
 import { theme } from "./theme.js";
@@ -17,6 +17,7 @@ const HOUR = 3600;
 const SPANS = [["1 hour", HOUR], ["6 hours", 6 * HOUR], ["1 day", 24 * HOUR], ["1 week", 168 * HOUR]];
 const SPAN_MIN = 60;
 const TICKS = [60, 300, 900, 1800, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, 24 * HOUR, 48 * HOUR, 168 * HOUR];
+const FIRST = { ends: "those that end next", load: "those with the most GPUs", name: "the first by node" };
 const STATES = { warm: "s-w", failing: "s-x", ending: "s-u", starting: "s-c" };
 
 /** What a lease is coloured by. */
@@ -28,8 +29,7 @@ const COLOURED = {
 };
 const nodeOf = (share) => (share ? `${share.cluster_id}/${share.node_id}` : "");
 
-/** The lines, in their order: name, its leases, and how high it is.
- * @param {any[]} rows @param {string} by @param {string} order */
+/** The lines, in their order: name, its leases, and how high it is. */
 function lined(rows, by, order) {
 	const found = new Map();
 	const add = (name, row, share) => {
@@ -69,10 +69,9 @@ function laned(line) {
 	line.lane = (line.tall - 4) / Math.max(1, bare);
 }
 
-export function Timeline({ rows, total, models, open, brushed }) {
+export function Timeline({ rows, total, models, order, setOrder, open, brushed }) {
 	const canvas = useRef(null);
 	const [by, setBy] = useState("node");
-	const [order, setOrder] = useState("ends");
 	const [colour, setColour] = useState("tenant");
 	const [width, setWidth] = useState(0);
 	const [range, setRange] = useState(null);
@@ -157,7 +156,7 @@ export function Timeline({ rows, total, models, open, brushed }) {
 	};
 	const hover = (event) => {
 		const row = hit(event);
-		setUnder(row ? `${row.id} of ${row.tenant || "no one, kept warm"}, ${row.state}, on ${placesBrief(row.placement)}, until ${when(row.expires_at)} (${row.expires_at > now ? `in ${span(row.expires_at - now)}` : "over"})` : event.offsetX > LEFT ? when(at(event.offsetX)) : "");
+		setUnder(row ? `${row.id} of ${row.tenant || "no one, kept warm"}, ${row.state}, on ${placesBrief(row.placement)}, until ${when(row.expires_at)} (${row.expires_at > now ? `in ${until(row.expires_at)}` : "over"})` : event.offsetX > LEFT ? when(at(event.offsetX)) : "");
 	};
 	const press = (event) => {
 		const done = { "+": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => pan(-0.25), ArrowRight: () => pan(0.25), 0: () => setRange(null) }[event.key];
@@ -166,7 +165,7 @@ export function Timeline({ rows, total, models, open, brushed }) {
 		done();
 	};
 	const ending = rows.filter((row) => row.expires_at > now && row.expires_at < now + HOUR);
-	const drawn = total > rows.length ? `${count(rows.length)} of ${some(total, "lease")} drawn, those that end next` : some(rows.length, "lease");
+	const drawn = total > rows.length ? `${count(rows.length)} of ${some(total, "lease")} drawn, ${FIRST[order]}` : some(rows.length, "lease");
 	return html`<section aria-label="Timeline"><p class="tools">
 			<${Choice} label="Lines by" value=${by} set=${setBy} options=${["node", "tenant"]} />
 			<${Choice} label="Order" value=${order} set=${setOrder} options=${[["ends", "what ends next"], ["load", "most GPUs held"], "name"]} />
@@ -174,7 +173,7 @@ export function Timeline({ rows, total, models, open, brushed }) {
 			<span class="group" role="group" aria-label="Times">${SPANS.map(([name, seconds]) => html`<button type="button" onClick=${() => move(now - seconds / 8, now + seconds)}>${name}</button>`)}
 				<button type="button" aria-label="Earlier" onClick=${() => pan(-0.5)}>◀</button><button type="button" aria-label="Later" onClick=${() => pan(0.5)}>▶</button>
 				<button type="button" aria-label="Zoom in" onClick=${() => zoom(0.5)}>+</button><button type="button" aria-label="Zoom out" onClick=${() => zoom(2)}>−</button></span></p>
-		<p class="tools"><span>${drawn}; <b>${count(ending.length)}${ending.length === rows.length && total > rows.length ? " or more" : ""}</b> end within the hour, with ${gpus(ending.reduce((sum, row) => sum + heldMilli(row.placement), 0))} GPUs${all.length > lines.length ? `. The first ${lines.length} of ${count(all.length)} ${by}s` : ""}</span>
+		<p class="tools"><span>${drawn}; <b>${count(ending.length)}${total > rows.length ? " of these" : ""}</b> end within the hour, with ${gpus(ending.reduce((sum, row) => sum + heldMilli(row.placement), 0))} GPUs${all.length > lines.length ? `. The first ${lines.length} of ${count(all.length)} ${by}s` : ""}</span>
 			${brush ? html`<span>Only ${when(brush[0])} to ${when(brush[1])}</span><button type="button" onClick=${() => move(...brush)}>Zoom to it</button><button type="button" onClick=${() => choose(null)}>All times</button>` : html`<span class="note">Draw over a span to list only its leases.</span>`}</p>
 		<ul class="keys" aria-label=${`Colours by ${colour}`}>${names.slice(0, 24).map((name) => html`<li><span class=${`swatch ${keys.get(name)}`} aria-hidden="true"></span> ${name}</li>`)}${colour === "state" ? null : html`<li class="note">warm: hatched, failing: crossed</li>`}</ul>
 		<div class="lines"><canvas ref=${canvas} class="timeline" tabindex="0" style=${{ height: `${height}px` }} role="img" aria-label=${`Timeline of ${rows.length} leases by ${by}; the table below has the same. + and - zoom, arrows move.`}

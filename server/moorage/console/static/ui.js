@@ -4,7 +4,7 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { signal, useSignal } from "./signal.js";
 import { address, ask, connection, heardAt, link } from "./socket.js";
-import { time, when } from "./format.js";
+import { brief, time, when } from "./format.js";
 import { go, to } from "./router.js";
 import { may, missing, session } from "./session.js";
 
@@ -91,8 +91,7 @@ export function Dialog({ title, close, children }) {
 
 /**
  * An action: shows what would happen, then does it. `message` is an operation with a dry run; `say` puts what that
- * answers into words; `right` is what a role needs for it; `destroys`: it cannot be taken back.
- */
+ * answers into words; `right` is what a role needs for it; `destroys`: it cannot be taken back. */
 export function Action({ label, title, message, dry = () => ask({ ...message, dry_run: true }), act = () => ask(message), say, right, destroys, words, code, done, disabled }) {
 	const lacks = right && !may(right) ? missing(right) : "";
 	const [open, setOpen] = useState(false);
@@ -156,9 +155,8 @@ const MARKS = { active: "●", granted: "●", starting: "◐", warm: "◍", fai
 /** A state, as a mark and a word. */
 export const State = ({ state }) => html`<span class=${"state " + state}><span aria-hidden="true">${MARKS[state] || "·"}</span> ${state}</span>`;
 
-/** Load something, and again when `needs` change or the connection is a new one. @param {() => Promise<any>} load
- * @param {any[]} needs @returns {{value: any, error: any, again: () => void}} */
-export function useLoaded(load, needs) {
+/** Load something, and again `every` so many ms, when `needs` change or the connection is a new one. */
+export function useLoaded(load, needs, every = 0) {
 	const [state, setState] = useState({ value: undefined, error: null });
 	const [turn, setTurn] = useState(0);
 	useEffect(() => {
@@ -171,12 +169,29 @@ export function useLoaded(load, needs) {
 			current = false;
 		};
 	}, [...needs, turn, useSignal(connection)]);
-	return { ...state, again: () => setTurn((n) => n + 1) };
+	const again = () => setTurn((n) => n + 1);
+	useEvery(again, every, [...needs]);
+	return { ...state, again };
 }
 
-/** Do something every so often while the page is seen. */
+/** What came of what a person started, and how to start it. */
+export function useAnswer() {
+	const [state, setState] = useState({ idle: true });
+	const run = async (work) => {
+		setState({ busy: true });
+		try {
+			setState({ value: await work() });
+		} catch (error) {
+			setState({ error });
+		}
+	};
+	return [state, run, () => setState({ idle: true })];
+}
+
+/** Do something every so often while the page is seen; 0: never. */
 export function useEvery(work, ms, needs) {
 	useEffect(() => {
+		if (!ms) return;
 		const timer = setInterval(() => document.hidden || work(), ms);
 		return () => clearInterval(timer);
 	}, needs);
@@ -185,8 +200,8 @@ export function useEvery(work, ms, needs) {
 /** Take what is typed. */
 export const typed = (set) => (e) => set(e.target.value);
 
-/** A table; the first cell of each row is its head. */
-export const Grid = ({ label, heads, rows, current }) => html`<table aria-label=${label}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+/** A table; the first cell of each row is its head. `wordy`: the last has sentences. */
+export const Grid = ({ label, heads, rows, current, wordy }) => html`<table aria-label=${label} class=${wordy ? "wordy" : ""}><thead><tr>${heads.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
 	<tbody>${rows.map(([first, ...cells], row) => html`<tr class=${row === current ? "current" : ""}><th scope="row">${first}</th>${cells.map((each, at) => html`<td>${each}</td>`)}</tr>`)}</tbody></table>`;
 
 /** What scrolls by itself, also by keys. */
@@ -201,10 +216,9 @@ export const Choice = ({ label, value, set, options }) => html`<label>${label} <
 /** Text as it was written. */
 export const Text = ({ label, text }) => html`<pre class="output" tabindex="0" role="region" aria-label=${label}>${text}</pre>`;
 
-/** What `children` makes of what is loaded; until then that it is loading, or why not.
- * @param {{found: any, what: string, children?: any}} props */
+/** What `children` makes of what is loaded; until then that it is loading, or why not. */
 export const Loaded = ({ found, what, children }) =>
-	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error ? null : html`<${Loading} what=${what} />`}`;
+	html`<${Refused} error=${found.error} />${found.value !== undefined ? children(found.value) : found.error || found.idle ? null : html`<${Loading} what=${what} />`}`;
 
 /** One object beside a list. */
 export const Panel = ({ title, found, children }) =>
@@ -212,6 +226,12 @@ export const Panel = ({ title, found, children }) =>
 
 /** A version or an alias. */
 export const Policy = ({ name, row }) => html`<a class=${row && "row"} href=${to("policies", name)}>${name}</a>`;
+
+/** Something by its id, in a view. */
+export const Id = ({ of, view = "leases" }) => html`<a href=${to(view, of)}>${brief(of)}</a>`;
+
+/** A node, or a cluster. */
+export const Place = ({ cluster_id: cluster, node_id: node }) => html`<a href=${node ? to("fleet", cluster, node) : to("fleet", cluster)}>${cluster}${node ? `/${node}` : ""}</a>`;
 
 /** What happened to an object. */
 export const History = ({ of }) => html`<ol class="history">${of.map(({ at, what, more }) => html`<li>${at ? html`<time>${when(at)}</time> ` : null}<b>${what}</b> ${more}</li>`)}</ol>`;

@@ -2,19 +2,23 @@
 
 from typing import Any
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
+from moorage.core.fit.feasibility import Feasibility
 from moorage.core.lifecycle.cordons import Cordons
 from moorage.core.lifecycle.leases import LeaseLifecycle
 from moorage.core.lifecycle.warm_reuse import WarmReuse
 from moorage.core.queue.open_requests import OpenRequests
+from moorage.core.reports import forecast
 from moorage.core.reports.explain import waiter_row
 from moorage.core.state import refusals
 from moorage.core.state.facts import Cordoned, Refusal
 from moorage.core.state.state import RELEASED, State
 from moorage.core.turns.effects import Information, LeaseNews, Response
 from moorage.core.turns.events import CancelAsked, CordonAsked, DryRun, FlushAsked, ReleaseAsked
-from moorage.model import LeaseState
+from moorage.model import Lease, LeaseState
+from moorage.records.leases import ReleasePreview
 
 
 class DryRuns:
@@ -22,6 +26,7 @@ class DryRuns:
 
     Args:
         state: What is true.
+        feasibility: Knows what fits.
         requests: Those that are open.
         leases: Knows whose they are.
         warm: Knows the warm leases.
@@ -32,12 +37,14 @@ class DryRuns:
     def __init__(
         self,
         state: State,
+        feasibility: Feasibility,
         requests: OpenRequests,
         leases: LeaseLifecycle,
         warm: WarmReuse,
         cordons: Cordons,
     ) -> None:
         self._state = state
+        self._feasibility = feasibility
         self._requests = requests
         self._leases = leases
         self._warm = warm
@@ -47,7 +54,7 @@ class DryRuns:
         """Return what would come of an operation."""
         match run.event:
             case ReleaseAsked() as event:
-                return self._release(event)
+                return self._release(event, run, now)
             case CancelAsked() as event:
                 return self._cancel(event)
             case FlushAsked(_, tenant, cluster):
@@ -56,14 +63,32 @@ class DryRuns:
             case CordonAsked() as event:
                 return self._cordon(event, now, sees_all=run.sees_all)
 
-    def _release(self, event: ReleaseAsked) -> Response:
+    def _release(self, event: ReleaseAsked, run: DryRun, now: float) -> Response:
         found = self._leases.owned(event.lease, event.token_digest, event.tenant)
         if isinstance(found, Refusal):
             return found
         if found.over:
             return LeaseNews(found, owner=False)
-        state: LeaseState = "warm" if found.state == "active" and found.likeness else "ended"
-        return LeaseNews(replace(found, state=state, reason=RELEASED), owner=False)
+        state: LeaseState = "warm" if _stays_warm(found) else "ended"
+        ends = replace(found, state=state, reason=RELEASED)
+        return LeaseNews(ends, reasons=self._freed(found, asked, now), owner=False)
+
+    def _freed(self, lease: Lease, asked: DryRun, now: float) -> dict[str, Any]:
+        """Say who has a turn after a release, and how long that takes."""
+        beside = [self._state.leases.get(each) for each in run.beside]
+        own = [each for each in beside if each is not None and each.tenant == lease.tenant]
+        state, waiting = self._state, self._requests.queue.in_turn(forecast.WAITERS_MAX)
+        ending = list({each.id: each for each in [lease, *own]}.values())
+        warm = tuple(each.id for each in ending if _stays_warm(each))
+        served = forecast.served_after(state, self._feasibility, waiting, ending, now)
+        shown = [
+            each
+            for each in served
+            if run.sees_all or state.waiting[each].ask.tenant == lease.tenant
+        ]
+        preview = ReleasePreview(warm, tuple(shown), len(served) - len(shown), run.stop_seconds)
+        told: dict[str, Any] = to_builtins(preview)
+        return told
 
     def _cancel(self, event: CancelAsked) -> Response:
         request = self._requests.first_with(event.tenant, event.request) or event.request
@@ -92,3 +117,7 @@ class DryRuns:
             tenants = {each.tenant for each in others}
             answer["others"] = {"leases": len(others), "tenants": len(tenants)}
         return Information({"dry_run": True, **answer})
+
+
+def _stays_warm(lease: Lease) -> bool:
+    return lease.state == "active" and bool(lease.likeness)

@@ -86,6 +86,32 @@ def expected(
     return course.found
 
 
+def served_after(
+    state: State,
+    feasibility: Feasibility,
+    waiters: Iterable[Waiter],
+    leases: Iterable[Lease],
+    now: float,
+) -> list[RequestId]:
+    """Return which waiters would have their turn if some leases ended now.
+
+    Args:
+        state: As it is now.
+        feasibility: Knows what fits.
+        waiters: Of all tenants, in the order in which they are served.
+        leases: Those that would end.
+        now: In seconds since the epoch.
+
+    """
+    lines = _lines(state, waiters)
+    if not lines:
+        return []
+    course = _Course(state, feasibility, lines)
+    left = tuple(share for lease in leases for share in state.held_by(lease))
+    course.passes(_End(now, "", left))
+    return list(course.found)
+
+
 class _Course:
     """What is taken to happen: places come free, and waiters get them in their order.
 
@@ -120,8 +146,7 @@ class _Course:
             if self._lines[first][0][1].deadline < end.at:  # It has given up by then.
                 self._leaves(at)
                 continue
-            own = [row for row in rows if row not in reserved or self._is_own(row, first, end.at)]
-            placement = self._placed(first, own, end.at)
+            placement = self._placed(first, rows, reserved, end.at)
             if not placement:
                 if is_head:
                     reserved = self._reserved = self._rows_reserved(first, end.at)
@@ -165,8 +190,11 @@ class _Course:
         nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
         return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
 
-    def _placed(self, needs: _Class, rows: list[int], moment: float) -> Placement:
-        """Take what is needed on some rows, if it fits: on those that came free, or for a gang."""
+    def _placed(self, needs: _Class, rows: list[int], kept: set[int], moment: float) -> Placement:
+        """Take what is needed, if it fits: on rows that came free, or for a gang on any.
+
+        What is kept for the head of the queue is left out.
+        """
         fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
         gang = demand.nodes > 1 and bool(rows)
         if gang:
@@ -175,6 +203,7 @@ class _Course:
             rows = np.flatnonzero(fits).tolist()
         elif needs.where is not None:
             rows = [row for row in rows if ids[row][0] in needs.where]
+        rows = [row for row in rows if row not in kept or self._is_own(row, needs, moment)]
         beside = {row: self._reserved_parts(row, needs, moment) for row in rows}
         able = [row for row in rows if beside[row] is not None]
         parts = [part for row in able for part in beside[row] or ()]

@@ -268,12 +268,16 @@ class DryRun(msgspec.Struct, frozen=True, gc=False):
 
     Args:
         sees_all: Name the leases of other tenants; else they are counted.
+        beside: Of a release, further leases that are taken to end with it.
+        stop_seconds: Of a release, the most that a workload has to end; None: not known.
 
     """
 
     to: Address
     event: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked
     sees_all: bool = False
+    beside: tuple[RequestId, ...] = ()
+    stop_seconds: float | None = None
 
 
 class ClusterSeen(msgspec.Struct, frozen=True, gc=False):

@@ -32,6 +32,7 @@ from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.registry import ClusterDocuments
 from moorage.records.audit import AuditEntry
+from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.rights import SERVER_ITSELF, Caller
 
 __all__ = ["AgentRoster"]
@@ -48,6 +49,8 @@ BEATS_MISSED_MAX: Final = 4
 UNHEARD_MARGIN_SECONDS: Final = 10.0
 """So much longer than an agent's `unheard_seconds` its machine must be unheard of before leases
 start elsewhere: for the end of what runs there, and for clocks that run apart."""
+ABSENT_MAX: Final = 20
+"""Agents that are not connected, by name in `now`."""
 _WATCH_SECONDS: Final = 0.5
 
 log = structlog.get_logger("moored")
@@ -99,6 +102,16 @@ class AgentRoster:
             self._store.note_disconnection(None, time.time())
             for place in records:
                 self._fleet.machine(place)
+
+    def now(self) -> AgentsNow:
+        """Return how many agents are connected, and which are not."""
+        machines = [each for each in self._fleet.machines() if not each.gone] if self._fleet else []
+        absent = sorted((each for each in machines if each.link is None), key=_absent_longest)
+        first = [
+            AbsentAgent(*each.place, each.heard_time, each.lost) for each in absent[:ABSENT_MAX]
+        ]
+        lost = sum(each.lost for each in absent)
+        return AgentsNow(len(machines) - len(absent), len(absent), lost, first)
 
     def admits(self, secret: str | None) -> bool:
         """Return whether a token or key is worth a handshake."""
@@ -386,3 +399,8 @@ class AgentRoster:
         left = [each for each in nodes_of(document) if each.get("id") != place[1]]
         nodes = {**document["nodes"], "count": len(left), "nodeData": left}
         await self._clusters.update(place[0], {"nodes": nodes})
+
+
+def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:
+    """Order absent machines: those that count as lost first, then by when they were heard."""
+    return not machine.lost, machine.heard_time

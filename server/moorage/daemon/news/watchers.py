@@ -5,7 +5,8 @@ are the news. What a watcher may leave unread is bounded by the gateway, which c
 what it missed; nothing here waits for a watcher.
 """
 
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -45,14 +46,20 @@ from moorage.daemon.observability.counters import gauges
 from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event as news_of
+from moorage.records.history import NewsEvent
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.leases import WorkloadEnd
-from moorage.records.rights import Caller
+from moorage.records.rights import Caller, Right
 from moorage.sandbox.host.sandbox import OpenCircuit
 
 TOPICS: Final = ("policies", "leases", "fleet", MAP, SHAPES)
 """`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
-`fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`."""
+`fleet`: clusters that come and go; `map` and `shapes`: see `map_news` and `shape_news`. Who may
+see what all tenants hold hears of the leases of all."""
+RECENT_MAX: Final = 100
+"""Events of the fleet and of policies that are remembered."""
+OTHERS_MAX: Final = 20
+"""News of other tenants' leases that are passed on in one second; of more, only their number."""
 
 log = structlog.get_logger("moored")
 
@@ -103,7 +110,9 @@ class Watchers:
         self._leases = leases
         self._map = map_news
         self._shapes = shape_news
-        self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
+        self._watching: dict[str, dict[SessionId, Caller]] = {topic: {} for topic in TOPICS}
+        self._recent: deque[tuple[Tenant | None, NewsEvent]] = deque(maxlen=RECENT_MAX)
+        self._others = _Budget()
         self._counts: Counter[str] = Counter()
 
     def add(self, session: SessionId, caller: Caller, topics: Sequence[str]) -> list[str]:
@@ -125,7 +134,7 @@ class Watchers:
                     details={"known": list(TOPICS)},
                 )
         for topic in topics:
-            self._watching[topic][session] = caller.tenant
+            self._watching[topic][session] = caller
         if MAP in topics:
             self._map.add(session, caller)
         if SHAPES in topics:
@@ -138,7 +147,7 @@ class Watchers:
             each
             for watching in self._watching.values()
             for each, whose in watching.items()
-            if whose == tenant
+            if whose.tenant == tenant
         }
         return len(found - {session})
 
@@ -173,24 +182,45 @@ class Watchers:
 
         """
         self._counts[topic] += 1
+        if topic != "leases":
+            self._recent.append((tenant, NewsEvent(time.time(), topic, name, data)))
         watching = self._watching[topic]
         if not watching:
             return
-        frame = news_of(name, data, topic)
+        frame, others = news_of(name, data, topic), list[SessionId]()
         for session, each in tuple(watching.items()):
-            if tenant is None or each == tenant:
+            if tenant is None or each.tenant == tenant:
                 self._push(session, frame)
+            elif each.may(Right.READ_ALL):
+                others.append(session)
+        if others and self._others.spend():
+            if unseen := self._others.unseen():
+                missed = news_of("unseen", {"events": unseen}, topic)
+                for session in others:
+                    self._push(session, missed)
+            for session in others:
+                self._push(session, frame)
+
+    def recent(self, viewer: str | None) -> list[NewsEvent]:
+        """Return the last news of the fleet and of policies, newest first.
+
+        Args:
+            viewer: The tenant that asks; None: it may see all.
+
+        """
+        seen = (None, viewer)
+        return [each for whose, each in reversed(self._recent) if viewer is None or whose in seen]
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk, to those who watch. On the hot path."""
         self._map.durable(facts)
         self.progress.durable(facts)
-        leases, fleet = self._watching["leases"], self._watching["fleet"]
-        if not leases and not fleet:
-            return
+        leases = self._watching["leases"]
         for fact in facts:
             if isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
                 self.tell("fleet", *_about_fleet(fact))
+            elif not leases:
+                continue
             elif isinstance(fact, Granted):
                 self.tell("leases", "granted", LeaseAnswer.of(fact.lease), fact.lease.tenant)
             elif isinstance(fact, _AboutLease):
@@ -232,6 +262,31 @@ class Watchers:
         for topic in TOPICS:
             news.add_metric([topic], self._counts[topic])
         yield news
+
+
+class _Budget:
+    """How many news of other tenants are passed on, so that no flood of grants costs them."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._left = 0
+        self._dropped = 0
+
+    def spend(self) -> bool:
+        """Return whether one more may go; else it is counted."""
+        now = time.monotonic()
+        if now >= self._until:
+            self._until, self._left = now + 1.0, OTHERS_MAX
+        if self._left:
+            self._left -= 1
+            return True
+        self._dropped += 1
+        return False
+
+    def unseen(self) -> int:
+        """Return how many were dropped since this was last called."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
 
 
 def _about_workload(workload: WorkloadReport) -> dict[str, Any]:

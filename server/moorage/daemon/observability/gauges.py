@@ -20,6 +20,8 @@ from moorage.ledger.base import Ledger
 from moorage.policy.fleet import Fleet
 from moorage.sandbox.host.contract import SandboxReport
 
+CELLS_MAX: Final = 50
+"""Policies whose cells have series of their own."""
 FLEET_KINDS_MAX: Final = 200
 """Pairs of cluster and model with series of their own."""
 
@@ -90,6 +92,9 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     counts = ((name, float(count)) for name, count in report.counters.items())
     circuits = "Policies that are not asked for a while, by tenant at whose requests they overran"
     yield gauge("moorage_policies_circuit_open", circuits, report.circuits_open)
+    cells = sorted(report.cells.items(), key=lambda each: -each[1])[:CELLS_MAX]
+    living = "Living cells by policy; those of the most are shown"
+    yield gauges("moorage_cells", living, "policy", ((uri, float(n)) for uri, n in cells))
     workers = "Nodes of Ray on which policies are evaluated"
     yield gauge("moorage_policy_workers", workers, report.workers_up)
     yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)

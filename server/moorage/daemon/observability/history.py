@@ -21,11 +21,16 @@ from msgspec.structs import replace
 from moorage.core.state.state import State
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.durations import OTHER, DurationMetrics, quantile
+from moorage.model import ClusterId
 from moorage.records.history import (
+    AgentsNow,
+    ClusterOut,
+    EndingSoon,
     GpuHistory,
     GpuUse,
     History,
     HistoryNow,
+    NewsEvent,
     OldestWaiter,
     Quantiles,
 )
@@ -42,6 +47,10 @@ SERIES_MAX: Final = 20
 OLDEST_MAX: Final = 5
 ANSWERS_MAX: Final = 200
 """Answers that are remembered until the next sample."""
+SOON_SECONDS: Final = 3600.0
+ENDING_SECONDS: Final = 5.0
+"""Between two looks at what ends soon, which go through all leases."""
+CLUSTERS_OUT_MAX: Final = 20
 LOOK_SECONDS: Final = 1.0
 """Between two looks at how late the event loop is."""
 WARM: Final = "warm"
@@ -74,6 +83,10 @@ class HistoryRing:
         measures: Counts refusals.
         durations: Measure grants, evaluations and commits.
         sessions: Returns how many WebSockets are open.
+        events: Returns the last news that a tenant may see; of None all.
+
+    Attributes:
+        agents: Returns how agents are; the daemon sets it once it knows them.
 
     """
 
@@ -83,11 +96,16 @@ class HistoryRing:
         measures: Measures,
         durations: DurationMetrics,
         sessions: Callable[[], int],
+        events: Callable[[str | None], list[NewsEvent]],
     ) -> None:
         self._state = state
         self._measures = measures
         self._durations = durations
         self._sessions = sessions
+        self._events = events
+        self.agents: Callable[[], AgentsNow] = AgentsNow
+        self._ending: dict[str, EndingSoon] = {}
+        self._ending_at = 0.0
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
         self._taken = 0
         self._late = 0.0
@@ -140,7 +158,41 @@ class HistoryRing:
         now = self._now(time.time())
         now.tenants = _seen(now.tenants, viewer)
         now.oldest = self._oldest(viewer)
-        return replace(told, now=now)
+        now.ending = self._ending_soon(viewer, now.at)
+        now.agents = self.agents() if viewer is None else None
+        now.clusters_out = self._clusters_out()
+        return replace(told, now=now, events=self._events(viewer))
+
+    def _ending_soon(self, viewer: str | None, at: float) -> EndingSoon:
+        if at - self._ending_at >= ENDING_SECONDS:
+            self._ending_at, self._ending = at, {}
+            for lease in self._state.leases.values():
+                if lease.expires_at < at + SOON_SECONDS:
+                    found = self._ending.setdefault(lease.tenant, EndingSoon())
+                    found.leases += 1
+                    found.gpu_milli += sum(len(s.gpus) * s.gpu_milli for s in lease.placement)
+        if viewer is not None:
+            return self._ending.get(viewer, EndingSoon())
+        all_ = self._ending.values()
+        return EndingSoon(sum(e.leases for e in all_), sum(e.gpu_milli for e in all_))
+
+    def _clusters_out(self) -> list[ClusterOut]:
+        state, fleet = self._state, self._state.fleet
+        length = len(fleet.cluster_ids)
+        nodes = np.bincount(fleet.cluster, minlength=length)
+        open_ = np.bincount(fleet.cluster, fleet.closed == 0, length)
+        out = np.flatnonzero((nodes > 0) & (open_ == 0))[:CLUSTERS_OUT_MAX].tolist()
+        found = []
+        for number in out:
+            cluster = ClusterId(fleet.cluster_ids[number])
+            known = state.clusters.get(cluster)
+            first = known.nodes[0] if known is not None and known.nodes else None
+            reason = "" if first is None else first.unavailable
+            if first is not None:
+                cordon = state.cordons.get((cluster, first.id), state.cordons.get((cluster, "")))
+                reason = reason if cordon is None else cordon.why
+            found.append(ClusterOut(cluster, int(nodes[number]), reason))
+        return found
 
     def _oldest(self, viewer: str | None) -> list[OldestWaiter]:
         shown = (
@@ -245,11 +297,31 @@ class HistoryRing:
                     if gpu in ids:
                         closed[fleet.gpu_model[row, ids.index(gpu)]] -= share.gpu_milli
         idle = closed.tolist()
+        largest, empty = self._whole()
         return {
-            name or "no model": GpuUse(total[n], total[n] - free[n] - idle[n], idle[n])
+            name or "no model": GpuUse(
+                total[n], total[n] - free[n] - idle[n], idle[n], largest[n], empty[n]
+            )
             for n, name in enumerate(fleet.models)
             if total[n]
         }
+
+    def _whole(self) -> tuple[list[int], list[int]]:
+        """Return by model the most GPUs wholly free on one node, and nodes without a lease of any.
+
+        A node counts for the model of its first GPU.
+        """
+        fleet = self._state.fleet
+        length = len(fleet.models)
+        largest, empty = np.zeros(length, np.int64), np.zeros(length, np.int64)
+        if fleet.gpu_total.shape[1]:
+            there = (fleet.gpu_total[:, 0] > 0) & (fleet.closed == 0) & (fleet.gpu_model[:, 0] >= 0)
+            whole = ((fleet.gpu_free == fleet.gpu_total) & (fleet.gpu_total > 0)).sum(1)[there]
+            model = fleet.gpu_model[there, 0]
+            np.maximum.at(largest, model, whole)
+            all_free = whole == (fleet.gpu_total[there] > 0).sum(1)
+            np.add.at(empty, model[all_free], 1)
+        return largest.tolist(), empty.tolist()
 
 
 def _difference(before: _Counts, now: _Counts) -> _Counts:

@@ -141,7 +141,7 @@ class Operations:
         self._replies.expect(to, ReplyContext(message.id))
         match message:
             case wire.Release():
-                self._release(to, tenant, message)
+                self._release(to, caller, message)
             case wire.Renew():
                 ttl, longest = message.ttl_seconds, self._ttl_seconds_max
                 if ttl is not None and ttl > longest:
@@ -238,9 +238,9 @@ class Operations:
             about = {"what": "flush", "cluster": message.cluster}
             _note(tenant, self._replies.remote(to), about)
 
-    def _release(self, to: Address, tenant: Tenant, message: wire.Release) -> None:
+    def _release(self, to: Address, caller: Caller, message: wire.Release) -> None:
         """End a lease; without its token, only one of the caller's tenant."""
-        lease = RequestId(message.lease)
+        lease, tenant = RequestId(message.lease), caller.tenant
         if message.token:
             event = ReleaseAsked(to, lease, digest(message.token))
         else:
@@ -248,7 +248,15 @@ class Operations:
             if not message.dry_run:
                 about = {"what": "release", "lease": lease}
                 _note(tenant, self._replies.remote(to), about)
-        self._post(event, tenant, dry_run=message.dry_run)
+        if not message.dry_run:
+            self._inbox.post(event, tenant)
+            return
+        beside = tuple(map(RequestId, message.beside))
+        found = (self._state.leases.get(each) for each in (lease, *beside))
+        known = (self._lookups.access.stop_seconds(each) for each in found if each is not None)
+        stops = max((each for each in known if each is not None), default=None)
+        sees_all = caller.may(Right.READ_ALL)
+        self._inbox.post(DryRun(to, event, sees_all, beside, stops), tenant)
 
     def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
         """Read or enter a workload; without the lease's token, only one of the caller's tenant."""
@@ -258,7 +266,7 @@ class Operations:
 
     def _post(
         self,
-        event: ReleaseAsked | CancelAsked | FlushAsked | CordonAsked,
+        event: CancelAsked | FlushAsked | CordonAsked,
         tenant: Tenant,
         *,
         dry_run: bool,

@@ -50,6 +50,10 @@ class WorkloadAccess:
         self._readers = Readers()
         self.lost = self._readers.lost
 
+    def stop_seconds(self, lease: Lease) -> float | None:
+        """Return the most that the workload of a lease has to end; None: that is not known."""
+        return self._backends.stop_seconds(lease)
+
     async def answer(
         self, message: wire.Logs | wire.Exec, tenant: Tenant, session: SessionId
     ) -> Information | Refusal:

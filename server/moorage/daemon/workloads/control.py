@@ -373,6 +373,16 @@ class WorkloadControl:
         else:
             self._post(WorkloadKept(lease.id, lease.fencing))
 
+    def stop_seconds(self, lease: Lease) -> float | None:
+        """Return the most that the workload of a lease has to end; None: that is not known."""
+        backend = self.backend(lease)
+        if backend is None or lease.provision is None:
+            return None
+        with contextlib.suppress(SpecError):
+            named: float | None = getattr(_spec(backend, lease.provision), "stop_seconds", None)
+            return None if named is None else min(named, self._stop_seconds(lease))
+        return None
+
     def _stop_seconds(self, lease: Lease) -> float:
         """Return the most that a workload has to end; one that gives way has its notice again."""
         if lease.notice is None:

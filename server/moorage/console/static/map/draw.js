@@ -7,13 +7,8 @@ const BLOCK = 8; // Nodes below each other, at most about so many, in the block 
 export const CELLS = [24, 18, 14, 11, 9, 7, 5, 4, 3, 2, 1];
 const SQUARES = 4; // From this size on squares with gaps; below, pixels.
 
-/** @typedef {import("./model.js").Fleet} Fleet */
-/** @typedef {{fleet: Fleet, layout: Layout}} Seen */
-/** @typedef {{cell: number, nodewise: boolean, x: Int32Array, y: Int32Array, height: number,
- *   labels: {text: string, x: number, y: number}[]}} Layout */
-
-/** Where each node stands; those of a rack are a block, where squares are drawn. @param {Fleet} it
- * @param {number} width @param {number} cell @param {boolean} nodewise One cell is a node, not a slot. @returns {Layout} */
+/** Where each node stands; those of a rack are a block, where squares are drawn.
+ *   `nodewise`: One cell is a node, not a slot. */
 export function arrange(it, width, cell, nodewise) {
 	const x = new Int32Array(it.ids.length);
 	const y = new Int32Array(it.ids.length);
@@ -65,7 +60,7 @@ export function arrange(it, width, cell, nodewise) {
 	return { cell, nodewise, x, y, height: cy + (tall || line), labels };
 }
 
-/** The largest cells with which all fits. @param {Fleet} it @param {number} width @param {number} height */
+/** The largest cells with which all fits. */
 export function fitting(it, width, height) {
 	const area = width * height;
 	for (const cell of CELLS) {
@@ -77,17 +72,17 @@ export function fitting(it, width, height) {
 	return arrange(it, width, 1, true);
 }
 
-/** @param {string} css "rgb(1, 2, 3)" @returns {number} As ImageData has it. */
+/** A colour like "rgb(1, 2, 3)" as ImageData has it. */
 function packed(css) {
 	const [r, g, b] = (css.match(/[\d.]+/g) || ["0", "0", "0"]).map(Number);
 	return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
-/** A quarter of one colour, the rest of another. @param {number} one @param {number} other */
+/** A quarter of one colour, the rest of another. */
 const mixed = (one, other) => (((one >>> 2) & 0x3f3f3f3f) + (other & 0xfcfcfcfc) - ((other >>> 2) & 0x3f3f3f3f)) | 0xff000000;
 
 export class Painter {
-	/** @param {HTMLCanvasElement} canvas */
+
 	constructor(canvas) {
 		this.canvas = canvas;
 		this.context = canvas.getContext("2d", { alpha: false });
@@ -97,10 +92,9 @@ export class Painter {
 		this.colours = STATES.map(() => "rgb(128, 128, 128)");
 		this.ground = "rgb(255, 255, 255)";
 		this.text = "rgb(0, 0, 0)";
-		/** Colours of slots by something else than their state; null: by state.
-		 * @type {((slot: number, node: number) => string) | null} */
+		/** Colours of slots by something else than their state; null: by state. */
 		this.colour = null;
-		/** @type {Uint8Array | null} Nodes that are lit; null: all. */
+		/** Nodes that are lit; null: all. */
 		this.lit = null;
 		this.chosen = -1;
 		this.dirty = null;
@@ -122,7 +116,6 @@ export class Painter {
 		this.later();
 	}
 
-	/** @param {number[]} slots */
 	some(slots) {
 		if (this.frame && this.dirty === null) return; // All is drawn anyway.
 		this.dirty ||= new Set();
@@ -166,7 +159,7 @@ export class Painter {
 		}
 	}
 
-	/** @param {number} [low] @param {number} [high] Only names between these lines. */
+	/** `high`: Only names between these lines. */
 	names(low = -LABEL, high = this.canvas.height) {
 		const { context } = this;
 		context.fillStyle = this.text;
@@ -177,7 +170,7 @@ export class Painter {
 		}
 	}
 
-	/** A node without GPUs. @param {number} n */
+	/** A node without GPUs. */
 	bare(n) {
 		const { context, layout } = this;
 		context.globalAlpha = this.lit && !this.lit[n] ? 0.25 : 1;
@@ -187,7 +180,7 @@ export class Painter {
 		context.globalAlpha = 1;
 	}
 
-	/** Scroll to a node. @param {number} n */
+	/** Scroll to a node. */
 	reach(n) {
 		const { layout, canvas } = this;
 		if (n < 0 || !layout || (layout.y[n] >= this.top && layout.y[n] + layout.cell <= this.top + canvas.height)) return;
@@ -195,7 +188,6 @@ export class Painter {
 		this.all();
 	}
 
-	/** @param {number} n */
 	outline(n) {
 		const { fleet, layout } = this;
 		const { context } = this;
@@ -206,7 +198,6 @@ export class Painter {
 		context.strokeRect(layout.x[n] - out, layout.y[n] - this.top + 1 - out, wide - 1 + 2 * out, layout.cell - 1 + 2 * out);
 	}
 
-	/** @param {number} slot */
 	square(slot) {
 		const { fleet, layout } = this;
 		const n = fleet.owner[slot];
@@ -231,7 +222,6 @@ export class Painter {
 		context.globalAlpha = 1;
 	}
 
-	/** @param {number} x @param {number} y @param {number} size @param {string} mark */
 	mark(x, y, size, mark) {
 		const { context } = this;
 		context.strokeStyle = this.ground;
@@ -252,7 +242,6 @@ export class Painter {
 		context.stroke();
 	}
 
-	/** @param {Set<number> | null} dirty */
 	pixels(dirty) {
 		const { fleet, layout } = this;
 		const { width, height } = this.canvas;
@@ -288,7 +277,6 @@ export class Painter {
 		if (high > low && this.chosen >= 0) this.outline(this.chosen);
 	}
 
-	/** @param {number} n @param {Uint32Array} out @param {Uint32Array} palette */
 	node(n, out, palette) {
 		const { fleet, layout } = this;
 		const { width, height } = this.canvas;
@@ -315,7 +303,7 @@ export class Painter {
 		}
 	}
 
-	/** The node and slot at a point of the canvas, or null. @param {number} px @param {number} py */
+	/** The node and slot at a point of the canvas, or null. */
 	at(px, py) {
 		const { fleet, layout } = this;
 		if (!fleet || !layout) return null;

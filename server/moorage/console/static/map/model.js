@@ -12,19 +12,13 @@ export const STATES = [
 	{ name: "cordoned", sign: "c", mark: "\\" },
 	{ name: "stale", sign: "u", mark: "?" },
 ];
-/** @type {Record<string, number>} */
+
 const CODE = Object.fromEntries(STATES.map((each, at) => [each.name, at]));
 const [FREE, HELD, BUSY, STALE] = [CODE.free, CODE.held, CODE.busy, CODE.stale];
 const RESYNC_MS = 5000;
 
-/**
- * @typedef {{clusters: string[], ids: string[], cluster: Uint32Array, rack: string[], first: Uint32Array,
- *   slots: number, state: Uint8Array, milli: Uint16Array, owner: Uint32Array, link: Int32Array | null,
- *   model: Uint16Array, models: string[], tenant: Uint32Array, tenants: string[], ends: Float64Array,
- *   free: Uint16Array, codes: number[], number: number, revision: any, at: number}} Fleet
- * `first[n]` is the first slot of node n, `owner[s]` the node of slot s, `free[n]` its free slots;
- * `milli` is taken.
- */
+/* A fleet: `first[n]` is the first slot of node n, `owner[s]` the node of slot s, `free[n]` its free slots; `milli` is
+ * taken. */
 
 /** The whole of it, or null. */
 export const fleet = signal(null);
@@ -35,11 +29,10 @@ export const tick = signal(0);
 /** How often a gap was met. */
 export const gaps = signal(0);
 
-/** @type {Set<(changed: number[] | null) => void>} */
 const painters = new Set();
 let ticking = false;
 
-/** Hear which slots changed; null: all. @param {(changed: number[] | null) => void} painter */
+/** Hear which slots changed; null: all. */
 export function onChange(painter) {
 	painters.add(painter);
 	return () => {
@@ -47,7 +40,6 @@ export function onChange(painter) {
 	};
 }
 
-/** @param {number[] | null} changed */
 function tell(changed) {
 	for (const painter of painters) painter(changed);
 	if (ticking) return;
@@ -60,7 +52,7 @@ function tell(changed) {
 
 let resyncing = 0;
 let reading = false;
-/** @type {any[]} Deltas that came while a snapshot was unpacked. */
+/** Deltas that came while a snapshot was unpacked. */
 let kept = [];
 
 /** Follow the map until the returned function is called. */
@@ -73,7 +65,6 @@ export function follow() {
 	});
 }
 
-/** @param {any} data */
 async function take(data) {
 	reading = true;
 	kept = [];
@@ -87,7 +78,6 @@ async function take(data) {
 	for (const each of kept.splice(0)) delta(each);
 }
 
-/** @param {any} data */
 function delta(data) {
 	if (reading) return void kept.push(data);
 	if (!fleet.value || resyncing) return;
@@ -105,13 +95,12 @@ function resynchronise() {
 	setTimeout(() => resyncing && resynchronise(), RESYNC_MS + 10); // Where that snapshot is lost, too.
 }
 
-/** @param {string} text Base64 of zlib of JSON. @returns {Promise<any>} */
+/** `text`: Base64 of zlib of JSON. */
 export async function unpacked(text) {
 	const bytes = Uint8Array.from(atob(text), (each) => each.charCodeAt(0));
 	return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 }
 
-/** @param {any} columns @param {{number: number, revision?: any, at: number}} about @returns {Fleet} */
 export function read(columns, about) {
 	const counts = columns.devices;
 	const nodes = counts.length;
@@ -145,15 +134,13 @@ export function read(columns, about) {
 	return it;
 }
 
-/** The state as it is shown: what others hold is busy. @param {{codes: number[], tenants: string[]}} it
- * @param {number} code @param {number} tenant */
+/** The state as it is shown: what others hold is busy. */
 function shown(it, code, tenant) {
 	const state = it.codes[code] ?? STALE;
 	return state === HELD && it.tenants[tenant] === "busy" ? BUSY : state;
 }
 
-/** Change the columns in place; null: something is missing before it.
- * @param {Fleet} it @param {any} data @returns {number[] | null} */
+/** Change the columns in place; null: something is missing before it. */
 export function apply(it, data) {
 	if (data.number <= it.number) return []; // Older than the snapshot.
 	if (data.number !== it.number + 1) return null;
@@ -176,14 +163,14 @@ export function apply(it, data) {
 	return changed;
 }
 
-/** How many slots a range of nodes has, by state. @param {Fleet} it @param {Iterable<number>} nodes */
+/** How many slots a range of nodes has, by state. */
 export function tally(it, nodes) {
 	const found = new Array(STATES.length).fill(0);
 	for (const n of nodes) for (let s = it.first[n]; s < it.first[n + 1]; s++) found[it.state[s]] += 1;
 	return found;
 }
 
-/** The nodes of each cluster, and of each rack in it. @param {Fleet} it */
+/** The nodes of each cluster, and of each rack in it. */
 export function grouped(it) {
 	const groups = it.clusters.map(() => new Map());
 	for (let n = 0; n < it.ids.length; n++) {

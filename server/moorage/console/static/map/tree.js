@@ -6,12 +6,8 @@ import { STATES, grouped, tally } from "./model.js";
 
 const CHILDREN_SHOWN = 100;
 
-/** @typedef {import("./model.js").Fleet} Fleet */
-/** @typedef {{key: string, level: number, name: string, nodes?: number[], node?: number, slot?: number,
- *   more?: string, children: boolean, at: number, of: number}} Row */
-
-/** The rows that are to be seen. @param {Fleet} it @param {Map<string, number[]>[]} groups
- * @param {Set<string>} open @param {Map<string, number>} shown How many children of each. @returns {Row[]} */
+/** The rows that are to be seen.
+ *  `shown`: How many children of each. */
 export function visible(it, groups, open, shown) {
 	const rows = [];
 	const some = (key, level, all, add) => {
@@ -40,7 +36,7 @@ export function visible(it, groups, open, shown) {
 	return rows;
 }
 
-/** What is to be said of a row. @param {Fleet} it @param {Row} row */
+/** What is to be said of a row. */
 function cells(it, row) {
 	if (row.more) return ["", ""];
 	if (row.slot !== undefined) {
@@ -55,7 +51,6 @@ function cells(it, row) {
 	return all ? [`${count(found[0])} of ${count(all)}`, text || "nothing taken"] : ["–", "no GPU"];
 }
 
-/** @param {{it: Fleet, chosen: number, choose: (node: number) => void, ticks: number}} props */
 export function Tree({ it, chosen, choose, ticks }) {
 	void ticks; // Its change draws the counts again.
 	const [open, setOpen] = useState(() => new Set(it.clusters.length === 1 ? ["c0"] : []));

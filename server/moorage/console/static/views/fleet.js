@@ -1,6 +1,6 @@
 // Fleet: the map, the tree beside it, the rail of shapes, and one node.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, gib, moment, percent, placesBrief, shape, some, span, tenths, when } from "../format.js";
+import { count, gib, moment, percent, placesBrief, shape, some, span, tenths, until, when } from "../format.js";
 import { CELLS, Painter, arrange, fitting } from "../map/draw.js";
 import { STATES, fleet, follow, onChange, read, refused, tally, tick, unpacked } from "../map/model.js";
 import { Tree } from "../map/tree.js";
@@ -10,7 +10,7 @@ import { flushWords } from "./leases.js";
 import { ask, listen } from "../socket.js";
 import { keyed, painted } from "../palette.js";
 import { theme } from "../theme.js";
-import { Action, Choice, Copies, Empty, Facts, Grid, Loaded, Loading, Raw, Refused, Scroll, Section, State, html, typed, useEvery, useLoaded } from "../ui.js";
+import { Action, Choice, Copies, Empty, Facts, Grid, Loaded, Loading, Place, Raw, Refused, Scroll, Section, State, html, typed, useLoaded } from "../ui.js";
 
 const MATCHES_MAX = 8;
 const PAST_MINUTES = 60;
@@ -37,7 +37,7 @@ export function Fleet({ rest }) {
 			<div class="picture"><${Canvas} it=${it} chosen=${chosen} choose=${choose} lit=${ago ? null : lit} /></div>
 			<div class="beside">
 				${ago ? null : chosen >= 0 ? html`<${Node} key=${rest.join("/")} cluster=${rest[0]} node=${rest[1]} />`
-					: rest.length ? html`<${Place} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
+					: rest.length ? html`<${Cluster} key=${rest[0]} cluster=${rest[0]} unknown=${rest[1]} />` : null}
 				${ago ? null : html`<${Shapes} lit=${lit} light=${setLit} it=${it} />`}
 				<${Section} title="Tree"><${Tree} it=${it} chosen=${chosen} choose=${choose} ticks=${ticks} /><//>
 				${ago ? null : html`<${Reservations} />`}
@@ -52,8 +52,7 @@ async function past(at) {
 }
 
 function Reservations() {
-	const found = useLoaded(() => ask({ op: "reservations", limit: 100 }), []);
-	useEvery(found.again, 10000, []);
+	const found = useLoaded(() => ask({ op: "reservations", limit: 100 }), [], 10000);
 	return html`<${Section} title="Reservations"><${Loaded} found=${found} what="the reservations">${(it) => (!it.reservations.length ? html`<${Empty}>None that you may see.<//>`
 		: html`<${Grid} label="Reservations" heads=${["tenant", "nodes", "from", "until", "used"]} rows=${it.reservations.map((each) => [each.tenant,
 			each.nodes.map(({ cluster_id: cluster, node_id: node, gpus }) => html`<a href=${to("fleet", cluster, node)}>${cluster}/${node}${gpus && `[${gpus}]`}</a> `), moment(each.starts_at), moment(each.ends_at), each.used ? "yes" : "no"])} />
@@ -86,6 +85,7 @@ function Numbers({ it }) {
 			row.most = Math.max(row.most, it.free[n]);
 		}
 	}
+	const worst = scattered(it);
 	const used = (row) => percent(row.gpus ? row.milli / 1000 / row.gpus : 0);
 	return html`<ul class="facts" aria-label="Numbers">
 			<li><b>${used(all)}</b> used: ${tenths(all.milli / 1000)} of ${some(all.gpus, "GPU")}</li>
@@ -93,7 +93,26 @@ function Numbers({ it }) {
 			<li><b>${count(all.free - all.whole)}</b> of these on nodes that are partly taken (fragmentation ${percent(all.free ? 1 - all.whole / all.free : 0)})</li>
 			${bare ? html`<li><b>${some(bare, "node")}</b> without GPUs</li>` : null}</ul>
 		<details class="by-model" open=${rows.size < 7}><summary>By model</summary><${Scroll} label="By model"><${Grid} label="By model" heads=${["model", "used", "GPUs", "free", "on partly taken nodes", "empty nodes", "most on one node"]}
-			rows=${[...rows].map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.free - row.whole), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>`;
+			rows=${[...rows].map(([name, row]) => [name, used(row), count(row.gpus), count(row.free), count(row.free - row.whole), `${count(row.empty)} of ${count(row.nodes)}`, count(row.most)])} /><//></details>
+		${worst.length ? html`<p>Most fragmented: ${worst.map(([n, pieces, free], at) => html`${at ? ", " : ""}<${Place} cluster_id=${it.clusters[it.cluster[n]]} node_id=${it.ids[n]} /> (${tenths(free)} GPUs free in ${pieces} pieces)`)}</p>` : null}`;
+}
+
+const SCATTERED = 3;
+
+/** The nodes whose free GPUs lie in the most pieces: parts of shared ones, and runs of free ones between others. */
+function scattered(it) {
+	const found = [];
+	for (let n = 0; n < it.ids.length; n++) {
+		let [pieces, free, run] = [0, 0, false];
+		for (let s = it.first[n]; s < it.first[n + 1]; s++) {
+			const part = it.state[s] === 0 ? 1000 : it.state[s] < 5 && it.milli[s] ? 1000 - it.milli[s] : 0;
+			free += part;
+			if (part && !(part === 1000 && run)) pieces += 1;
+			run = part === 1000;
+		}
+		if (pieces > 1) found.push([n, pieces, free / 1000]);
+	}
+	return found.sort((a, b) => b[1] - a[1] || b[2] - a[2]).slice(0, SCATTERED);
 }
 
 /** Find a node by a part of its name, and go there. */
@@ -314,11 +333,11 @@ function Node({ cluster, node }) {
 		<h3>Leases here</h3>
 		<${Loaded} found=${leases} what="its leases">${({ leases: all }) => (!all.length ? html`<${Empty}>You hold nothing here.<//>`
 			: html`<ul>${all.map((each) => html`<li key=${each.id}><a href=${to("leases", each.id)}>${each.id}</a> <${State} state=${each.state} /> ${placesBrief(each.placement)},
-				ends in ${span(each.expires_at - Date.now() / 1000)}</li>`)}</ul>`)}<//>
+				ends in ${until(each.expires_at)}</li>`)}</ul>`)}<//>
 		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} />` : null)}<//><//>`;
 }
 
-function Place({ cluster, unknown }) {
+function Cluster({ cluster, unknown }) {
 	const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster]);
 	return html`<${Loaded} found=${about} what=${cluster}>${({ clusters: [row] }) => (!row || unknown ? html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>` : html`<${Section} title=${cluster}>
 		<${Facts} pairs=${[["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],

@@ -1,6 +1,6 @@
 // Leases: who holds what until when; one of them with its output.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { brief, count, gpus, heldMilli, moment, places, placesBrief, some, span } from "../format.js";
+import { brief, count, gpus, heldMilli, moment, places, placesBrief, some, span, until } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { fleet, follow } from "../map/model.js";
 import { go, to } from "../router.js";
@@ -8,7 +8,7 @@ import { may, missing, session } from "../session.js";
 import { useSignal } from "../signal.js";
 import { ask, listen } from "../socket.js";
 import { Timeline } from "../timeline.js";
-import { Action, Command, Empty, Facts, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, html, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Empty, Facts, Id, Loaded, Loading, Panel, Policy, Raw, Refused, Section, State, Text, filters, html, useAnswer, useLoaded } from "../ui.js";
 
 const STATES = ["", "granted", "starting", "active", "failing", "queued", "warm", "ending", "ended"];
 const NAMED = ["state", "cluster", "node_id", "tenant", "policy_rule_uri"];
@@ -33,16 +33,19 @@ function unreleasable(row) {
 /** The model of each node's GPUs, as the map has them. */
 const models = (it) => new Map(it ? it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, it.first[n + 1] > it.first[n] ? it.models[it.model[it.first[n]]] || "no model" : ""]) : []);
 
-/** The leases of the timeline: all there are, or those that end next. */
-async function drawable(filters) {
+/** The leases of the timeline: all there are, or the first in its order. */
+async function drawable(filters, sort) {
 	let [leases, after, total] = [[], "", 0];
 	while (leases.length < DRAWN_MAX && after !== null) {
-		const page = await ask({ op: "leases", filters, sort: ORDER, limit: PAGE_MAX, ...(after ? { after } : {}) });
+		const page = await ask({ op: "leases", filters, sort, limit: PAGE_MAX, ...(after ? { after } : {}) });
 		leases = leases.concat(page.leases);
 		({ next: after, total } = page);
 	}
 	return { leases, total };
 }
+
+/** What the timeline's orders are called here and on the server. */
+const ORDERS = { ends: ORDER, load: "-gpus", name: "place" };
 
 const model = (row, kinds) => (heldMilli(row.placement) && kinds.get(`${row.placement[0].cluster_id}/${row.placement[0].node_id}`)) || "–";
 
@@ -50,7 +53,8 @@ export function Leases({ rest, query }) {
 	const given = Object.fromEntries(NAMED.map((name) => [name, query.get(name) || ""]).filter(([, value]) => value));
 	const sort = query.get("sort") || ORDER;
 	const listing = useListing({ op: "leases", filters: given, sort }, "leases", (row) => row.id, 10000);
-	const drawn = useLoaded(() => drawable(given), [JSON.stringify(given)]);
+	const [lines, setLines] = useState("ends");
+	const drawn = useLoaded(() => drawable(given, ORDERS[lines]), [JSON.stringify(given), lines], DRAWN_MS);
 	const [brush, setBrush] = useState(null);
 	const [picked, setPicked] = useState(new Set());
 	useEffect(follow, []);
@@ -71,7 +75,6 @@ export function Leases({ rest, query }) {
 			refresh.current();
 		}, 1000);
 	}), []);
-	useEvery(drawn.again, DRAWN_MS, []);
 	const now = Date.now() / 1000;
 	const columns = rest[0] ? COLUMNS.length - 3 : COLUMNS.length; // Beside one lease there is less room.
 	const shown = listing.rows && brush ? { ...listing, rows: listing.rows.filter((row) => row.granted_at <= brush[1] && row.expires_at >= brush[0]) } : listing;
@@ -88,7 +91,7 @@ export function Leases({ rest, query }) {
 			<${Action} label="Flush warm leases" title="Flush all that is kept warm" right="lease" destroys message=${{ op: "flush" }} say=${flushWords} words=${["moorage", "flush"]} done=${listing.refresh} />
 			<${Command} words=${["moorage", "leases", ...(given.state ? ["--state", given.state] : []), ...(given.cluster ? ["--cluster", given.cluster] : [])]} />
 		</form>
-		${drawn.value?.leases.length ? html`<${Timeline} rows=${drawn.value.leases} total=${drawn.value.total} models=${kinds} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
+		${drawn.value?.leases.length ? html`<${Timeline} rows=${drawn.value.leases} total=${drawn.value.total} models=${kinds} order=${lines} setOrder=${setLines} open=${(id) => go(to("leases", id))} brushed=${setBrush} />` : null}
 		<div class="split">
 			<div>${chosen.length ? html`<p class="tools picked"><b>${count(chosen.length)} selected</b> <${Release} leases=${chosen} done=${() => {
 				setPicked(new Set());
@@ -97,7 +100,7 @@ export function Leases({ rest, query }) {
 			<${ListingTable} label="Leases" things="leases" listing=${shown} keyed=${(row) => row.id} current=${rest[0]} sort=${sort} order=${order} picking=${{ picked, pick, why: unreleasable }}
 				heads=${COLUMNS.slice(0, columns)}
 				cells=${(row) => [row.id, html`<${State} state=${row.gone && !row.moved ? "ended" : row.state} />`, placesBrief(row.placement), gpus(heldMilli(row.placement)), model(row, kinds),
-					row.gone && !row.moved ? "–" : span(row.expires_at - now), row.tenant || "kept warm", span(now - row.granted_at), row.project || "–", row.policy_rule_uri].slice(0, columns)}
+					row.gone && !row.moved ? "–" : until(row.expires_at), row.tenant || "kept warm", until(row.granted_at), row.project || "–", row.policy_rule_uri].slice(0, columns)}
 				address=${(row) => to("leases", row.id) + (query.toString() ? `?${query}` : "")} empty="There is no such lease." /></div>
 			${rest[0] ? html`<${Lease} key=${rest[0]} id=${rest[0]} changed=${() => again.current()} />` : null}
 		</div>`;
@@ -108,33 +111,29 @@ export const flushWords = ({ flushed }) => (flushed.length ? `Ends ${some(flushe
 
 /** Release one or several leases behind one dialog. */
 function Release({ leases, done }) {
-	const [first] = leases;
-	const many = leases.length > 1;
-	const each = async (more) => {
-		const answers = [];
-		for (const lease of leases) answers.push(await ask({ op: "release", lease: lease.id, ...more }));
-		return answers;
+	const [first, ...others] = leases;
+	const many = others.length > 0;
+	const release = async () => {
+		for (const lease of leases) await ask({ op: "release", lease: lease.id });
 	};
-	const dry = async () => {
-		const [answers, { waiting, next }] = await Promise.all([each({ dry_run: true }), ask({ op: "queue", limit: 100 })]);
-		return { answers, waiting: waiting.length, more: Boolean(next) };
-	};
-	const say = ({ answers, waiting, more }) => {
-		const warm = answers.filter(({ state }) => state === "warm").length;
+	const dry = async () => (await ask({ op: "release", lease: first.id, dry_run: true, beside: others.map(({ id }) => id) }, true)).reasons || {};
+	const say = ({ warm: kept = [], then_fit: fit = [], then_fit_others: more = 0, stop_seconds: stop }) => {
+		const warm = kept.length;
 		const works = leases.filter(({ workload }) => workload);
-		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${gpus(leases.reduce((sum, lease) => sum + heldMilli(lease.placement), 0))} GPUs:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${span(first.expires_at - Date.now() / 1000)} before its time.`;
-		const then = !works.length ? "No workload runs under it." : warm === leases.length ? `${many ? "Their workloads stay" : "Its workload stays"} warm for the next request like it.` : `${many ? `${some(works.length, "workload")} stop` : `Its workload on ${first.workload.backend} is stopped`}${warm ? `, ${warm} stay warm` : ""}.`;
-		const queue = waiting ? `What is freed goes to ${more ? "more than " : ""}${some(waiting, "request")} that ${waiting === 1 ? "waits" : "wait"}, in their order, as far as ${waiting === 1 ? "it fits" : "they fit"}.` : "No request waits for it.";
+		const bound = stop === null || stop === undefined ? "" : stop ? ` within ${span(stop)}` : " at once";
+		const what = many ? `Ends ${some(leases.length, "lease")}, which hold ${gpus(leases.reduce((sum, lease) => sum + heldMilli(lease.placement), 0))} GPUs:` : `Ends lease ${brief(first.id)} of ${first.tenant} on ${placesBrief(first.placement)}, ${until(first.expires_at)} before its time.`;
+		const then = !works.length ? "No workload runs under it." : warm === leases.length ? `${many ? "Their workloads stay" : "Its workload stays"} warm for the next request like it.` : `${many ? `${some(works.length - warm, "workload")} stop` : `Its workload on ${first.workload.backend} is stopped`}${bound}${warm ? `, ${warm} stay warm` : ""}.`;
+		const all = fit.length + more;
+		const queue = all ? html`<b>${some(all, "waiting request")} then ${all === 1 ? "fits" : "fit"}</b>${fit.length ? html`: ${fit.slice(0, 5).map((id, n) => html`${n ? ", " : ""}<${Id} of=${id} view="queue" />`)}${all > 5 ? " and others" : ""}` : ", of other tenants"}.` : "No waiting request fits because of it.";
 		return html`<p>${what}</p>${many ? html`<ul>${leases.slice(0, 12).map((lease) => html`<li>${brief(lease.id)} on ${placesBrief(lease.placement)}</li>`)}${leases.length > 12 ? html`<li>and ${leases.length - 12} more</li>` : null}</ul>` : null}<p>${then} ${queue}</p><p>It cannot be taken back.</p>`;
 	};
 	return html`<${Action} label=${many ? `Release ${leases.length}` : "Release"} title=${many ? `Release ${leases.length} leases` : `Release lease ${first.id}`} right="lease" destroys
-		dry=${dry} say=${say} act=${() => each({})} words=${many ? undefined : ["moorage", "release", first.id]} done=${done} />`;
+		dry=${dry} say=${say} act=${release} words=${many ? undefined : ["moorage", "release", first.id]} done=${done} />`;
 }
 
 function Lease({ id, changed }) {
-	const found = useLoaded(() => ask({ op: "why", lease: id }), [id]);
+	const found = useLoaded(() => ask({ op: "why", lease: id }), [id], 5000);
 	useEffect(() => listen("leases", (_, data) => data?.id === id && found.again()), [id]);
-	useEvery(found.again, 5000, [id]);
 	return html`<${Panel} title=${`Lease ${id}`} found=${found}>${({ lease, reason }) => (lease ? html`<${Held} lease=${lease} reason=${reason} changed=${() => {
 		found.again();
 		changed();
@@ -146,7 +145,7 @@ function Held({ lease, reason, changed }) {
 	const now = Date.now() / 1000;
 	const own = lease.tenant === session.value?.tenant;
 	return html`<p><${State} state=${lease.state} /> ${reason || lease.reason || ""}</p>
-		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${span(lease.expires_at - now)} ${lease.expires_at > now ? "from now" : "ago"}`],
+		<${Facts} pairs=${[["where", places(lease.placement)], ["granted", moment(lease.granted_at)], ["expires", `${moment(lease.expires_at)}, ${until(lease.expires_at)} ${lease.expires_at > now ? "from now" : "ago"}`],
 			["fencing", lease.fencing], ["tenant", lease.tenant], ["project", lease.project], ["policy", html`<${Policy} name=${lease.policy_rule_uri} />`],
 			["tried again", lease.retry_at ? moment(lease.retry_at) : ""]]} />
 		<p class="buttons">${["ended", "ending"].includes(lease.state) || !own ? null : html`<${Release} leases=${[lease]} done=${changed} />`}
@@ -160,8 +159,7 @@ function Held({ lease, reason, changed }) {
 
 /** The end of what a workload wrote. */
 function Output({ id, tail }) {
-	const logs = useLoaded(() => ask({ op: "logs", lease: id, offset: -TAIL_BYTES }), [id]);
-	useEvery(logs.again, 3000, [id]);
+	const logs = useLoaded(() => ask({ op: "logs", lease: id, offset: -TAIL_BYTES }), [id], 3000);
 	const text = logs.value?.text ?? (logs.error && tail ? tail.join("\n") : undefined);
 	return html`<h3>Output</h3>
 		${text ? html`<${Text} label="Output of the workload" text=${text} />` : text === "" ? html`<${Empty}>It has written nothing yet.<//>`
@@ -170,17 +168,12 @@ function Output({ id, tail }) {
 }
 
 function Exec({ id }) {
-	const [answer, setAnswer] = useState(null);
-	const run = async (event) => {
+	const [found, run] = useAnswer();
+	const start = (event) => {
 		event.preventDefault();
-		setAnswer({ busy: true });
-		try {
-			setAnswer(await ask({ op: "exec", lease: id, command: ["sh", "-c", event.target.command.value], timeout_seconds: 20 }));
-		} catch (error) {
-			setAnswer({ error });
-		}
+		const command = ["sh", "-c", event.target.command.value];
+		run(() => ask({ op: "exec", lease: id, command, timeout_seconds: 20 }));
 	};
-	return html`<form class="tools" onSubmit=${run}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
-		${answer?.busy ? html`<${Loading} what="the command" />` : answer?.error ? html`<${Refused} error=${answer.error} />`
-			: answer ? html`<p>It ended with ${answer.exit_code}.</p><${Text} label="Output of the command" text=${answer.output} />` : null}`;
+	return html`<form class="tools" onSubmit=${start}><label>Run inside <input name="command" required placeholder="nvidia-smi" /></label><button type="submit">Run</button></form>
+		<${Loaded} found=${found} what="the command">${(it) => html`<p>It ended with ${it.exit_code}.</p><${Text} label="Output of the command" text=${it.output} />`}<//>`;
 }

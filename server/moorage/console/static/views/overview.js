@@ -1,38 +1,36 @@
 // Overview: how full it is, who waits, what is refused and fails, over the last day; each number leads on.
-import { useRef } from "preact/hooks";
 import { Chart, Share, quantiles } from "../charts.js";
-import { brief, count, duration, gpus, heldMilli, moment, percent, placesBrief, shape, span, tenths, time } from "../format.js";
+import { sentence } from "../events.js";
+import { count, duration, gpus, moment, percent, placesBrief, shape, some, span, tenths, time, until, when } from "../format.js";
 import { keyed } from "../palette.js";
 import { to } from "../router.js";
 import { http, session } from "../session.js";
 import { ask } from "../socket.js";
 import { alarms, readMetrics } from "../metrics.js";
-import { Empty, Grid, Loaded, Raw, Section, html, useEvery, useLoaded } from "../ui.js";
+import { Empty, Grid, History, Id, Loaded, Place, Raw, Section, html, useLoaded } from "../ui.js";
 import { waitingWords } from "./reasons.js";
+import { Unserved } from "./why.js";
 
 const EVERY_MS = 20000;
 const REASONS_MS = 60000;
 const HOUR = 3600;
-const ENDING_MAX = 200;
 const SHOWN = 5;
+
+/** The first point of the last hour. */
+const hourAgo = ({ minutes }) => Math.max(0, minutes.findLastIndex((_, n) => sum(minutes.slice(n)) >= 60));
 
 const sum = (values) => values.reduce((all, each) => all + each, 0);
 
 export function Overview() {
-	const found = useLoaded(() => http("GET", "/history?step=5"), []);
-	const metrics = useLoaded(readMetrics, []);
-	const again = useRef(() => {});
-	again.current = () => {
-		found.again();
-		metrics.again();
-	};
-	useEvery(() => again.current(), EVERY_MS, []);
+	const found = useLoaded(() => http("GET", "/history?step=5"), [], EVERY_MS);
+	const metrics = useLoaded(readMetrics, [], EVERY_MS);
 	return html`<${Loaded} found=${found} what="the overview">${(it) => html`
 		<${Alerts} it=${it} metrics=${metrics.value} />
 		<${Numbers} it=${it} />
 		<div class="columns">
-			<${Models} it=${it.now} /><${Tenants} it=${it.now} />
-			<${Waiting} rows=${it.now.oldest} /><${Ending} every=${EVERY_MS} />
+			<div><${Models} it=${it.now} /><${Waiting} rows=${it.now.oldest} /><${Unserved} title="Refused last" most=${3} /></div>
+			<div><${Tenants} it=${it.now} /><${Ending} every=${EVERY_MS} soon=${it.now.ending} leases=${it.now.leases} />
+				<${Changed} it=${it} /><${Agents} now=${it.now} /></div>
 		</div>
 		<${Charts} it=${it} />
 		<${Raw} value=${it} />`}<//>`;
@@ -53,8 +51,7 @@ function Numbers({ it }) {
 	const models = Object.values(now.models);
 	const [total, used] = [sum(models.map((each) => each.total)), sum(models.map((each) => each.used))];
 	const out = sum(models.map((each) => each.unavailable));
-	const hour = it.minutes.findLastIndex((_, n) => sum(it.minutes.slice(n)) >= 60);
-	const from = Math.max(0, hour);
+	const from = hourAgo(it);
 	const refused = sum(Object.values(it.refusals).map((each) => sum(each.slice(from))));
 	const granted = sum(it.grants.slice(from));
 	const minutes = Math.max(1, sum(it.minutes.slice(from)));
@@ -65,6 +62,7 @@ function Numbers({ it }) {
 		<${Tile} href=${to("leases")} name="Leases" value=${count(now.leases)} text=${`${count(Math.round(granted / minutes))} granted a minute`} />
 		<${Tile} href=${to("why") + "?state=refused"} name="Refused" value=${count(refused)} text=${minutes >= 60 ? "in the last hour" : `in ${minutes} min`} />
 		<${Tile} href=${to("leases") + "?state=failing"} name="Failing workloads" value=${count(now.failing)} text="now" />
+		${machines(now.agents) ? html`<${Tile} href="#agents" name="Agents lost" value=${count(now.agents.lost)} text=${`of ${count(machines(now.agents))}, ${count(now.agents.connected)} connected`} />` : null}
 		<${Tile} href=${to("fleet")} name="Out of service" value=${count(now.nodes_unavailable)} text=${`of ${count(now.nodes)} nodes`} />
 	</ul>`;
 }
@@ -72,8 +70,9 @@ function Numbers({ it }) {
 function Models({ it }) {
 	const rows = Object.entries(it.models);
 	return html`<${Section} title="GPUs by model">${!rows.length ? html`<${Empty}>There is no GPU. Register a cluster: <code>moorage fleet import</code>.<//>`
-		: html`<${Grid} label="GPUs by model" heads=${["model", "in use", "used", "free", "all"]} rows=${rows.map(([name, each]) => [name,
-			html`<${Share} part=${each.used / each.total} words=${percent(each.used / each.total)} />`, gpus(each.used), gpus(each.total - each.used - each.unavailable), gpus(each.total)])} />`}<//>`;
+		: html`<${Grid} label="GPUs by model" heads=${["model", "in use", "used", "free", "all", "free on one node", "empty nodes"]} rows=${rows.map(([name, each]) => [name,
+			html`<${Share} part=${each.used / each.total} words=${percent(each.used / each.total)} />`, gpus(each.used), gpus(each.total - each.used - each.unavailable), gpus(each.total), each.largest ? `up to ${each.largest}` : "none whole", count(each.nodes_empty)])} />
+		${it.waiting ? html`<p class="note">Free nodes may be kept for requests that wait: <a href=${to("whatif")}>What-if</a> says whether one more fits.</p>` : null}`}<//>`;
 }
 
 function Tenants({ it }) {
@@ -90,26 +89,45 @@ function Waiting({ rows: oldest }) {
 	const found = useLoaded(async () => {
 		const reasons = await Promise.all(oldest.map((each) => ask({ op: "why", request: each.request }).catch(() => ({}))));
 		return oldest.map((each, n) => ({ ...each, reason: waitingWords(reasons[n], each.resources) }));
-	}, [oldest.map((each) => each.request).join()]);
-	useEvery(found.again, REASONS_MS, []);
+	}, [oldest.map((each) => each.request).join()], REASONS_MS);
 	return html`<${Section} title="Waits longest"><${Loaded} found=${found} what="who waits">${(rows) => (!rows.length ? html`<${Empty}>No request waits.<//>`
-		: html`<${Grid} label="Waits longest" heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${rows.map((each) => [html`<a href=${to("queue", each.request)}>${brief(each.request)}</a>`, each.tenant,
-			span(Date.now() / 1000 - each.since), html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//><//>`;
+		: html`<${Grid} wordy label="Waits longest" heads=${["request", "tenant", "waits", "wants, and why it waits"]} rows=${rows.map((each) => [html`<${Id} of=${each.request} view="queue" />`, each.tenant,
+			until(each.since), html`<b>${shape(each.resources)}</b>: ${each.reason}`])} />`)}<//><//>`;
 }
 
 /** What ends next. */
-function Ending({ every }) {
-	const found = useLoaded(() => ask({ op: "leases", sort: "expires_at", limit: ENDING_MAX }), []);
-	useEvery(found.again, every * 3, []);
+function Ending({ every, soon, leases: most }) {
+	const found = useLoaded(() => ask({ op: "leases", sort: "expires_at", limit: SHOWN }), [], every * 3);
 	return html`<${Section} title="Ends next"><${Loaded} found=${found} what="what ends">${({ leases, total }) => {
 		const now = Date.now() / 1000;
-		const soon = leases.filter((each) => each.expires_at < now + HOUR);
-		const more = soon.length === ENDING_MAX && total > ENDING_MAX;
 		return !leases.length ? html`<${Empty}>There is no lease${session.value?.operator ? "" : " that you may see"}.<//>` : html`
-			<p><a href=${to("leases") + "?sort=expires_at"}><b>${more ? "More than " : ""}${count(soon.length)}</b> of ${count(total)} leases end within the hour</a>, with ${more ? "at least " : ""}${gpus(sum(soon.map((each) => heldMilli(each.placement))))} GPUs, unless they are renewed.</p>
-			<${Grid} label="Ends next" heads=${["lease", "tenant", "ends", "where"]} rows=${leases.slice(0, SHOWN).map((each) => [html`<a href=${to("leases", each.id)}>${brief(each.id)}</a>`, each.tenant,
-				`in ${span(each.expires_at - now)}, ${time(each.expires_at)}`, placesBrief(each.placement)])} />`;
+			<p><a href=${to("leases") + "?sort=expires_at"}><b>${count(soon.leases)}</b> of ${count(total ?? most)} leases end within the hour</a>, with <b>${gpus(soon.gpu_milli)}</b> GPUs, unless they are renewed.</p>
+			<${Grid} wordy label="Ends next" heads=${["lease", "tenant", "ends", "where"]} rows=${leases.map((each) => [html`<${Id} of=${each.id} />`, each.tenant,
+				`in ${until(each.expires_at)}, ${time(each.expires_at)}`, placesBrief(each.placement)])} />`;
 	}}<//><//>`;
+}
+
+/** What happened within the last hour. */
+function Changed({ it }) {
+	const from = hourAgo(it);
+	const events = it.events.filter((each) => each.at > it.now.at - HOUR);
+	const held = (n) => sum(Object.values(it.models).map((each) => each.used[n] || 0));
+	const refused = Object.entries(it.refusals).map(([code, all]) => [code, sum(all.slice(from))]).filter(([, n]) => n);
+	return html`<${Section} title="Changed within the hour">
+		<p><b>${count(sum(it.grants.slice(from)))}</b> granted, <b>${count(sum(refused.map(([, n]) => n)))}</b> refused${refused.length ? ` (${refused.map(([code, n]) => `${count(n)} ${code}`).join(", ")})` : ""}; GPUs in use from ${gpus(held(from))} to ${gpus(sum(Object.values(it.now.models).map((each) => each.used)))}, waiting from ${count(it.waiting[from] || 0)} to ${count(it.now.waiting)}.</p>
+		${events.length ? html`<${History} of=${events.slice(0, 6).map((each) => ({ at: each.at, more: sentence(each.event, each.data) }))} />${events.length > 6 ? html`<p><a href=${to("operations")}>${events.length - 6} more in Operations</a></p>` : null}`
+			: html`<${Empty}>Neither the fleet nor a policy was changed.<//>`}<//>`;
+}
+
+const machines = (agents) => (agents ? agents.connected + agents.absent : 0);
+
+/** Machines and clusters that are not heard of. */
+function Agents({ now: { agents, clusters_out: out } }) {
+	if (!machines(agents) && !out.length) return null;
+	return html`<${Section} title="Agents and clusters" id="agents">${machines(agents) ? html`<p><b>${count(agents.connected)}</b> of ${some(machines(agents), "agent")} connected, <b>${count(agents.lost)}</b> lost.</p>` : null}
+		${agents?.first.length || out.length ? html`<${Grid} wordy label="Not heard of" heads=${["where", "state", "since, or why"]} rows=${[
+			...(agents?.first || []).map((each) => [html`<${Place} ...${each} />`, each.lost ? html`<span class="state failing">✕ lost</span>` : "not connected", `${when(each.since)}, ${until(each.since)} ago`]),
+			...out.map((each) => [html`<${Place} cluster_id=${each.cluster_id} />`, `all ${some(each.nodes, "node")} out of service`, each.reason])]} />` : null}<//>`;
 }
 
 function Charts({ it }) {
@@ -133,6 +151,5 @@ function Charts({ it }) {
 		<${Chart} title="Grants a minute" at=${at} href=${to("leases")} said=${tenths} series=${[{ name: "grants", key: "k0", values: rate(it.grants) }]} />
 		<${Chart} title="From a request to its grant" at=${at} href=${to("why")} said=${duration} series=${quantiles(it.grant)} />
 		<${Chart} title="Refusals a minute" at=${at} href=${to("why") + "?state=refused"} said=${tenths} series=${codes.length ? codes.map(([name, values], n) => ({ name, key: `k${n}`, values: rate(values) })) : [{ name: "refusals", key: "k0", values: at.map(() => 0) }]} />
-		<${Chart} title="Failing workloads" at=${at} href=${to("leases") + "?state=failing"} said=${tenths} series=${[{ name: "failing", key: "k5", values: it.failing }]} />
 	</div><//>`;
 }

@@ -5,7 +5,7 @@ import { Backtest, Backtested, Upload } from "../curve.js";
 import { Editor } from "../editor.js";
 import { EXAMPLES } from "../examples.js";
 import { go, to } from "../router.js";
-import { Failure, http, may, missing } from "../session.js";
+import { Failure, codeOf, http, may, missing } from "../session.js";
 import { ask } from "../socket.js";
 import { Action, Command, Empty, Grid, Loading, Raw, Refused, Section, Text, html, said, useLoaded } from "../ui.js";
 
@@ -25,7 +25,7 @@ export function Playground({ query }) {
 	const shown = useRef(null);
 
 	useEffect(() => {
-		if (policy) http("GET", `/policy/${encodeURIComponent(policy)}`).then((each) => setCode(String(each.code)), setError);
+		if (policy) codeOf(policy).then(setCode, setError);
 	}, [policy]);
 	useEffect(() => {
 		setFleet(decision ? "decision" : "live");
@@ -33,7 +33,7 @@ export function Playground({ query }) {
 		ask({ op: "decision_fleet", request: decision }).then((found) => {
 			const { adhoc, id, policy_rule_uri, ...request } = found.request;
 			setRequests(JSON.stringify([request], null, 1));
-			if (!policy && policy_rule_uri) http("GET", `/policy/${encodeURIComponent(policy_rule_uri)}`).then((each) => setCode(String(each.code)), () => {});
+			if (!policy && policy_rule_uri) codeOf(policy_rule_uri).then(setCode, () => {});
 		}, (failure) => {
 			setFleet("live"); // What is known of the fleet then is gone, or not kept.
 			setError(failure);
@@ -110,7 +110,7 @@ function Examples({ take }) {
 		const value = event.target.value;
 		event.target.value = "";
 		if (/^\d+$/.test(value)) take(EXAMPLES[Number(value)][1]);
-		else if (value) take(String((await http("GET", `/policy/${encodeURIComponent(value)}`)).code));
+		else if (value) take(await codeOf(value));
 	};
 	return html`<p class="tools"><label>Begin with <select onChange=${choose}><option value="">choose…</option>
 		<optgroup label="Examples">${EXAMPLES.map(([name], n) => html`<option value=${n}>${name}</option>`)}</optgroup>
@@ -156,8 +156,8 @@ function Save({ code }) {
 	return html`<span class="save"><label>Version <input value=${uri} placeholder="name:1.0-stable" onInput=${(e) => setUri(e.target.value.trim())} /></label>
 		<${Action} label="Save" right="policy" title=${`Save as ${uri}`} disabled=${!sound} words=${["moorage", "policy", "push", "policy.py", "--uri", uri]} code=${code}
 			dry=${async () => {
-				const there = await http("GET", `/policy/${encodeURIComponent(uri)}`).catch(() => null);
-				return there ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;
+				const there = await codeOf(uri).catch(() => null);
+				return there !== null ? `${uri} exists already. A version never changes: the server takes only the same code under this name.` : `${uri} is checked in the jail, tried on its examples and registered. No alias means it until you activate it.`;
 			}}
 			act=${() => http("POST", "/policy", { policy_rule_uri: uri, code })} done=${() => go(to("policies", uri))} /></span>`;
 }

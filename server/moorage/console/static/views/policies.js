@@ -5,13 +5,12 @@ import { Difference } from "../difference.js";
 import { count, moment } from "../format.js";
 import { Backtest, Backtested } from "../curve.js";
 import { to } from "../router.js";
-import { http } from "../session.js";
+import { codeOf, http } from "../session.js";
 import { listen } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Grid, History, Loaded, Loading, Panel, Policy, Raw, Refused, Section, Text, html, typed, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Copies, Empty, Facts, Grid, History, Loaded, Panel, Policy, Raw, Section, Text, html, typed, useAnswer, useEvery, useLoaded } from "../ui.js";
 
 const SHOWN_MAX = 200;
 const at = (path, ...rest) => [path, ...rest.map(encodeURIComponent)].join("/");
-const code = (uri) => http("GET", at("/policy", uri)).then((each) => String(each.code ?? ""));
 
 export function Policies({ rest }) {
 	const versions = useLoaded(() => http("GET", "/policy"), []);
@@ -43,10 +42,9 @@ export function Policies({ rest }) {
 	</div>`;
 }
 
-/** What an alias would mean, and the difference of the codes: the dry run.
- * @param {string} text @param {string} from @param {string} into */
+/** What an alias would mean, and the difference of the codes: the dry run. */
 const compared = async (text, from, into) => {
-	const [before, after] = await Promise.all([from ? code(from).catch(() => "") : "", code(into)]);
+	const [before, after] = await Promise.all([from ? codeOf(from).catch(() => "") : "", codeOf(into)]);
 	return html`<p>${text} Requests under way are not disturbed.</p><${Difference} before=${before} after=${after} names=${[from || "nothing", into]} />`;
 };
 const turned = (from, into) => compared(`It means ${from || "nothing"} now, and ${into} from then on.`, from, into);
@@ -83,17 +81,9 @@ function Version({ uri, aliases, changed }) {
 
 /** What the fleet would hold under a version, from empty, while more and more is asked for. */
 function Backtests({ uri }) {
-	const [answer, setAnswer] = useState(null);
-	const run = async (trace) => {
-		setAnswer({ busy: true });
-		try {
-			setAnswer({ it: await http("POST", "/console/playground/backtest", { policy_rule_uri: uri, fleet: "live", trace }) });
-		} catch (error) {
-			setAnswer({ error });
-		}
-	};
-	return html`<${Section} title="Backtest"><${Backtest} busy=${answer?.busy} run=${run} />
-		${answer?.busy ? html`<${Loading} what="the backtest" />` : null}<${Refused} error=${answer?.error} />${answer?.it ? html`<${Backtested} it=${answer.it} />` : null}<//>`;
+	const [found, run] = useAnswer();
+	return html`<${Section} title="Backtest"><${Backtest} busy=${found.busy} run=${(trace) => run(() => http("POST", "/console/playground/backtest", { policy_rule_uri: uri, fleet: "live", trace }))} />
+		<${Loaded} found=${found} what="the backtest">${(it) => html`<${Backtested} it=${it} />`}<//><//>`;
 }
 
 function Alias({ name, changed }) {

@@ -1,11 +1,11 @@
 // Queue: who waits, for what, behind whom, and why; a waiter can be withdrawn.
 import { useEffect, useState } from "preact/hooks";
-import { brief, shape, some, span, when } from "../format.js";
+import { brief, shape, some, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { to } from "../router.js";
 import { session } from "../session.js";
 import { ask } from "../socket.js";
-import { Action, Command, Copies, Empty, Facts, Loaded, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
+import { Action, Command, Copies, Empty, Facts, Id, Loaded, Loading, Policy, Section, filters, html, useEvery, useLoaded } from "../ui.js";
 import { Awaited, Reasons, turn, waitingWords } from "./reasons.js";
 
 const EXPLAINED_MAX = 12;
@@ -30,7 +30,7 @@ function useWhys(rows) {
 /** The lease that ends first of those that a request waits for. */
 function holder(why) {
 	const [first, ...more] = [...(why?.waits_for || [])].sort((a, b) => a.expires_at - b.expires_at);
-	return first ? html`. <span class="note">Held by ${first.lease ? html`<a href=${to("leases", first.lease)}>${brief(first.lease)}</a>` : "another tenant"} on ${first.node_id} until ${when(first.expires_at)}${more.length ? ` and ${some(more.length, "other")}` : ""}</span>` : "";
+	return first ? html`. <span class="note">Held by ${first.lease ? html`<${Id} of=${first.lease} />` : "another tenant"} on ${first.node_id} until ${when(first.expires_at)}${more.length ? ` and ${some(more.length, "other")}` : ""}</span>` : "";
 }
 
 export function Queue({ rest, query }) {
@@ -46,7 +46,7 @@ export function Queue({ rest, query }) {
 		<div class="split">
 			<div><${ListingTable} label="Queue" listing=${shown} keyed=${(row) => row.request}
 				heads=${["request", "position", "waits", "wants", "why it waits", "its turn", "tenant", "priority", "policy"].slice(0, columns)}
-				cells=${(row) => [row.request, row.position, span(now - row.since), shape(row.resources), whys[row.request] ? html`${waitingWords(whys[row.request], row.resources)}${holder(whys[row.request])}` : "…",
+				cells=${(row) => [row.request, row.position, until(row.since), shape(row.resources), whys[row.request] ? html`${waitingWords(whys[row.request], row.resources)}${holder(whys[row.request])}` : "…",
 					turn(row, whys[row.request]), row.tenant, row.priority, row.policy_rule_uri].slice(0, columns)}
 				address=${(row) => to("queue", row.request)} current=${rest[0]} empty="The queue is empty." /></div>
 			${rest[0] ? html`<${Waiter} key=${rest[0]} id=${rest[0]} done=${listing.refresh} />` : null}
@@ -54,7 +54,7 @@ export function Queue({ rest, query }) {
 }
 
 /** What giving up would mean. */
-const cancelWords = ({ request, tenant, since, resources }) => `Gives up request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${span(Date.now() / 1000 - since)}` : ""}. It loses its place; asked again, it begins at the end of its priority. Its client is answered “cancelled”.`;
+const cancelWords = ({ request, tenant, since, resources }) => `Gives up request ${brief(request)}${tenant ? ` of ${tenant}` : ""} for ${shape(resources)}${since ? `, which has waited ${until(since)}` : ""}. It loses its place; asked again, it begins at the end of its priority. Its client is answered “cancelled”.`;
 
 function Waiter({ id, done }) {
 	const status = useLoaded(() => ask({ op: "status", request: id }), [id]);
@@ -68,7 +68,7 @@ function Waiter({ id, done }) {
 	return html`<aside aria-label=${`Request ${id}`}><h2>${id}</h2>
 		${!it && !status.error ? html`<${Loading} what=${id} />` : null}
 		${it?.state === "waiting" ? html`
-			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", when(it.since)], ["waits until", `${when(it.deadline)}, ${span(it.deadline - now)} from now`],
+			<${Facts} pairs=${[["wants", shape(it.resources)], ["since", when(it.since)], ["waits until", `${when(it.deadline)}, ${until(it.deadline)} from now`],
 				["priority", it.priority], ["tenant", it.tenant], ["policy", html`<${Policy} name=${it.policy_rule_uri} />`]]} />
 			<p class="buttons">${it.tenant === session.value?.tenant && html`<${Action} label="Cancel" title=${`Cancel request ${id}`} right="lease" destroys say=${cancelWords} words=${["moorage", "cancel", id]} done=${() => {
 				status.again();

@@ -1,10 +1,9 @@
 // A decision on one screen: the funnel of nodes, verdicts by kind of node, what binds, what would change it.
-import { brief, count, places, shape, some, span, time, when } from "../format.js";
+import { count, places, shape, some, time, until, when } from "../format.js";
 import { to } from "../router.js";
-import { Empty, Facts, Grid, History, Policy, Section, State, html } from "../ui.js";
+import { Empty, Facts, Grid, History, Id, Place, Policy, Section, State, html } from "../ui.js";
 
-/** Why a node cannot take a demand, in the order in which it is looked at: name, words, never.
- */
+/** Why a node cannot take a demand, in the order in which it is looked at: name, words, never. */
 const MISFITS = [
 	["labels", "have other labels than asked for", true],
 	["gpu_model", "have too few GPUs of the accepted models", true],
@@ -59,8 +58,7 @@ function funnel(why) {
 	return chosen ? [...steps, ["chosen", chosen]] : steps;
 }
 
-/** In a few words why a request waits: how many of the nodes that it needs are free, of how many that could take it.
- * @param {any} why @param {any} resources */
+/** In a few words why a request waits: how many of the nodes that it needs are free, of how many that could take it. */
 export function waitingWords(why, resources) {
 	const steps = funnel(why);
 	const verdict = why.verdict === "not_you" ? "a quota is in the way" : "";
@@ -75,14 +73,14 @@ export function waitingWords(why, resources) {
 }
 
 /** When a request has its turn: a time, a range, or why neither is known.
- * @param {any} row Of the queue. @param {any} why */
+ * `row`: Of the queue. */
 export function turn(row, why) {
 	const now = Date.now() / 1000;
-	if (row.expected_at) return `in ${span(row.expected_at - now)}, about ${time(row.expected_at)}`;
+	if (row.expected_at) return `in ${until(row.expected_at)}, about ${time(row.expected_at)}`;
 	const ends = (why?.waits_for || []).map((each) => each.expires_at).filter((at) => at < row.deadline);
 	if (ends.length) {
 		const [first, last] = [Math.min(...ends), Math.max(...ends)];
-		return `${first === last ? `in ${span(last - now)}` : `in ${span(first - now)} to ${span(last - now)}`}, unless what it waits for is renewed`;
+		return `${first === last ? `in ${until(last)}` : `in ${until(first)} to ${until(last)}`}, unless what it waits for is renewed`;
 	}
 	if (!row.resources) return "no estimate: only its policy knows what it needs";
 	if (row.lease?.retry_at > now) return `no estimate: it pauses until ${time(row.lease.retry_at)} after a failure`;
@@ -94,8 +92,8 @@ export function Awaited({ why }) {
 	const all = why.waits_for || [];
 	if (!all.length) return null;
 	return html`<${Section} title="Waits for"><p>These hold what it needs; it has its turn when they have ended:</p>
-		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} rows=${all.map((each) => [html`<a href=${to("fleet", each.cluster_id, each.node_id)}>${each.cluster_id}/${each.node_id}</a>`,
-			each.lease ? html`<a href=${to("leases", each.lease)}>${brief(each.lease)}</a>` : "of another tenant", `in ${span(each.expires_at - Date.now() / 1000)}, ${when(each.expires_at)}`])} /><//>`;
+		<${Grid} label="Waits for" heads=${["node", "lease", "ends"]} rows=${all.map((each) => [html`<${Place} ...${each} />`,
+			each.lease ? html`<${Id} of=${each.lease} />` : "of another tenant", `in ${until(each.expires_at)}, ${when(each.expires_at)}`])} /><//>`;
 }
 
 export function Reasons({ why }) {

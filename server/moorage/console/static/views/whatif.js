@@ -6,7 +6,7 @@ import { useSignal } from "../signal.js";
 import { to } from "../router.js";
 import { Failure, http } from "../session.js";
 import { ask } from "../socket.js";
-import { Command, Empty, Facts, Grid, Loading, Raw, Refused, Section, State, html, typed, useLoaded } from "../ui.js";
+import { Command, Empty, Facts, Grid, Loaded, Raw, Section, State, html, typed, useAnswer, useLoaded } from "../ui.js";
 
 const CLUSTER = { name: "cluster", label: "Cluster", list: "clusters", required: true };
 const TENANT = { name: "tenant", label: "Tenant", required: true };
@@ -49,7 +49,7 @@ const KINDS = [
 const FIRST = { policy: "", gpus: "1", nodes: "1", models: "", wait: "0", priority: "0", more: "" };
 
 function changed(changes) {
-	/**  */
+
 	const found = {};
 	for (const { kind, values } of changes) (found[kind.list] ||= []).push(kind.part(values));
 	return found.policies ? { ...found, policies: Object.fromEntries(found.policies) } : found;
@@ -85,7 +85,7 @@ export function WhatIf({ query }) {
 	const waits = query.get("request");
 	const [changes, setChanges] = useState([]);
 	const [request, setRequest] = useState(FIRST);
-	const [answer, setAnswer] = useState(null);
+	const [answer, run, forget] = useAnswer();
 	const policies = useLoaded(async () => (await Promise.all([http("GET", "/policy"), http("GET", "/policy-alias")])).flat().map((each) => each.alias || each.policy_rule_uri), []);
 	const clusters = useLoaded(async () => (await ask({ op: "fleet", limit: 100 })).clusters.map((each) => each.cluster_id), []);
 	const set = (at, name) => typed((value) => setChanges((old) => old.map((each, n) => (n === at ? { ...each, values: { ...each.values, [name]: value.trim() } } : each))));
@@ -108,22 +108,19 @@ export function WhatIf({ query }) {
 		if (many.current !== changes.length) ([...form.current.querySelectorAll(".change")].pop() || form.current).querySelector("input, .kinds button").focus();
 		many.current = changes.length;
 	}, [changes.length]);
-	const run = async (event) => {
+	const begin = (event) => {
 		event.preventDefault();
-		setAnswer({ busy: true });
-		try {
+		run(async () => {
 			const told = await ask({ op: "whatif", request: requested(request), change: changed(changes) });
-			setAnswer({ told, spread: map && (await spread(map, changes, told)) });
-		} catch (error) {
-			setAnswer({ error });
-		}
+			return { told, spread: map && (await spread(map, changes, told)) };
+		});
 	};
 	const field = (name, label, more) => html`<label>${label} <input value=${request[name]} ...${more} onInput=${typed((value) => setRequest({ ...request, [name]: value.trim() }))} /></label>`;
 	const number = (name, label, min) => field(name, label, { type: "number", min, required: true });
 	const words = commanded(request, changes);
 	return html`
 		<p>The fleet as it is, with changes that are not made.${waits ? html` Request <a href=${to("queue", waits)}>${waits}</a> waits: would it start?` : ""}</p>
-		<div class="playground"><form class="form" ref=${form} onSubmit=${run}>
+		<div class="playground"><form class="form" ref=${form} onSubmit=${begin}>
 			<datalist id="policies">${(policies.value || []).map((each) => html`<option value=${each} />`)}</datalist>
 			<datalist id="models">${(map?.models || []).map((each) => html`<option value=${each} />`)}</datalist>
 			<datalist id="clusters">${(clusters.value || []).map((each) => html`<option value=${each} />`)}</datalist>
@@ -134,19 +131,17 @@ export function WhatIf({ query }) {
 			<fieldset><legend>${waits ? "Another request" : "Request"}</legend>${field("policy", "Policy", { list: "policies", placeholder: "none: no request" })}
 				${number("gpus", "GPUs on each node", 0)}${number("nodes", "Nodes", 1)}${field("models", "Models", { list: "models", placeholder: "any" })}${number("wait", "Seconds it would wait", 0)}${number("priority", "Priority")}
 				${field("more", "More of it (JSON)", { placeholder: '{"inputs": {}}' })}</fieldset>
-			<p class="buttons"><button type="submit" class="primary" disabled=${answer?.busy || (!request.policy && !changes.length)}>What if?</button><button type="button" onClick=${() => {
+			<p class="buttons"><button type="submit" class="primary" disabled=${answer.busy || (!request.policy && !changes.length)}>What if?</button><button type="button" onClick=${() => {
 				setChanges([]);
 				setRequest(FIRST);
-				setAnswer(null);
+				forget();
 				begun.current = true;
 			}}>Begin empty</button>${words && html`<${Command} words=${words} />`}</p>
 		</form>
-		<div>${answer?.busy ? html`<${Loading} what="what would happen" />` : null}<${Refused} error=${answer?.error} />
-		${answer?.told ? html`<${Told} it=${answer.told} spread=${answer.spread} waits=${waits} />` : null}</div></div>`;
+		<div><${Loaded} found=${answer} what="what would happen">${(it) => html`<${Told} it=${it.told} spread=${it.spread} waits=${waits} />`}<//></div></div>`;
 }
 
-/** How many GPUs are used, and how many free ones lie on partly taken nodes, before and after. @param {any} it The map.
- * @param {{kind: any, values: any}[]} changes @param {any} told */
+/** How many GPUs are used, and how many free ones lie on partly taken nodes, before and after. `it`: The map. */
 async function spread(it, changes, told) {
 	const nodes = new Map(it.ids.map((id, n) => [`${it.clusters[it.cluster[n]]}/${id}`, [it.free[n], it.first[n + 1] - it.first[n]]]));
 	const measured = () => [...nodes.values()].reduce((sum, [free, all]) => ({ all: sum.all + all, free: sum.free + free, partly: sum.partly + (free < all ? free : 0) }), { all: 0, free: 0, partly: 0 });

@@ -1,15 +1,17 @@
 // Why: the last decisions, and one of them on one screen; it opens in the playground with the fleet as it was.
-import { useState } from "preact/hooks";
-import { brief, places, shape, span, when } from "../format.js";
+import { brief, places, shape, until, when } from "../format.js";
 import { ListingTable, useListing } from "../listing.js";
 import { go, to } from "../router.js";
-import { http } from "../session.js";
+import { codeOf, http, may, missing } from "../session.js";
 import { ask } from "../socket.js";
-import { Command, Empty, Loading, Panel, Raw, Refused, Grid, Scroll, Loaded, Section, State, filters, html, useEvery, useLoaded } from "../ui.js";
+import { Command, Empty, Panel, Raw, Grid, Scroll, Loaded, Section, State, Text, filters, html, useAnswer, useLoaded } from "../ui.js";
 import { Reasons } from "./reasons.js";
 
 const UNSERVED_MAX = 25;
+const PRINTING = "\n\nfrom moorage.policy import print_scores\n\nprint_scores()\n";
 const STATES = ["", "granted", "queued", "refused", "requeued", "ended"];
+
+const reasoned = (row) => html`<b>${shape(row.resources)}</b>: ${row.reason || row.code}`;
 
 export function Why({ rest, query }) {
 	const state = query.get("state") || "";
@@ -28,27 +30,27 @@ export function Why({ rest, query }) {
 				<label>Policy <input name="policy" defaultValue=${policy} /></label><button type="submit">Filter</button></form>
 		</div>
 		<div class="split">
-			<div>${state || policy ? null : html`<${Unserved} />`}
+			<div>${state || policy ? null : html`<${Unserved} /><h2>All decisions</h2>`}
 			<${ListingTable} label="Decisions" listing=${listing} keyed=${(row) => `${row.request} ${row.seq ?? ""}`} current=${rest[0]}
-				heads=${["request", "when", "state", "wanted", "why", "policy"]}
-				cells=${(row) => [row.request, html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || "", row.policy_rule_uri]}
+				heads=${["request", "when", "state", "wanted, and why", "policy"]}
+				cells=${(row) => [row.request, html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, reasoned(row), row.policy_rule_uri]}
 				address=${(row) => to("why", row.request)} empty="The ledger has no such decision." /></div>
 			${rest[0] ? html`<${Decision} key=${rest[0]} id=${rest[0]} />` : null}
 		</div>`;
 }
 
 /** Those who did not get what they asked for, newest first: most come to Why because of one of them. */
-function Unserved() {
+export function Unserved({ title = "Refused and waiting", most = UNSERVED_MAX }) {
+	const all = most === UNSERVED_MAX;
 	const found = useLoaded(async () => {
-		const [{ decisions }, { waiting }] = await Promise.all([ask({ op: "decisions", filters: { state: "refused" }, limit: UNSERVED_MAX }), ask({ op: "queue", limit: 100 })]);
-		const waits = waiting.map((each) => ({ ...each, at: each.since, state: "waiting", reason: `for ${span(Date.now() / 1000 - each.since)}, at position ${each.position}` }));
-		return [...decisions, ...waits].sort((a, b) => b.at - a.at).slice(0, UNSERVED_MAX);
-	}, []);
-	useEvery(found.again, 15000, []);
-	return html`<${Section} title="Refused and waiting"><${Loaded} found=${found} what="refusals">${(rows) => (!rows.length ? html`<${Empty}>No request was refused of late, and none waits.<//>`
-		: html`<${Scroll} label="Refused and waiting" few><${Grid} label="Refused and waiting" heads=${["request", "when", "state", "wanted", "why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
-			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, shape(row.resources), row.reason || row.code || ""])} /><//>`)}<//><//>
-		<h2>All decisions</h2>`;
+		const { decisions } = await ask({ op: "decisions", filters: { state: "refused" }, limit: most });
+		const { waiting } = all ? await ask({ op: "queue", limit: 100 }) : { waiting: [] };
+		const waits = waiting.map((each) => ({ ...each, at: each.since, state: "waiting", reason: `for ${until(each.since)}, at position ${each.position}` }));
+		return [...decisions, ...waits].sort((a, b) => b.at - a.at).slice(0, most);
+	}, [], 15000);
+	return html`<${Section} title=${title}><${Loaded} found=${found} what="refusals">${(rows) => (!rows.length ? html`<${Empty}>No request was refused of late${all ? ", and none waits" : ""}.<//>`
+		: html`<${Scroll} label=${title} few><${Grid} wordy label=${title} heads=${["request", "when", "state", "wanted, and why"]} rows=${rows.map((row) => [html`<a class="row" href=${to("why", row.request)}>${brief(row.request)}</a>`,
+			html`<span class="nowrap">${when(row.at)}</span>`, html`<${State} state=${row.state} />`, reasoned(row)])} /><//>`)}<//><//>`;
 }
 
 function Decision({ id }) {
@@ -57,30 +59,35 @@ function Decision({ id }) {
 		${(why) => !why.state && !why.reason && !why.history ? html`<${Empty}>Nothing is known of ${id}.<//>`
 			: html`<p class="buttons"><a class="button" href=${to("playground") + `?decision=${encodeURIComponent(id)}`}>Open in the playground</a>
 					${why.lease ? html`<a class="button" href=${to("leases", id)}>The lease</a>` : null} <${Command} words=${["moorage", "why", id]} /></p>
-				<${Reasons} why=${why} /><${Compare} id=${id} /><${Raw} value=${why} />`}
+				<${Reasons} why=${why} /><${Scores} id=${id} /><${Compare} id=${id} /><${Raw} value=${why} />`}
 	<//>`;
 }
 
 /** What another version says to the same request, on the fleet as it was. */
 function Compare({ id }) {
-	const [answer, setAnswer] = useState(null);
-	const run = async (event) => {
+	const [found, run] = useAnswer();
+	const compare = (event) => {
 		event.preventDefault();
 		const uri = event.currentTarget.version.value.trim();
-		setAnswer({ busy: true });
-		try {
-			const [{ code }, then] = await Promise.all([http("GET", `/policy/${encodeURIComponent(uri)}`), ask({ op: "decision_fleet", request: id })]);
-			const { adhoc, id: of, policy_rule_uri, ...request } = then.request;
-			const told = await http("POST", "/console/playground", { code, fleet: { decision: id }, requests: [request] });
-			setAnswer({ uri, told: told.results[0] });
-		} catch (error) {
-			setAnswer({ error });
-		}
+		run(async () => ({ uri, it: (await replayed(id, uri)).results[0] }));
 	};
-	const told = answer?.told;
 	return html`<${Section} title="Another version">
-		<form class="tools" onSubmit=${run}><label>Version <input name="version" required placeholder="name:version-tag" /></label><button type="submit" disabled=${answer?.busy}>Compare</button></form>
-		${answer?.busy ? html`<${Loading} what="its answer" />` : null}<${Refused} error=${answer?.error} />
-		${told ? html`<p>${answer.uri}: <${State} state=${told.ok ? "granted" : "refused"} /> ${told.ok ? places(told.placement) : told.reason}</p>` : null}
-	<//>`;
+		<form class="tools" onSubmit=${compare}><label>Version <input name="version" required placeholder="name:version-tag" /></label><button type="submit" disabled=${found.busy}>Compare</button></form>
+		<${Loaded} found=${found} what="its answer">${({ uri, it }) => html`<p>${uri}: <${State} state=${it.ok ? "granted" : "refused"} /> ${it.ok ? places(it.placement) : it.reason}</p>`}<//><//>`;
+}
+
+/** Decide a request once more on the fleet as it was; `uri` is the version that decides, or the same one. */
+async function replayed(id, uri, more = "") {
+	const then = await ask({ op: "decision_fleet", request: id });
+	const { adhoc, id: of, policy_rule_uri, ...request } = then.request;
+	const code = await codeOf(uri || policy_rule_uri);
+	return http("POST", "/console/playground", { code: code + more, fleet: { decision: id }, requests: [request] });
+}
+
+/** What its policy scored the best nodes, and what was free there. */
+function Scores({ id }) {
+	const [found, run] = useAnswer();
+	const lacks = may("policy") ? undefined : missing("policy");
+	return html`<${Section} title="Scores"><p class="buttons"><button type="button" disabled=${found.busy || lacks} title=${lacks} onClick=${() => run(() => replayed(id, "", PRINTING))}>Score the nodes as they were</button></p>
+		<${Loaded} found=${found} what="the scores">${({ prints }) => (prints.length ? html`<${Text} label="Scores of the best nodes" text=${prints.join("\n")} />` : html`<${Empty}>It chooses without scores.<//>`)}<//><//>`;
 }

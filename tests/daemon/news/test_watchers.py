@@ -1,0 +1,78 @@
+"""Who hears what: tenants of their own leases, operators of all, with a bound."""
+
+from typing import Any
+
+import msgspec
+
+from moorage.core.state.facts import ClusterSet, Granted
+from moorage.daemon.news import watchers
+from moorage.daemon.news.watchers import Watchers
+from moorage.model import (
+    Cluster,
+    ClusterId,
+    Lease,
+    LeaseTerms,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+from moorage.records.rights import Caller, Role
+
+ANN, OPS = SessionId("ann"), SessionId("ops")
+
+
+class _Silent:
+    """News of the map, of shapes and of progress, which these tests leave alone."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+class Heard:
+    """Watchers, a tenant and an operator who watch leases, and what each of them hears."""
+
+    def __init__(self) -> None:
+        self.frames: dict[SessionId, list[Any]] = {ANN: [], OPS: []}
+        silent: Any = _Silent()
+        self.watchers = Watchers(self.push, lambda _: None, {}, silent, silent, silent)
+        self.watchers.add(ANN, Caller(Tenant("ann"), Role.CLIENT), ["leases"])
+        self.watchers.add(OPS, Caller(Tenant("ops"), Role.OPERATOR), ["leases"])
+
+    def push(self, session: SessionId, frame: bytes) -> None:
+        self.frames[session].append(msgspec.json.decode(frame))
+
+    def grant(self, tenant: str, number: int) -> None:
+        who = RequestId(f"r{number}"), Tenant(tenant), ""
+        terms, policy = LeaseTerms(ttl_seconds=60.0), PolicyRef("p", "d")
+        self.watchers.durable([Granted(Lease(*who, policy, (), number, 0.0, 60.0, terms))])
+
+
+def test_an_operator_hears_of_the_leases_of_all() -> None:
+    heard = Heard()
+    heard.grant("ann", 1)
+    heard.grant("bob", 2)
+    assert [each["data"]["id"] for each in heard.frames[ANN]] == ["r1"]
+    assert [each["data"]["id"] for each in heard.frames[OPS]] == ["r1", "r2"]
+
+
+def test_of_a_flood_an_operator_hears_the_number() -> None:
+    heard = Heard()
+    for number in range(watchers.OTHERS_MAX + 5):
+        heard.grant("bob", number)
+    assert len(heard.frames[OPS]) == watchers.OTHERS_MAX
+    heard.watchers._others._until = 0.0  # A second later.
+    heard.grant("bob", 99)
+    unseen, last = heard.frames[OPS][-2:]
+    assert (unseen["event"], unseen["data"]) == ("unseen", {"events": 5})
+    assert last["data"]["id"] == "r99"
+
+
+def test_the_last_news_of_the_fleet_are_remembered_without_watchers() -> None:
+    heard = Heard()
+    heard.watchers.lost(ANN)
+    heard.watchers.lost(OPS)
+    heard.watchers.durable([ClusterSet(Cluster(ClusterId("c"), ()))])
+    heard.watchers.tell("policies", "rests", {}, Tenant("ann"))
+    assert [each.event for each in heard.watchers.recent(None)] == ["rests", "cluster_set"]
+    assert [each.event for each in heard.watchers.recent("bob")] == ["cluster_set"]
