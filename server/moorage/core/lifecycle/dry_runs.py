@@ -71,9 +71,9 @@ class DryRuns:
             return LeaseNews(found, owner=False)
         state: LeaseState = "warm" if _stays_warm(found) else "ended"
         ends = replace(found, state=state, reason=RELEASED)
-        return LeaseNews(ends, reasons=self._freed(found, asked, now), owner=False)
+        return LeaseNews(ends, reasons=self._freed(found, run, now), owner=False)
 
-    def _freed(self, lease: Lease, asked: DryRun, now: float) -> dict[str, Any]:
+    def _freed(self, lease: Lease, run: DryRun, now: float) -> dict[str, Any]:
         """Say who has a turn after a release, and how long that takes."""
         beside = [self._state.leases.get(each) for each in run.beside]
         own = [each for each in beside if each is not None and each.tenant == lease.tenant]
@@ -87,8 +87,8 @@ class DryRuns:
             if run.sees_all or state.waiting[each].ask.tenant == lease.tenant
         ]
         preview = ReleasePreview(warm, tuple(shown), len(served) - len(shown), run.stop_seconds)
-        told: dict[str, Any] = to_builtins(preview)
-        return told
+        row: dict[str, Any] = to_builtins(preview)
+        return row
 
     def _cancel(self, event: CancelAsked) -> Response:
         request = self._requests.first_with(event.tenant, event.request) or event.request

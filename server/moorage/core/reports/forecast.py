@@ -190,10 +190,12 @@ class _Course:
         nodes = self._feasibility.reservation(first.demand, first.where, self._fleet, tuple(shut))
         return {row for row in (self._fleet.row(*node) for node in nodes) if row is not None}
 
-    def _placed(self, needs: _Class, rows: list[int], kept: set[int], moment: float) -> Placement:
+    def _placed(
+        self, needs: _Class, rows: list[int], reserved: set[int], moment: float
+    ) -> Placement:
         """Take what is needed, if it fits: on rows that came free, or for a gang on any.
 
-        What is kept for the head of the queue is left out.
+        What is reserved for the head of the queue is left out.
         """
         fleet, demand, ids = self._fleet, needs.demand, self._fleet.node_ids
         gang = demand.nodes > 1 and bool(rows)
@@ -203,7 +205,7 @@ class _Course:
             rows = np.flatnonzero(fits).tolist()
         elif needs.where is not None:
             rows = [row for row in rows if ids[row][0] in needs.where]
-        rows = [row for row in rows if row not in kept or self._is_own(row, needs, moment)]
+        rows = [row for row in rows if row not in reserved or self._is_own(row, needs, moment)]
         beside = {row: self._reserved_parts(row, needs, moment) for row in rows}
         able = [row for row in rows if beside[row] is not None]
         parts = [part for row in able for part in beside[row] or ()]
