@@ -54,6 +54,10 @@ class PostgresStorage:
         """See `Storage.agents`."""
         return PostgresAgents(self._address)
 
+    def election(self) -> Leadership:
+        """See `Storage.election`."""
+        return self._leadership
+
     def has_records(self) -> bool:
         """See `Storage.has_records`: its tables come with the ledger's."""
         return True
