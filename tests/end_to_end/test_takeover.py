@@ -130,9 +130,10 @@ def test_a_frozen_server_answers_and_stores_nothing_afterwards(pair: tuple[One, 
     assert {each["id"] for each in second.held()} == {held["id"], new["id"]}
 
 
-def test_a_server_that_stops_hands_over(pair: tuple[One, One]):
+def test_a_server_that_stops_hands_over(pair: tuple[One, One], storage: str, postgres):
     (first, stopped, _), (second, *_) = pair
     held = grant(first)
+    until(lambda: json.loads(moored("lead", "--json", MOORAGE_STORAGE=storage).stdout)["standbys"])
     with first.socket() as idle:
         stopped.send_signal(signal.SIGTERM)
         with pytest.raises(ConnectionClosed) as closed:
@@ -143,6 +144,9 @@ def test_a_server_that_stops_hands_over(pair: tuple[One, One]):
     assert ended(stopped) == 0
     assert [each["id"] for each in second.held()] == [held["id"]]
     assert grant(second)["fencing"] > held["fencing"]
+    # It left the one that stood by little to read.
+    database = storage.rpartition("/")[2]
+    assert postgres.execute("SELECT count(*) FROM moorage.checkpoint", database) == [(1,)]
 
 
 def test_an_operator_has_another_server_lead(pair: tuple[One, One], storage: str):

@@ -19,6 +19,10 @@ DRAIN_SECONDS_MAX: Final = 10.0
 """How long a stop waits for what is under way before it closes anyway."""
 
 
+CHECKPOINT_SECONDS_MAX: Final = 5.0
+"""How long a stop waits for a checkpoint before it closes the doors, for a standby to read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Daemon:
     """One server that accepts requests. Use it once: `run`, then `stop`.
@@ -66,6 +70,10 @@ class Daemon:
         Where another server stands by, it leads as soon as the last batch is committed.
         """
         election = self.trust.election
+        if election is not None and election.standbys and not self.tasks.broken.done():
+            with contextlib.suppress(TimeoutError):  # It then reads more, and leads later.
+                async with asyncio.timeout(CHECKPOINT_SECONDS_MAX):
+                    await self.commit_loop.checkpoint_beside()
         self.calls.draining = True
         self.doors.give_way()
         broken = self.tasks.broken.done()
@@ -79,7 +87,8 @@ class Daemon:
                         await self.commit_loop.checkpoint()
             if election is not None:
                 await asyncio.to_thread(election.resign)
-            await self.gateway.close()
+        # What broke answers no more: clients go elsewhere at once.
+        await self.gateway.close(patient=not broken)
         self.replies.drain(STOPPING)
         await self.tasks.close()
         await self.closing.aclose()

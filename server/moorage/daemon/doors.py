@@ -45,7 +45,7 @@ class Doors:
         config: All settings.
         gateway: The WebSocket's side.
         tls: Certificate of the server; None: no TLS.
-        check: Called before an answer over HTTP leaves; raises where none may.
+        trusts: Returns whether answers over HTTP may leave.
 
     Attributes:
         port: Of the WebSocket; 0 before it is open.
@@ -54,13 +54,13 @@ class Doors:
     """
 
     def __init__(
-        self, config: Config, gateway: Gateway, tls: ServerTls | None, check: Callable[[], None]
+        self, config: Config, gateway: Gateway, tls: ServerTls | None, trusts: Callable[[], bool]
     ) -> None:
         self.port = self.http_port = 0
         self._config = config
         self._gateway = gateway
         self._tls = tls
-        self._check = check
+        self._trusts = trusts
         self._web: WebServer | None = None
         self._standby: StandbyServices | None = None
 
@@ -82,7 +82,7 @@ class Doors:
         config, context = self._config, None if self._tls is None else self._tls.context
         limits = descriptors.connection_limits()
         self._web = web = WebServer(
-            services, origins=names(config), connections_max=limits.web, check=self._check
+            services, origins=names(config), connections_max=limits.web, trusts=self._trusts
         )
         with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
             self.http_port = await web.start(config.http_host, config.http_port, context)
@@ -123,7 +123,6 @@ class Entrance:
     browsers: SignInFlow | None
     tickets: SocketTickets
     gateway: Gateway
-    tls: ServerTls | None
     doors: Doors
 
 
@@ -164,8 +163,10 @@ def make_entrance(
     )
     gateway.trusts = trust.holds
     tls = _tls(config)
-    doors = Doors(config, gateway, tls, trust.check)
-    return Entrance(audit, tokens, logins, browsers, tickets, gateway, tls, doors)
+    if tls is not None:
+        tasks.spawn(tls.follow())
+    doors = Doors(config, gateway, tls, trust.holds)
+    return Entrance(audit, tokens, logins, browsers, tickets, gateway, doors)
 
 
 def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFlow | None]:

@@ -46,6 +46,7 @@ class Standby:
     def __init__(self, election: Election, gateway: Gateway, tasks: Tasks) -> None:
         self.leads = False
         self.failed = tasks.fail
+        self._broken = tasks.broken
         self._election = election
         self._gateway = gateway
         self._finding = ""
@@ -55,9 +56,12 @@ class Standby:
 
         Raises:
             StorageError: It can never lead this database.
+            BaseException: What broke one of its tasks.
 
         """
         while not stopping.is_set():
+            if self._broken.done():
+                await self._broken
             pause = POLL_SECONDS
             try:
                 self.leads = await asyncio.to_thread(self._election.stand, seat)

@@ -252,6 +252,7 @@ async def _start(
     entrance = _entrance(outset, stack)
     prepared = await _stand_by(election, outset, entrance, waiting, stack)
     stack.callback(election.resign)
+    outset.trust.begin()
     with beating(election):
         ledger = await _open_ledger(storage, stack)
         return await _lead(outset, ledger, entrance, prepared, stack)
@@ -287,9 +288,9 @@ async def _stand_by(
     if standby.leads:
         with beating(election):
             return await _prepare(outset.config, stack)
+    prepared = await _prepare(outset.config, stack)
     waiting.announced = True
     waiting.announce(doors)
-    prepared = await _prepare(outset.config, stack)
     gc.freeze()
     gc.enable()  # That may take months.
     await standby.wait(doors.seat(), waiting.stopping)
@@ -329,8 +330,6 @@ async def _lead(
     core.tasks.spawn(core.watchers.progress.run())
     core.tasks.spawn(core.history.run())
     core.tasks.spawn(core.tokens.follow(core.gateway.expel))
-    if entrance.tls is not None:
-        core.tasks.spawn(entrance.tls.follow())
     core.tasks.spawn(trust.run())
     core.tasks.spawn(follow_disk(stores.ledger))
     core.tasks.spawn(agents.watch())

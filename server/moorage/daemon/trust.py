@@ -29,7 +29,7 @@ class Trust:
     """Says signs of life, and how far the last one reaches.
 
     Args:
-        election: Of this server, which leads; None: nothing can take its place.
+        election: Of this server; None: nothing can take its place.
         fail: Called with the error that ends the trust, and the process.
 
     Attributes:
@@ -42,8 +42,13 @@ class Trust:
         self.wanted = asyncio.Event()
         self.election = election
         self._fail = fail
-        self._until = math.inf if election is None else 0.0
+        self._until = math.inf  # One that stands by says nothing that could be wrong.
         self._over = False
+
+    def begin(self) -> None:
+        """Note that this server leads: from now on it needs signs of life."""
+        if self.election is not None:
+            self._until = 0.0
 
     def holds(self) -> bool:
         """Return whether this server leads; on the hot path."""

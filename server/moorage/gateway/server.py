@@ -197,11 +197,11 @@ class Gateway:
             self._drop(session, Close.RESTART, "another server answers from now on")
         self._deliver, self._doorman.agents = deliver, agents
 
-    async def drain(self) -> None:
+    async def drain(self, *, patient: bool = True) -> None:
         """Take no new sessions and requests, and let all replies leave that are due.
 
         Messages that still come are answered `shutting_down`. It takes at most
-        `drain_seconds_max`. Doing so again does nothing.
+        `drain_seconds_max`, or no time without patience. Doing so again does nothing.
         """
         if self._server is None or self._draining:
             return
@@ -212,15 +212,16 @@ class Gateway:
         for session in self._sessions.values():
             session.draining = True
         self._turns.close()
-        if waiting := [session.idle() for session in self._sessions.values()]:
+        waiting = [session.idle() for session in self._sessions.values() if patient]
+        if waiting:
             await asyncio.wait(waiting, timeout=self._settings.drain_seconds_max)
 
-    async def close(self) -> None:
+    async def close(self, *, patient: bool = True) -> None:
         """Stop: drain, then close 1012.
 
         It takes at most twice `close_seconds_max` longer. Closing again does nothing.
         """
-        await self.drain()
+        await self.drain(patient=patient)
         server, self._server = self._server, None
         if server is None:
             return

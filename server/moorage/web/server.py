@@ -46,7 +46,7 @@ class WebServer:
             `shutting_down`.
         origins: Under which names, and for whose pages, requests are answered.
         connections_max: Open connections; beyond it, an idle one gives way.
-        check: Called before an answer leaves; raises where none may.
+        trusts: Returns whether answers may leave; else they are `shutting_down`.
 
     """
 
@@ -57,10 +57,10 @@ class WebServer:
         origins: Origins = Origins(),  # noqa: B008  # It cannot be changed.
         *,
         connections_max: int = CONNECTIONS_MAX,
-        check: Callable[[], None] = lambda: None,
+        trusts: Callable[[], bool] = lambda: True,
     ) -> None:
         connections = Connections(connections_max)
-        self._app = _Drained(create_app(services), check)
+        self._app = _Drained(create_app(services), trusts)
         self._checks = RequestChecks(self._app, origins, connections, services.authenticate)
         config = uvicorn.Config(
             self._checks,
@@ -144,29 +144,37 @@ class _Server(uvicorn.Server):
 
 
 class _Drained:
-    """Answers requests that are cut off at the end of the drain, instead of tracebacks."""
+    """Answers requests that are cut off at the end of the drain, instead of tracebacks.
 
-    def __init__(self, app: ASGIApp, check: Callable[[], None]) -> None:
+    So it does in place of all answers that may not leave.
+    """
+
+    def __init__(self, app: ASGIApp, trusts: Callable[[], bool]) -> None:
         self.app = app
-        self._check = check
+        self._trusts = trusts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        begun = refused = False
+
+        async def refuse() -> None:
+            fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
+            await failure(fault, scope["path"])(scope, receive, send)
 
         async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal begun
-            if not begun:
-                self._check()
+            nonlocal begun, refused
+            if not begun and not self._trusts():
+                refused = True
+                await refuse()
             begun = True
-            await send(message)
+            if not refused:
+                await send(message)
 
         try:
             await self.app(scope, receive, watched)
         except asyncio.CancelledError:
             # Only uvicorn cancels this task, and only to end it: its result is not awaited.
             if not begun:
-                fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
-                await failure(fault, scope["path"])(scope, receive, send)
+                await refuse()
 
 
 async def _bind(host: str, port: int) -> socket.socket:

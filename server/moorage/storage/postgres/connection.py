@@ -64,6 +64,11 @@ def without_password(address: str) -> str:
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
 
 
+def name_of(purpose: str) -> str:
+    """Return what the database calls a session of this process."""
+    return f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63]
+
+
 def connect(address: str, purpose: str) -> Connection:
     """Open a session of this process.
 
@@ -75,7 +80,7 @@ def connect(address: str, purpose: str) -> Connection:
     place = place_of(address)
     options: dict[str, Any] = {
         **_KEEPALIVE,
-        "application_name": f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63],
+        "application_name": name_of(purpose),
         "client_encoding": "utf8",
     }
     if "connect_timeout" not in conninfo_to_dict(address):

@@ -22,7 +22,14 @@ from moorage.storage.base import (
     StorageLocked,
 )
 from moorage.storage.formats import Format
-from moorage.storage.postgres.connection import Connection, connect, failed, place_of, translated
+from moorage.storage.postgres.connection import (
+    Connection,
+    connect,
+    failed,
+    name_of,
+    place_of,
+    translated,
+)
 from moorage.storage.statements import read_statements
 
 FORMAT: Final = Format(1, {})
@@ -37,6 +44,8 @@ STANDBY_SECONDS: Final = 1.0
 """Between two notes of a server that it stands by."""
 SEEN_SECONDS: Final = 5.0
 """How old the last one may be for the server to be there."""
+SPARE: Final = 4
+"""Sessions that a takeover needs at once: to write and read the ledger, catalog, secret."""
 _TRIES_MAX: Final = 20
 """How often a takeover ends commits of the server before that hold the row of the epoch."""
 
@@ -64,6 +73,8 @@ class Leadership:
         self._looked_at = 0.0
         self._waiting: Connection | None = None
         """The one to lock with, of a server that stands by."""
+        self._spare: list[Connection] = []
+        """Sessions that a server opens while it stands by, for when it leads."""
         self._noted_at = 0.0
         self._name = ""
         self.leader: Leader | None = None
@@ -71,6 +82,12 @@ class Leadership:
 
     def open(self, purpose: str) -> Connection:
         """Open another session of this server, to read."""
+        while self._spare:
+            connection = self._spare.pop()
+            with contextlib.suppress(psycopg.Error):  # The database ended it meanwhile.
+                connection.execute(SQL["rename"], (name_of(purpose),))
+                return connection
+            connection.close()
         return connect(self._address, purpose)
 
     def open_writer(self, purpose: str) -> Connection:
@@ -82,7 +99,7 @@ class Leadership:
             StorageError: It cannot be opened.
 
         """
-        connection = connect(self._address, purpose)
+        connection = self.open(purpose)
         with translated(self.place):
             connection.execute(SQL["keep_commits"])
         connection.add_notice_handler(self._note)
@@ -134,10 +151,10 @@ class Leadership:
         connection = self._waiting
         if _first(connection, "try_lock"):
             self._take_epoch(connection)
+            # What follows need not outlive a crash of the database, nor wait for its standbys.
+            connection.execute("SET synchronous_commit = off")
             connection.execute(SQL["lead"], (self.epoch, *seat))
             connection.execute(SQL["sit_down"], (seat.name,))
-            # A beat need not outlive a crash of the database, nor wait for one of its standbys.
-            connection.execute("SET synchronous_commit = off")
             self._connection, self._waiting, self._users = connection, None, 1
             self.leader = None
             return True
@@ -148,19 +165,23 @@ class Leadership:
             self._name = seat.name
             connection.execute(SQL["stand_by"], seat._asdict())
             self._noted_at = time.monotonic()
+        elif len(self._spare) < SPARE:
+            self._spare.append(connect(self._address, "spare"))
         return False
 
     def _leave(self) -> None:
         if self._waiting is not None:
             self._waiting.close()
             self._waiting = None
+        while self._spare:
+            self._spare.pop().close()
         self.leader, self._noted_at = None, 0.0
 
     def beat(self) -> bool:
         """See `Election.beat`."""
         with self._guard:
             if self._connection is None:
-                return False
+                raise Deposed(f"{self.place} is led by another server: this one has resigned.")
             try:
                 row = self._connection.execute(SQL["beat"], (self.epoch,)).fetchone()
                 others = self._connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchone()
@@ -177,12 +198,13 @@ class Leadership:
             if self._connection is not None:
                 with contextlib.suppress(psycopg.Error):  # Then its lock is lost already.
                     self._connection.execute(SQL["leave"], (self.epoch,))
+                    self._connection.execute(SQL["unlock"])  # At once, unlike by its end.
                 self._connection.close()
                 self._connection = None
             elif self._waiting is not None:
                 with contextlib.suppress(psycopg.Error):  # Then it is forgotten in a while.
                     self._waiting.execute(SQL["sit_down"], (self._name,))
-                self._leave()
+            self._leave()
 
     def _lost(self, error: psycopg.Error) -> StorageFailed:
         """Return what a lost lock means: another server leads since, or the database failed."""
@@ -318,7 +340,7 @@ def ask_to_resign(address: str) -> bool:
 
     """
     with contextlib.closing(connect(address, "lead")) as connection, translated(place_of(address)):
-        return connection.execute(SQL["resign"], (LEAD_SECONDS,)).rowcount > 0
+        return bool(connection.execute(SQL["resign"], (LEAD_SECONDS,)).rowcount)
 
 
 def check_server(connection: Connection, place: str) -> None:

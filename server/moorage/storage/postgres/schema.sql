@@ -105,6 +105,9 @@ SELECT pg_is_in_recovery(), current_setting('server_encoding'), pg_backend_pid()
 -- name: take_epoch
 UPDATE epoch SET epoch = epoch + 1 WHERE id = 1 RETURNING epoch
 
+-- name: rename
+SELECT set_config('application_name', %s, false)
+
 -- name: epoch
 SELECT epoch FROM epoch
 
@@ -136,6 +139,9 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 1836019570 AND l.obj
 
 -- name: leave
 DELETE FROM leader WHERE epoch = %s
+
+-- name: unlock
+SELECT pg_advisory_unlock_all()
 
 -- name: resign
 UPDATE leader SET resign = true WHERE at > clock_timestamp() - make_interval(secs => %s)

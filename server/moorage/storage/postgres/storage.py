@@ -64,7 +64,7 @@ class PostgresStorage:
 
     def secret(self) -> bytes:
         """See `Storage.secret`."""
-        with closing(connect(self._address, "secret")) as connection, translated(self.place):
+        with closing(self._leadership.open("secret")) as connection, translated(self.place):
             connection.execute(SQL["insert_secret"], (secrets.token_bytes(SECRET_BYTES),))
             row = connection.execute(SQL["secret"]).fetchone()
             assert row is not None
