@@ -146,7 +146,7 @@ export interface ClusterPage {
 }
 
 /** Why the answer is no: the machine-readable part of every failure reply. */
-export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
+export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "not_leader" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "quota_exceeded" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
 
 /**
  * What would come of a change.

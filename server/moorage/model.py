@@ -515,6 +515,7 @@ class Code(StrEnum):
     ENGINE_FAILED = "engine_failed"
     BUSY = "busy"
     SHUTTING_DOWN = "shutting_down"
+    NOT_LEADER = "not_leader"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
 

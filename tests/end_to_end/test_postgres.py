@@ -54,8 +54,6 @@ def test_leases_outlast_a_kill_and_the_folder(postgres, tmp_path: Path) -> None:
         server.register(cluster("east", nodes=2, gpus=8))
         server.publish(catalog.document("first_fit"))
         held = [server.ask(resources={"gpus": 1}, lease=HOUR)["lease"] for _ in range(5)]
-        second = failed(tmp_path / "other", environment)
-        assert f"is in use by process {process.pid} on " in second
         server.close()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -184,6 +184,37 @@ async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, cap
         await asyncio.open_connection("127.0.0.1", port.number)
 
 
+async def test_who_answered_so_far_answers_no_more(open_port):
+    """Others are behind the door of a standby that leads: they know none of its sessions."""
+    port = await open_port()
+    before = await port.client()
+    await before.ask(1)
+    assert await before.data() == {"n": 1}
+    port.gateway.change(port.harbour, None)
+    assert await before.close_code() == Close.RESTART
+    after = await port.client()
+    await after.ask(2)
+    assert await after.data() == {"n": 2}
+
+
+async def test_without_trust_no_answer_leaves(open_port):
+    port = await open_port()
+    client = await port.client()
+    port.gateway.trusts = lambda: False
+    await client.ask(1)
+    assert await client.close_code() == Close.RESTART
+
+
+async def test_what_broke_waits_for_no_reply(open_port):
+    port = await open_port(drain_seconds_max=1_000)
+    client = await port.client()
+    await client.ask(1, "hold")
+    await port.harbour.until(lambda: 1 in port.harbour.held)
+    async with asyncio.timeout(20):
+        await port.gateway.close(patient=False)
+    assert await client.close_code() == Close.RESTART
+
+
 async def test_a_stop_waits_for_replies_that_are_due(open_port):
     port = await open_port(drain_seconds_max=20)
     client = await port.client()

@@ -13,6 +13,7 @@ STATUSES = {
     409: "already_exists cancelled conflict idempotency_mismatch lease_ended no_capacity"
     " policy_declined quota_exceeded wait_timeout",
     413: "too_large",
+    421: "not_leader",
     422: "never_fits",
     429: "busy",
     500: "engine_failed internal policy_bad_output policy_crashed policy_error policy_memory"

@@ -7,7 +7,10 @@ import signal
 import httpx
 import pytest
 
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
 from moorage.web.server import WebServer
+from moorage.web.services import StandbyServices
 
 
 async def test_port_zero_takes_a_free_port(site):
@@ -60,3 +63,41 @@ async def test_requests_that_outlast_the_drain_are_told_so(site, caplog):
 
 async def test_close_before_start_is_nothing(site):
     await WebServer(site.house).close()
+
+
+async def test_a_standby_says_who_leads_and_later_answers_itself(site):
+    house, leader = site.house, {"leader": "ws://a:1", "leader_http": "http://a:2"}
+    standby = StandbyServices(
+        authenticate=house.authenticate,
+        pending=house.pending,
+        readiness=lambda: (False, {"role": "standby", **leader}),
+        refusal=lambda: ServiceError(Code.NOT_LEADER, "ask that one", details=leader),
+        metrics_text=house.metrics_text,
+        audit=house.audit,
+    )
+    server = WebServer(standby)
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+        for method, path in (("GET", "/policy"), ("POST", "/allocate"), ("GET", "/openapi.json")):
+            answer = await client.request(method, path)
+            assert answer.status_code == 421
+            assert answer.json()["error"] == {
+                "code": "not_leader",
+                "reason": "ask that one",
+                **leader,
+            }
+        assert (await client.get("/clusters/a")).json()["details"]["leader"] == "ws://a:1"
+        ready = await client.get("/readyz")
+        assert (ready.status_code, ready.json()["details"]["role"]) == (503, "standby")
+        assert (await client.get("/metrics")).text == "moorage_up 1\n"
+        server.change(house)
+        assert (await client.get("/policy")).status_code == 200
+    await server.close()
+
+
+async def test_an_answer_that_may_not_leave_does_not(site):
+    server = WebServer(site.house, trusts=lambda: False)
+    port = await server.start("127.0.0.1", 0)
+    answer = await site.client.get(f"http://127.0.0.1:{port}/policy")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    await server.close()

@@ -13,6 +13,7 @@ from moorage.commands.bench import bench
 from moorage.commands.demo import demo
 from moorage.commands.doctor import doctor
 from moorage.commands.errors import EXIT_USAGE
+from moorage.commands.lead import lead
 from moorage.commands.ledger import ledger
 from moorage.commands.prices import prices
 from moorage.commands.replay import replay
@@ -69,6 +70,7 @@ app.command(short_help="Measure, as ratios to a baseline of the same run.")(benc
 app.command(short_help="Ask AWS for instance types and prices.")(prices)
 app.command(short_help="Copy what a server must not lose, while it runs.")(backup)
 app.command(short_help="Make a data folder of a backup.")(restore)
+app.command(short_help="Tell which of several servers leads, or change it.")(lead)
 app.add_typer(ledger, name="ledger")
 app.add_typer(storage, name="storage")
 app.add_typer(token, name="token")

@@ -6,7 +6,7 @@
 import ipaddress
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from moorage.model import GPU_MILLI, Amounts, Quota, Tenant
@@ -29,6 +29,7 @@ __all__ = [
     "STORAGE",
     "TOKENS",
     "URL",
+    "WEBSOCKET_URL",
     "QuotaSetting",
 ]
 
@@ -82,13 +83,20 @@ def _read_origins(value: Any) -> tuple[str, ...]:
     return tuple(origins)
 
 
-def _read_url(value: Any) -> str:
+def _read_websocket_url(value: Any) -> str:
+    url = _read_url(value, ("ws", "wss"))
+    if urllib.parse.urlsplit(url).username is not None:
+        raise ValueError
+    return url
+
+
+def _read_url(value: Any, schemes: Collection[str] = ("http", "https")) -> str:
     if not isinstance(value, str) or len(value) > URL_CHARS_MAX:
         raise ValueError
     parsed = urllib.parse.urlsplit(value)
     _ = parsed.port  # Raises ValueError where it is no port.
     plain = parsed.hostname and not parsed.query and not parsed.fragment
-    if parsed.scheme not in {"http", "https"} or not plain or not value.isprintable():
+    if parsed.scheme not in schemes or not plain or not value.isprintable():
         raise ValueError
     if any(character.isspace() for character in value):
         raise ValueError
@@ -224,6 +232,9 @@ URL: Final = SettingKind(
     "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "
     "the host is sent as Basic credentials, `bearer:token@` as a bearer token",
     _read_url,
+)
+WEBSOCKET_URL: Final = SettingKind(
+    "a ws or wss URL such as `wss://moorage-1.example:8765`", _read_websocket_url
 )
 ISSUER: Final = SettingKind(
     "the URL of an issuer exactly as its tokens name it, of https (http only on this machine)",

@@ -28,6 +28,7 @@ from moorage.config.kinds import (
     STORAGE,
     TOKENS,
     URL,
+    WEBSOCKET_URL,
 )
 from moorage.config.shares import ShareSettings
 from moorage.config.sources import (
@@ -161,10 +162,20 @@ class Config(ShareSettings):
         Setting(
             STORAGE,
             "Database that takes the place of the files for ledger, catalog, tokens and secret; "
-            "one server at a time. Needs `pip install '.[postgres]'` in a checkout.",
+            "of several servers one writes, the others stand by. Needs "
+            "`pip install '.[postgres]'` in a checkout.",
             default="SQLite files in `data_dir`",
         ),
     ] = field(default="", repr=False)
+    advertise_url: Annotated[
+        str,
+        Setting(
+            WEBSOCKET_URL,
+            "Where clients reach this server's WebSocket when another one on the same `storage` "
+            "names it, as the one that leads. HTTP is on the same host, at this server's own port.",
+            default="of `host` and `port`",
+        ),
+    ] = ""
     tokens: Annotated[
         Mapping[str, str],
         Setting(

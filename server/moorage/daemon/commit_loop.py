@@ -94,6 +94,8 @@ class CommitLoop:
         self._work = asyncio.Event()
         self._handed = self._checkpointed = ledger.last_seq
         self._checkpoints: list[asyncio.Task[None]] = []
+        self._wanted = False
+        """A checkpoint, with the next commit."""
         self._clock = Clock()
         self._now = 0.0
         self._commit_began: float | None = None
@@ -134,7 +136,8 @@ class CommitLoop:
             await self._work.wait()
             self._work.clear()
             # A checkpoint has the state, so all that was stepped must be handed over with it.
-            due = self._handed - self._checkpointed >= self._checkpoint_every_facts
+            new = self._handed - self._checkpointed
+            due = self._wanted or new >= self._checkpoint_every_facts
             turns = self._take_group(math.inf if due else GROUP_FACTS_MAX)
             if not turns:
                 continue
@@ -143,6 +146,7 @@ class CommitLoop:
             self._handed += len(facts)
             body: list[Fact] | None = None
             if due:
+                self._wanted = False
                 self._checkpointed = self._handed
                 body = list(condense(self._allocator.state))
             self._commit_began = time.monotonic()
@@ -181,6 +185,24 @@ class CommitLoop:
     async def checkpoint(self) -> None:
         """Write a checkpoint now, after those under way. Only when settled."""
         await asyncio.gather(*self._checkpoints)
+        await self._condense()
+
+    async def checkpoint_beside(self) -> None:
+        """Write a checkpoint while events are stepped: what reads the ledger next has less to read.
+
+        It needs a commit where there is something to do, and may wait long for one.
+        """
+        await asyncio.gather(*self._checkpoints)
+        if self._is_idle():
+            await self._condense()
+            return
+        self._wanted = True
+        while self._wanted:
+            self._committed.clear()
+            await self._committed.wait()
+        await asyncio.gather(*self._checkpoints)
+
+    async def _condense(self) -> None:
         if self._handed > self._checkpointed:
             self._checkpointed = self._handed
             await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))

@@ -8,13 +8,19 @@ from typing import Final
 
 from moorage.daemon.access.tokens import Tokens
 from moorage.daemon.commit_loop import CommitLoop
+from moorage.daemon.doors import Doors
 from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.tasks import Tasks
+from moorage.daemon.trust import Trust
 from moorage.gateway.server import Gateway
 
 DRAIN_SECONDS_MAX: Final = 10.0
 """How long a stop waits for what is under way before it closes anyway."""
+
+
+CHECKPOINT_SECONDS_MAX: Final = 5.0
+"""How long a stop waits for a checkpoint before it closes the doors, for a standby to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,26 +28,26 @@ class Daemon:
     """One server that accepts requests. Use it once: `run`, then `stop`.
 
     Args:
-        port: Of the WebSocket.
-        http_port: Of HTTP.
+        doors: Both are open.
         tokens: Who may connect.
         gateway: Has the sessions.
         calls: Has the calls over HTTP.
         replies: Answers both.
         commit_loop: Steps the core.
         tasks: Everything that runs.
+        trust: Whether this server still leads, and is to.
         closing: Closes everything that is open, the doors first.
 
     """
 
-    port: int
-    http_port: int
+    doors: Doors
     tokens: Tokens
     gateway: Gateway
     calls: HttpCalls
     replies: Replies
     commit_loop: CommitLoop
     tasks: Tasks
+    trust: Trust
     closing: contextlib.AsyncExitStack
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
@@ -59,16 +65,30 @@ class Daemon:
         await self.tasks.broken
 
     async def stop(self) -> None:
-        """Close the doors, let what is under way finish, write a checkpoint, let go."""
+        """Close the doors, let what is under way finish, write a checkpoint, let go.
+
+        Where another server stands by, it leads as soon as the last batch is committed.
+        """
+        election = self.trust.election
+        if election is not None and election.standbys and not self.tasks.broken.done():
+            with contextlib.suppress(TimeoutError):  # It then reads more, and leads later.
+                async with asyncio.timeout(CHECKPOINT_SECONDS_MAX):
+                    await self.commit_loop.checkpoint_beside()
         self.calls.draining = True
+        self.doors.give_way()
         broken = self.tasks.broken.done()
         self.tasks.broken.cancel()
         if not broken:
-            await self.gateway.close()
+            await self.gateway.drain()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS_MAX):
                     await self.commit_loop.settled()
-                    await self.commit_loop.checkpoint()
+                    if election is None or not election.standbys:
+                        await self.commit_loop.checkpoint()
+            if election is not None:
+                await asyncio.to_thread(election.resign)
+        # What broke answers no more: clients go elsewhere at once.
+        await self.gateway.close(patient=not broken)
         self.replies.drain(STOPPING)
         await self.tasks.close()
         await self.closing.aclose()

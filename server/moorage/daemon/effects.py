@@ -1,6 +1,6 @@
 """Effects: what comes of the core's steps goes to what carries it out. The commit loop calls it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import assert_never
@@ -61,6 +61,7 @@ class EffectCarrier:
         consultations: Has policies asked.
         workloads: Starts and stops them.
         observers: Learn of each step.
+        check: Called before anything leaves; raises where this server does not lead any more.
 
     """
 
@@ -70,7 +71,9 @@ class EffectCarrier:
         consultations: Consultations,
         workloads: WorkloadControl,
         observers: Observers,
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._replies = replies
         self._consultations = consultations
         self._workloads = workloads
@@ -113,6 +116,7 @@ class EffectCarrier:
 
     def carry_out(self, effect: Effect) -> None:
         """Have an effect seen to."""
+        self._check()
         if self._traces is not None:
             self._traces.carried(effect)
         match effect:

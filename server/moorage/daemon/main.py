@@ -21,11 +21,12 @@ from moorage.config.settings import Config
 from moorage.daemon import descriptors
 from moorage.daemon.access.token_refresh import Rereading
 from moorage.daemon.daemon import Daemon
+from moorage.daemon.doors import Doors
 from moorage.daemon.observability import gauges
 from moorage.daemon.observability.counters import Measures
 from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
-from moorage.daemon.start import start
+from moorage.daemon.start import Stopped, Waiting, start
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.cell import jail
@@ -40,6 +41,8 @@ STOP_SECONDS_MAX: Final = 25.0
 ledger, as after a crash."""
 EXIT_BROKEN: Final = 70
 """A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
+EXIT_NOT_LEADER: Final = 75
+"""Another server leads since, or is to: start again, and stand by. `EX_TEMPFAIL` of sysexits.h."""
 _CANNOT_START: Final = (
     LedgerError,
     StorageError,
@@ -103,11 +106,15 @@ async def _serve(
     _hide_environment()
     # What a start builds stays. To look through it for garbage, again and again while it grows, is
     # a third of the time that a million GPUs take.
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.disable()
     measures = Measures()
     measures.watch(partial(gauges.log_counters, log))
+    waiting = Waiting(partial(_say_ready, config, role="standby"), stopping)
     try:
-        daemon = await start(config, measures)
+        daemon = await start(config, measures, waiting)
+    except Stopped:
+        return EXIT_OK
     except _CANNOT_START as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
@@ -119,17 +126,29 @@ async def _serve(
         structlog.get_logger("moored").error("broken", exc_info=failure)
         return _explain_end(failure)
     finally:
-        gc.set_threshold(*GARBAGE_THRESHOLDS)
         gc.enable()
     running = asyncio.ensure_future(daemon.run())
     if stock is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
-        url = f"http://{_authority(host)}:{daemon.http_port}"
+        url = f"http://{_authority(host)}:{daemon.doors.http_port}"
         await asyncio.to_thread(stock, url, daemon.tokens.own)
-    os.write(sys.stdout.fileno(), _ready_line(config, daemon))  # Its parent need not read.
-    waiting = asyncio.ensure_future(stopping.wait())
+    if not waiting.announced:
+        _say_ready(config, daemon.doors)
+    return await _until_end(daemon, running, stopping, rereading)
+
+
+async def _until_end(
+    daemon: Daemon,
+    running: asyncio.Future[None],
+    stopping: asyncio.Event,
+    rereading: Rereading,
+) -> int:
+    """Serve until a stop is wanted, or something breaks; return the exit code."""
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
-    await asyncio.wait([running, waiting, following], return_when=asyncio.FIRST_COMPLETED)
+    stopped = asyncio.ensure_future(stopping.wait())
+    resigning = asyncio.ensure_future(daemon.trust.wanted.wait())
+    ends = (running, following, stopped, resigning)
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     error = next((e for e in map(_exception, (running, following)) if e is not None), None)
     following.cancel()
     if error is not None:
@@ -139,9 +158,10 @@ async def _serve(
         await daemon.stop()
     except LedgerError as failure:
         error = error or failure
-    waiting.cancel()
-    await asyncio.gather(running, waiting, following, return_exceptions=True)
-    code = EXIT_OK if error is None else _explain_end(error)
+    for each in ends[1:]:
+        each.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
+    code = _code(daemon, error)
     if asyncio.all_tasks() - {asyncio.current_task()}:
         # A backend is in the midst of an order that it finishes even when cancelled, in threads
         # that Python would wait for. The next start finds its workloads, as after a crash.
@@ -151,15 +171,37 @@ async def _serve(
     return code
 
 
-def _ready_line(config: Config, daemon: Daemon) -> bytes:
-    """Return the line with the addresses of the WebSocket, HTTP and the console."""
+def _code(daemon: Daemon, error: BaseException | None) -> int:
+    """Return the exit code, and say on stderr why it is not 0."""
+    election = daemon.trust.election
+    if election is not None and election.is_deposed:
+        sys.stderr.write(
+            "moored: ended, since another server leads: what was not acknowledged is not stored. "
+            "Start again, to stand by (exit code 75)\n"
+        )
+        return EXIT_NOT_LEADER
+    if error is not None:
+        return _explain_end(error)
+    if daemon.trust.wanted.is_set():
+        sys.stderr.write(
+            "moored: resigned, as `moored lead --resign` wants it. Start again, to stand by "
+            "(exit code 75)\n"
+        )
+        return EXIT_NOT_LEADER
+    return EXIT_OK
+
+
+def _say_ready(config: Config, doors: Doors, role: str = "") -> None:
+    """Print the line with the addresses of the WebSocket, HTTP and the console."""
     s = "" if config.tls_cert is None else "s"
-    http = f"http{s}://{_authority(config.http_host)}:{daemon.http_port}"
-    ws = f"ws{s}://{_authority(config.host)}:{daemon.port}"
+    http = f"http{s}://{_authority(config.http_host)}:{doors.http_port}"
+    ws = f"ws{s}://{_authority(config.host)}:{doors.port}"
     ready = {"event": "ready", "ws": ws, "http": http}
     if config.console:
         ready["console"] = f"{http}/console"
-    return json.dumps(ready).encode() + b"\n"
+    if role:
+        ready["role"] = role
+    os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")  # Its parent need not read.
 
 
 def _bound_stop(code: int) -> threading.Timer:

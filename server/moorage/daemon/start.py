@@ -7,11 +7,11 @@ when its start fails.
 import asyncio
 import gc
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
-from errno import EADDRINUSE
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -25,7 +25,7 @@ from moorage.core.allocator import Allocator
 from moorage.core.reports import forecast
 from moorage.core.state.state import State
 from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
-from moorage.daemon import descriptors, pruning
+from moorage.daemon import pruning
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
@@ -33,15 +33,14 @@ from moorage.daemon.access.lease_tokens import LeaseTokens
 from moorage.daemon.access.rates import EvaluationRate, TenantRates
 from moorage.daemon.access.rights import Ownership
 from moorage.daemon.access.socket_tickets import SocketTickets
-from moorage.daemon.access.tls import ServerTls
-from moorage.daemon.access.token_store import TokenStore
-from moorage.daemon.access.tokens import LOCAL, IssuerTokens, Tokens
+from moorage.daemon.access.tokens import LOCAL, Tokens
 from moorage.daemon.agents.agent_store import AgentStore
 from moorage.daemon.agents.roster import AgentRoster
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
+from moorage.daemon.doors import Doors, Entrance, make_entrance, naming, sign_in
 from moorage.daemon.effects import EffectCarrier, Observers
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import RecalledFleets
@@ -70,27 +69,68 @@ from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.operations import Lookups, OperationBounds, Operations
-from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.replies import Followers, Replies
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
+from moorage.daemon.standby import Standby, role_gauges
 from moorage.daemon.tasks import Tasks
+from moorage.daemon.trust import Trust, beating
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.extras import install_command
-from moorage.gateway.server import Gateway, GatewaySettings
-from moorage.ledger.base import Ledger
+from moorage.gateway.server import Gateway
+from moorage.ledger.base import Ledger, Recovery
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.origins import is_loopback
+from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
+from moorage.storage.base import Election, Storage
 from moorage.storage.opening import open_storage
-from moorage.web.server import WebServer
-from moorage.web.services import Console, SignInFlow, WebServices
+from moorage.web.services import Console, SignInFlow, StandbyServices, WebServices
 
 log = structlog.get_logger("moored")
+
+
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """What there is before anything is loaded."""
+
+    config: Config
+    measures: Measures
+    tasks: Tasks
+    storage: Storage
+    trust: Trust
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What takes time to start, and needs nothing of what is stored: a standby has it ready.
+
+    Args:
+        allocator: The core, empty.
+        inbox: Its events.
+        sandbox: It runs.
+        reader: What policies reach; it has no catalog yet.
+        rates: What tenants may send and burn.
+        circuits: Called when a policy's circuit opens; set later.
+
+    """
+
+    allocator: Allocator
+    inbox: Inbox
+    sandbox: Sandbox
+    reader: services.CatalogReader
+    rates: TenantRates
+    circuits: Callable[[OpenCircuit], None]
+
+
+class OpenLedger(NamedTuple):
+    """The ledger, and what it had."""
+
+    ledger: Ledger
+    recovery: Recovery
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +140,6 @@ class Stores:
     ledger: Ledger
     allocator: Allocator
     lease_tokens: LeaseTokens
-    named_tokens: TokenStore
     agents: AgentStore
     audit: AuditLog
     catalog: Catalog
@@ -152,14 +191,36 @@ class RequestParts:
     traces: RequestTraces | None
 
 
-async def start(config: Config, measures: Measures) -> Daemon:
-    """Open everything and serve.
+class Stopped(Exception):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
+    """The server was to stop while it stood by."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What a server needs that may have to stand by.
+
+    Args:
+        announce: Called with the doors, which are open, where another server leads.
+        stopping: Set where it is to stop.
+        announced: That was called.
+
+    """
+
+    announce: Callable[[Doors], None] = lambda _: None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    announced: bool = False
+
+
+async def start(config: Config, measures: Measures, waiting: Waiting | None = None) -> Daemon:
+    """Open everything and serve; before that stand by, as long as another server leads.
 
     Args:
         config: All settings.
         measures: What `/metrics` shows; the daemon adds its own.
+        waiting: For a server that may have to stand by.
 
     Raises:
+        Stopped: It was to stop while it stood by.
         LedgerError: The ledger cannot be opened.
         JailError: Policies cannot be locked in here.
         BackendError: What a backend needs is not here.
@@ -169,94 +230,143 @@ async def start(config: Config, measures: Measures) -> Daemon:
     tasks = Tasks()
     async with AsyncExitStack() as stack:
         try:
-            return await _start(config, measures, tasks, stack)
+            return await _start(config, measures, tasks, waiting or Waiting(), stack)
         except BaseException:
             await tasks.close()
             raise
 
 
-@contextmanager
-def _naming(advice: str) -> Iterator[None]:
-    """Have an error of the system say which setting mends it."""
-    try:
-        yield
-    except OSError as error:
-        advice = f"stop what listens there, or {advice}" if error.errno == EADDRINUSE else advice
-        raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error
+async def _start(
+    config: Config, measures: Measures, tasks: Tasks, waiting: Waiting, stack: AsyncExitStack
+) -> Daemon:
+    with naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
+        config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    storage = open_storage(config.storage, config.data_dir)
+    election = storage.election()
+    outset = Outset(config, measures, tasks, storage, Trust(election, tasks.fail))
+    if election is None:
+        measures.watch(partial(role_gauges, "writer"))
+        ledger = await _open_ledger(storage, stack)  # First: its lock says whose folder that is.
+        entrance = _entrance(outset, stack)
+        return await _lead(outset, ledger, entrance, await _prepare(config, stack), stack)
+    entrance = _entrance(outset, stack)
+    prepared = await _stand_by(election, outset, entrance, waiting, stack)
+    stack.callback(election.resign)
+    outset.trust.begin()
+    with beating(election):
+        ledger = await _open_ledger(storage, stack)
+        return await _lead(outset, ledger, entrance, prepared, stack)
 
 
-async def _start(config: Config, measures: Measures, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
-    stores = await _open_stores(config, stack)
-    core = _core(config, stores, measures, tasks)
-    runners = await _open_runners(config, stores, core, stack)
+def _entrance(outset: Outset, stack: AsyncExitStack) -> Entrance:
+    return make_entrance(outset.config, outset.storage, outset.tasks, outset.trust, stack)
+
+
+async def _stand_by(
+    election: Election,
+    outset: Outset,
+    entrance: Entrance,
+    waiting: Waiting,
+    stack: AsyncExitStack,
+) -> Prepared:
+    """Return once this server leads. Until then its doors say which one does."""
+    measures, doors = outset.measures, entrance.doors
+    standby = Standby(election, entrance.gateway, outset.tasks)
+    measures.watch(lambda: role_gauges("writer" if standby.leads else "standby"))
+    services = StandbyServices(
+        authenticate=entrance.tokens.caller,
+        pending=entrance.tokens.pending,
+        readiness=standby.readiness,
+        refusal=standby.refusal,
+        metrics_text=measures.text,
+        audit=entrance.audit,
+    )
+    await doors.open(services, standby, standby)
+    stack.push_async_callback(doors.close)
+    # The first try says what is wrong with the database, and ends a server that cannot use it.
+    standby.leads = await asyncio.to_thread(election.stand, doors.seat())
+    if standby.leads:
+        with beating(election):
+            return await _prepare(outset.config, stack)
+    prepared = await _prepare(outset.config, stack)
+    waiting.announced = True
+    waiting.announce(doors)
+    gc.freeze()
+    gc.enable()  # That may take months.
+    await standby.wait(doors.seat(), waiting.stopping)
+    gc.disable()
+    if not standby.leads:
+        raise Stopped
+    log.info("leads", finding="the server before is gone, and this one takes its place")
+    return prepared
+
+
+async def _lead(
+    outset: Outset,
+    ledger: OpenLedger,
+    entrance: Entrance,
+    prepared: Prepared,
+    stack: AsyncExitStack,
+) -> Daemon:
+    config, measures, tasks, trust = outset.config, outset.measures, outset.tasks, outset.trust
+    stores = await _open_stores(outset, ledger, entrance, prepared.allocator, stack)
+    core = _core(stores, entrance, prepared, measures, tasks)
+    runners = await _open_runners(config, stores, core, prepared, stack)
     agents = _agents(config, stores, runners)
     core.history.agents = agents.now
     requests = _requests(config, stores, core, runners, agents, stack)
-    commit_loop = await _run_core(config, stores, core, runners, requests)
+    commit_loop = await _run_core(config, stores, core, runners, requests, trust)
     # What was loaded stays. Without this, collections that look through ten thousand documents
     # in vain stop the server for a third of a second each (measured).
     gc.freeze()
     health = Health(
         core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks
     )
-    web = _web(config, stores, core, runners, requests, health)
-    tls = _tls(config)
-    context = None if tls is None else tls.context
-    with _naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
-        http_port = await web.start(config.http_host, config.http_port, context)
-    stack.push_async_callback(web.close)
-    with _naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
-        port = await core.gateway.start(
-            requests.router, config.host, config.port, http_port, context, agents
-        )
-    stack.push_async_callback(core.gateway.close)
-    web.name_websocket_port(port)
+    doors = entrance.doors
+    behind = _web_services(config, stores, core, runners, requests, health)
+    await doors.open(behind, requests.router, agents)
+    stack.push_async_callback(doors.close)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
     core.tasks.spawn(core.shape_news.run())
     core.tasks.spawn(core.watchers.progress.run())
     core.tasks.spawn(core.history.run())
     core.tasks.spawn(core.tokens.follow(core.gateway.expel))
-    if tls is not None:
-        core.tasks.spawn(tls.follow())
+    core.tasks.spawn(trust.run())
     core.tasks.spawn(follow_disk(stores.ledger))
     core.tasks.spawn(agents.watch())
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core, runners)
     return Daemon(
-        port=port,
-        http_port=http_port,
+        doors=doors,
         tokens=core.tokens,
         gateway=core.gateway,
         calls=requests.calls,
         replies=requests.replies,
         commit_loop=commit_loop,
         tasks=tasks,
+        trust=trust,
         closing=stack.pop_all(),
     )
 
 
-def _tls(config: Config) -> ServerTls | None:
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    with _naming("mend tls_cert, tls_key or tls_client_ca"):
-        return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
-
-
-async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
-    with _naming(f"set data_dir (MOORAGE_DATA_DIR, --data), {config.data_dir}, to a folder"):
-        config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    storage = open_storage(config.storage, config.data_dir)
+async def _open_ledger(storage: Storage, stack: AsyncExitStack) -> OpenLedger:
     ledger = StoredLedger(storage.facts())
     recovery = await ledger.open()
     stack.push_async_callback(ledger.close)
+    return OpenLedger(ledger, recovery)
+
+
+async def _open_stores(
+    outset: Outset,
+    opened: OpenLedger,
+    entrance: Entrance,
+    allocator: Allocator,
+    stack: AsyncExitStack,
+) -> Stores:
+    config, storage, recovery = outset.config, outset.storage, opened.recovery
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
-    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
-    stack.callback(audit.close)
-    named_tokens = TokenStore(storage.tokens())
-    stack.callback(named_tokens.close)
     agents = AgentStore(storage.agents())
     stack.callback(agents.close)
-    allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
     allocator.replay(recovery.facts, recovery.fencing)
     records = storage.records()
     if recovery.last_seq and not storage.has_records():
@@ -269,37 +379,13 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
-    return Stores(ledger, allocator, tokens, named_tokens, agents, audit, catalog)
+    return Stores(opened.ledger, allocator, tokens, agents, entrance.audit, catalog)
 
 
-def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> Core:
-    settings = GatewaySettings(
-        sessions_max=config.sessions_max,
-        connections_max=descriptors.connection_limits().gateway,
-        message_bytes_max=config.message_bytes_max,
-        deflate=config.deflate,
-        resume_seconds=config.session_resume_seconds,
-        origins=names(config),
-    )
-    if settings.sessions_max > settings.connections_max:
-        log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
-    issuer, browsers = _issuer(config, tasks)
-    tokens = Tokens(config.tokens, config.operators, stores.named_tokens, issuer)
-    if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
-        reason = "no tokens are in the database, and other machines reach this server: make one"
-        raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
-    logins = None
-    if config.console:
-        logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)
-    tickets = SocketTickets(tokens.caller)
-    gateway = Gateway(
-        settings,
-        tokens.caller,
-        tickets,
-        logins,
-        partial(stores.audit.note_failed_login, door="websocket"),
-        tokens.pending,
-    )
+def _core(
+    stores: Stores, entrance: Entrance, prepared: Prepared, measures: Measures, tasks: Tasks
+) -> Core:
+    gateway = entrance.gateway
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
     telling = (gateway.push, gateway.reads_on, lambda: stores.ledger.last_seq)
     map_news, shape_news = MapNews(state, *telling), ShapeNews(state, *telling)
@@ -314,12 +400,12 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     watchers = Watchers(gateway.push, state.lease, state.leases, map_news, shape_news, progress)
     durations = DurationMetrics(state.lease)
     return Core(
-        Inbox(),
+        prepared.inbox,
         tasks,
-        tokens,
-        logins,
-        browsers,
-        tickets,
+        entrance.tokens,
+        entrance.logins,
+        entrance.browsers,
+        entrance.tickets,
         gateway,
         map_news,
         shape_news,
@@ -330,64 +416,41 @@ def _core(config: Config, stores: Stores, measures: Measures, tasks: Tasks) -> C
     )
 
 
-def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFlow | None]:
-    if not config.oidc_issuer:
-        return None, None
-    try:
-        from moorage.daemon.access import (  # noqa: PLC0415  # They need an extra.
-            oidc,
-            oidc_keys,
-            oidc_sign_in,
-        )
-    except ModuleNotFoundError as error:
-        way = f"{install_command('oidc')}, or leave out oidc_issuer"
-        raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error
-    claims = oidc.ClaimSettings(
-        config.oidc_issuer,
-        config.oidc_audience,
-        config.oidc_tenant_claim,
-        config.oidc_role_claim,
-        config.oidc_roles,
-    )
-    keys = oidc_keys.IssuerKeys(config.oidc_issuer)
-    tasks.spawn(keys.follow())
-    browsers = oidc_sign_in.BrowserSignIn(keys, _sign_in(config)) if config.oidc_client_id else None
-    return oidc.OidcTokens(claims, keys), browsers
-
-
-def _sign_in(config: Config) -> dict[str, str]:
-    """Return what clients need to sign in; without an id for them, they cannot."""
-    return {
-        "issuer": config.oidc_issuer,
-        "client_id": config.oidc_client_id,
-        "audience": config.oidc_audience,
-        "scopes": config.oidc_scopes,
-    }
-
-
-async def _open_runners(
-    config: Config, stores: Stores, core: Core, stack: AsyncExitStack
-) -> Runners:
-    state, burnt = stores.allocator.state, config.tenant_evaluation_seconds_per_minute
+async def _prepare(config: Config, stack: AsyncExitStack) -> Prepared:
+    """Start the sandbox, around a core that knows nothing yet."""
+    burnt = config.tenant_evaluation_seconds_per_minute
     rates = TenantRates(
         config.tenant_requests_per_second,
         config.tenant_uploads_per_minute,
         evaluations=EvaluationRate(burnt) if burnt else None,
     )
+    allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
+    inbox, reader = Inbox(), services.CatalogReader()
     sandbox = Sandbox(
-        fleet=state.fleet,
-        services=services.CatalogReader(stores.catalog),
-        deliver=core.inbox.post,
+        fleet=allocator.state.fleet,
+        services=reader,
+        deliver=inbox.post,
         limits=_limits(config),
         mode=config.sandbox,
         isolation=config.isolation,
-        circuits=core.watchers.circuits,
+        circuits=lambda circuit: prepared.circuits(circuit),  # noqa: PLW0108  # It is set later.
         workers=_workers(config),
         meter=rates.evaluations,
     )
+    prepared = Prepared(allocator, inbox, sandbox, reader, rates, lambda _: None)
     report = await sandbox.start()
     stack.push_async_callback(sandbox.close)
     log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
+    return prepared
+
+
+async def _open_runners(
+    config: Config, stores: Stores, core: Core, prepared: Prepared, stack: AsyncExitStack
+) -> Runners:
+    state, sandbox = stores.allocator.state, prepared.sandbox
+    prepared.reader.catalog = stores.catalog
+    prepared.circuits = core.watchers.circuits
+    stack.push_async_callback(sandbox.close)  # Before what it reads.
     contexts = ContextKeeper(stores.catalog.contexts, sandbox)
     await contexts.restore()
     stack.push_async_callback(contexts.close)
@@ -410,7 +473,7 @@ async def _open_runners(
     )
     stack.push_async_callback(workloads.close)
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
-    return Runners(sandbox, workloads, backends, rates)
+    return Runners(sandbox, workloads, backends, prepared.rates)
 
 
 def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
@@ -537,7 +600,12 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
 
 
 async def _run_core(
-    config: Config, stores: Stores, core: Core, runners: Runners, requests: RequestParts
+    config: Config,
+    stores: Stores,
+    core: Core,
+    runners: Runners,
+    requests: RequestParts,
+    trust: Trust,
 ) -> CommitLoop:
     """Have the core stepped from now on, up to date with the world before anybody may ask."""
     allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
@@ -553,6 +621,7 @@ async def _run_core(
             core.durations,
             requests.traces,
         ),
+        trust.check,
     )
     commit_loop = CommitLoop(allocator, stores.ledger, inbox, effects, tasks, config)
     registry = RegistryChanges(
@@ -591,21 +660,21 @@ async def _run_core(
     return commit_loop
 
 
-def _web(
+def _web_services(
     config: Config,
     stores: Stores,
     core: Core,
     runners: Runners,
     requests: RequestParts,
     health: Health,
-) -> WebServer:
+) -> WebServices:
     catalog, sandbox = stores.catalog, runners.sandbox
     scheme = "ws" if config.tls_cert is None else "wss"
     host = f"[{config.host}]" if ":" in config.host else config.host
     allocation = services.AllocationServices(
         requests.router, requests.calls, lambda: f"{scheme}://{host}:{core.gateway.port}"
     )
-    behind = WebServices(
+    return WebServices(
         clusters=catalog.clusters,
         ownership=_ownership(stores),
         metrics=catalog.metrics,
@@ -623,7 +692,7 @@ def _web(
         operate=allocation.operate,
         authenticate=core.tokens.caller,
         pending=core.tokens.pending,
-        sign_in=_sign_in(config),
+        sign_in=sign_in(config),
         readiness=health.readiness,
         metrics_text=core.measures.text,
         history=core.history.answer,
@@ -631,8 +700,6 @@ def _web(
         audit=stores.audit,
         console=_console(config, stores, core, requests.lookups.fleets),
     )
-    limits = descriptors.connection_limits()
-    return WebServer(behind, origins=names(config), connections_max=limits.web)
 
 
 def _trail(stores: Stores, replies: Replies) -> AuditTrail:

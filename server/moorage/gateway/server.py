@@ -91,6 +91,7 @@ class Gateway:
 
     Attributes:
         port: The port that was bound; 0 before `start`.
+        trusts: Returns whether answers may leave; else their sessions end.
 
     """
 
@@ -104,6 +105,7 @@ class Gateway:
         pending: Callable[[str | None], Awaitable[bool] | None] = lambda _: None,
     ) -> None:
         self.port = 0
+        self.trusts: Callable[[], bool] = lambda: True
         self._settings = settings
         self._authenticate = authenticate
         self._logins = logins
@@ -187,24 +189,42 @@ class Gateway:
         self.port = self._server.sockets[0].getsockname()[1]
         return self.port
 
-    async def close(self) -> None:
-        """Stop: no new sessions, no new requests, all replies that are due, then close 1012.
+    def change(self, deliver: Deliver, agents: AgentDoor | None) -> None:
+        """Have requests go elsewhere from now on, and open sessions begin again (1012)."""
+        while (kept := self._kept.oldest()) is not None:
+            self._end(kept)
+        for session in self._sessions.values():
+            self._drop(session, Close.RESTART, "another server answers from now on")
+        self._deliver, self._doorman.agents = deliver, agents
+
+    async def drain(self, *, patient: bool = True) -> None:
+        """Take no new sessions and requests, and let all replies leave that are due.
 
         Messages that still come are answered `shutting_down`. It takes at most
-        `drain_seconds_max` and twice `close_seconds_max`. Closing again does nothing.
+        `drain_seconds_max`, or no time without patience. Doing so again does nothing.
         """
-        server, self._server = self._server, None
-        if server is None:
+        if self._server is None or self._draining:
             return
         self._draining = self._doorman.draining = True
-        server.close(close_connections=False)
+        self._server.close(close_connections=False)
         while (kept := self._kept.oldest()) is not None:
             self._end(kept)
         for session in self._sessions.values():
             session.draining = True
         self._turns.close()
-        if waiting := [session.idle() for session in self._sessions.values()]:
+        waiting = [session.idle() for session in self._sessions.values() if patient]
+        if waiting:
             await asyncio.wait(waiting, timeout=self._settings.drain_seconds_max)
+
+    async def close(self, *, patient: bool = True) -> None:
+        """Stop: drain, then close 1012.
+
+        It takes at most twice `close_seconds_max` longer. Closing again does nothing.
+        """
+        await self.drain(patient=patient)
+        server, self._server = self._server, None
+        if server is None:
+            return
         for session in self._sessions.values():
             self._drop(session, Close.RESTART, "the server is stopping")
         if self._dropping:
@@ -227,8 +247,12 @@ class Gateway:
 
         """
         session = self._sessions.get(to.session)
-        if session is not None:
+        if session is None:
+            return
+        if self.trusts():
             session.tell(to.number, reply)
+        else:
+            self._drop(session, Close.RESTART, "another server leads")
 
     def park(self, to: Address) -> None:
         """Note that a message waits in the queue, and does not count as in flight any more.
@@ -253,7 +277,7 @@ class Gateway:
 
         """
         found = self._sessions.get(session)
-        if found is not None:
+        if found is not None and self.trusts():
             found.push(frame)
 
     def reads_on(self, session: SessionId) -> bool:
@@ -320,7 +344,7 @@ class Gateway:
     @property
     def listening(self) -> bool:
         """Whether clients may connect: from `start` to `close`."""
-        return self._server is not None
+        return self._server is not None and not self._draining
 
     async def _handle(self, connection: ServerConnection) -> None:
         """Live through one session. The library closes the connection afterwards."""

@@ -44,6 +44,7 @@ CODES: Final[dict[Code, str]] = {
     Code.ENGINE_FAILED: "The placement was granted, but the workload could not be started on it.",
     Code.BUSY: "A stated limit is reached, or the policy's circuit is open; try again later.",
     Code.SHUTTING_DOWN: "The server is stopping; connect again in a moment.",
+    Code.NOT_LEADER: "This server stands by; `leader` is the one to ask, null while none leads.",
     Code.UNAVAILABLE: "A service, or the part of the disk, that this needs does not answer.",
     Code.INTERNAL: "The server met a defect of its own; its log says which.",
 }
@@ -56,6 +57,7 @@ WORTH_RETRYING: Final = frozenset(
         Code.CONFLICT,
         Code.BUSY,
         Code.SHUTTING_DOWN,
+        Code.NOT_LEADER,
         Code.UNAVAILABLE,
     }
 )

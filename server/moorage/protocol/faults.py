@@ -37,6 +37,7 @@ STATUS_BY_CODE: Final[Mapping[Code, int]] = {
     Code.POLICY_DECLINED: 409,
     Code.CANCELLED: 409,
     Code.TOO_LARGE: 413,
+    Code.NOT_LEADER: 421,
     Code.NEVER_FITS: 422,
     Code.BUSY: 429,
     Code.SHUTTING_DOWN: 503,

@@ -9,6 +9,7 @@ The exceptions:
     ├── StorageLocked       another process writes it
     ├── StorageCorrupt      what is there is not what was written
     └── StorageFailed       writing or reading failed
+        └── Deposed         another server writes it since
 """
 
 import zlib
@@ -25,6 +26,8 @@ FENCING_SKIP: Final = 10**12
 the backup are unknown, and must not come twice; 2**53, up to which every client counts, is far."""
 _PAGE_FACTS: Final = 1_000
 _PAGE_BYTES: Final = 8 << 20
+LEAD_SECONDS: Final = 3.0
+"""How long a leader leads without a sign of life, by the clock of the database."""
 T = TypeVar("T")
 
 
@@ -74,6 +77,84 @@ class StorageCorrupt(StorageError):  # noqa: N818  # As StorageLocked.
 
 class StorageFailed(StorageError):  # noqa: N818  # As StorageLocked.
     """The database refused. What was being written may or may not be there."""
+
+
+class Deposed(StorageFailed):  # As StorageLocked.
+    """Another server writes this database since."""
+
+
+class Seat(NamedTuple):
+    """A server among those that use one database.
+
+    Args:
+        name: Its process, and the machine that it runs on.
+        ws: URL by which clients reach its WebSocket.
+        http: Likewise its HTTP services.
+
+    """
+
+    name: str
+    ws: str
+    http: str
+
+
+class Leader(NamedTuple):
+    """The server that writes a database.
+
+    Args:
+        seat: Which it is.
+        epoch: Grows with each change of the leader.
+        since: In seconds since the epoch of the clock.
+
+    """
+
+    seat: Seat
+    epoch: int
+    since: float
+
+
+class Election(Protocol):
+    """Which of several servers on one database writes it."""
+
+    def stand(self, seat: Seat) -> bool:
+        """Become the one who writes if there is none, and return whether that came about.
+
+        Else note that this server stands by, and learn who leads.
+
+        Raises:
+            StorageError: The database cannot be used, now or at all.
+
+        """
+        ...
+
+    @property
+    def leader(self) -> Leader | None:
+        """The server that led when this one last stood; None: none did."""
+        ...
+
+    @property
+    def standbys(self) -> bool:
+        """Whether another server stood by at the last beat."""
+        ...
+
+    def beat(self) -> bool:
+        """Say that this server leads and lives; return whether an operator wants it to resign.
+
+        Raises:
+            Deposed: Another server leads since.
+            StorageFailed: The database failed.
+
+        """
+        ...
+
+    @property
+    def is_deposed(self) -> bool:
+        """Whether another server was found to lead since this one did."""
+        ...
+
+    def resign(self) -> None:
+        """Let another server lead, at once; where this one never led, stand by no longer."""
+        ...
 
 
 class FactRow(NamedTuple):
@@ -485,6 +566,10 @@ class Storage(Protocol):
 
     def agents(self) -> AgentRows:
         """Return the agents and their joining tokens."""
+        ...
+
+    def election(self) -> Election | None:
+        """Return what decides which server writes; None where a second one is refused."""
         ...
 
     def has_records(self) -> bool:

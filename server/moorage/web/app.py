@@ -34,7 +34,7 @@ from moorage.web.rights import missing_right, right_of
 from moorage.web.router import ROUTE, HttpRouter
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation, text_operation
-from moorage.web.services import WebServices
+from moorage.web.services import StandbyServices, WebServices
 from moorage.web.sign_in import sign_in_routes, wait_for_issuer
 from moorage.web.specifications import specification_routes
 from moorage.web.tickets import ticket_routes
@@ -44,17 +44,20 @@ __all__ = ["create_app"]
 _WRONG_METHOD: Final = 405
 
 
-def create_app(services: WebServices) -> Starlette:
+def create_app(services: WebServices | StandbyServices) -> Starlette:
     """Return the application.
 
     Args:
         services: What it serves.
 
     """
-    router = _endpoints(services)
+    standby = services if isinstance(services, StandbyServices) else None
+    router = _few(services) if isinstance(services, StandbyServices) else _endpoints(services)
 
     async def refuse(request: Request, error: Exception) -> Response:
         """Answer every failure, the framework's own included, in the documented form."""
+        if standby is not None and isinstance(error, HTTPException):  # Another server has the path.
+            error = standby.refusal()
         if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
             return _wrong_method(router, request)
         return failure(_fault_of(error), request.url.path)
@@ -89,7 +92,17 @@ def _endpoints(services: WebServices) -> HttpRouter:
     return router
 
 
-def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None]]:
+def _few(services: StandbyServices) -> HttpRouter:
+    """Return what a server that stands by has to say of itself."""
+    router = HttpRouter()
+    router.include(_health_routes(services))
+    router.include(_about_routes(services), _authentication(services))
+    return router
+
+
+def _authentication(
+    services: WebServices | StandbyServices,
+) -> Callable[[Request], Awaitable[None]]:
     async def authenticate(request: Request) -> None:
         token, readable = token_of(request.headers.getlist("authorization"))
         if readable:
@@ -119,7 +132,7 @@ def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None
     return authenticate
 
 
-def _health_routes(services: WebServices) -> HttpRouter:
+def _health_routes(services: WebServices | StandbyServices) -> HttpRouter:
     router = HttpRouter("health")
 
     @router.get("/healthz", summary="Is the process alive?", **operation(HealthAnswer, bare=True))
@@ -138,7 +151,7 @@ def _health_routes(services: WebServices) -> HttpRouter:
     return router
 
 
-def _about_routes(services: WebServices) -> HttpRouter:
+def _about_routes(services: WebServices | StandbyServices) -> HttpRouter:
     router = HttpRouter("about")
 
     @router.get("/metrics", summary="The server's own metrics", **text_operation("text/plain"))

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -23,7 +23,7 @@ from moorage.web.app import create_app
 from moorage.web.bodies import failure
 from moorage.web.checks import RequestChecks
 from moorage.web.connections import CONNECTIONS_MAX, Connections, HttpConnection
-from moorage.web.services import WebServices
+from moorage.web.services import StandbyServices, WebServices
 
 __all__ = ["WebServer"]
 
@@ -41,25 +41,27 @@ class WebServer:
     """Serves HTTP. Use it once: `start`, then `close`.
 
     Args:
-        services: What the endpoints reach.
+        services: What the endpoints reach, or those of a server that stands by.
         drain_seconds: How long requests may go on after `close`; then they are answered 503
             `shutting_down`.
         origins: Under which names, and for whose pages, requests are answered.
         connections_max: Open connections; beyond it, an idle one gives way.
+        trusts: Returns whether answers may leave; else they are `shutting_down`.
 
     """
 
     def __init__(
         self,
-        services: WebServices,
+        services: WebServices | StandbyServices,
         drain_seconds: int = DRAIN_SECONDS,
         origins: Origins = Origins(),  # noqa: B008  # It cannot be changed.
         *,
         connections_max: int = CONNECTIONS_MAX,
+        trusts: Callable[[], bool] = lambda: True,
     ) -> None:
         connections = Connections(connections_max)
-        app = _Drained(create_app(services))
-        self._checks = RequestChecks(app, origins, connections, services.authenticate)
+        self._app = _Drained(create_app(services), trusts)
+        self._checks = RequestChecks(self._app, origins, connections, services.authenticate)
         config = uvicorn.Config(
             self._checks,
             http=partial(HttpConnection, connections),  # type: ignore[arg-type]  # Any factory will do.
@@ -106,6 +108,10 @@ class WebServer:
             self._serving.result()  # Raises why it did not start.
         return bound
 
+    def change(self, services: WebServices | StandbyServices) -> None:
+        """Have requests that come from now on reach other services."""
+        self._app.app = create_app(services)
+
     def name_websocket_port(self, port: int) -> None:
         """Answer those who speak WebSocket here."""
         self._checks.websocket_port = port
@@ -138,26 +144,37 @@ class _Server(uvicorn.Server):
 
 
 class _Drained:
-    """Answers requests that are cut off at the end of the drain, instead of tracebacks."""
+    """Answers requests that are cut off at the end of the drain, instead of tracebacks.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    So it does in place of all answers that may not leave.
+    """
+
+    def __init__(self, app: ASGIApp, trusts: Callable[[], bool]) -> None:
+        self.app = app
+        self._trusts = trusts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        begun = refused = False
+
+        async def refuse() -> None:
+            fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
+            await failure(fault, scope["path"])(scope, receive, send)
 
         async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal begun
+            nonlocal begun, refused
+            if not begun and not self._trusts():
+                refused = True
+                await refuse()
             begun = True
-            await send(message)
+            if not refused:
+                await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await self.app(scope, receive, watched)
         except asyncio.CancelledError:
             # Only uvicorn cancels this task, and only to end it: its result is not awaited.
             if not begun:
-                fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
-                await failure(fault, scope["path"])(scope, receive, send)
+                await refuse()
 
 
 async def _bind(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from moorage.model import Tenant
+from moorage.protocol.faults import ServiceError
 from moorage.protocol.logins import Logins, Tickets
 from moorage.protocol.registry import (
     BlockDocuments,
@@ -25,7 +26,14 @@ from moorage.records.history import History
 from moorage.records.policies import ShadowComparison
 from moorage.records.rights import Caller
 
-__all__ = ["AliasChanges", "BlockActions", "Console", "Publications", "WebServices"]
+__all__ = [
+    "AliasChanges",
+    "BlockActions",
+    "Console",
+    "Publications",
+    "StandbyServices",
+    "WebServices",
+]
 
 
 class Publications(Protocol):
@@ -168,6 +176,30 @@ class Console:
     pending: Callable[[str | None], Awaitable[bool] | None]
     sign_in: SignInFlow | None
     try_policy: Callable[[Document, Caller], Awaitable[Document]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyServices:
+    """What is behind HTTP while another server leads.
+
+    Args:
+        authenticate: See `WebServices`; and so `pending`, `readiness`, `metrics_text`, `audit`.
+        pending: As above.
+        readiness: As above.
+        refusal: Returns what all other requests are answered.
+        metrics_text: As above.
+        audit: As above.
+        console: Not served here.
+
+    """
+
+    authenticate: Callable[[str | None], Caller | None]
+    pending: Callable[[str | None], Awaitable[bool] | None]
+    readiness: Callable[[], tuple[bool, Document]]
+    refusal: Callable[[], ServiceError]
+    metrics_text: Callable[[], bytes]
+    audit: AuditNotes
+    console: None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

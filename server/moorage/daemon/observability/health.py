@@ -50,6 +50,7 @@ class Health:
         """Return whether requests can be served, and what says so, by component."""
         up = self._sandbox.up
         details = {
+            "role": "writer",
             "ledger_seq": self._ledger.last_seq,
             "disk": "full" if self._ledger.is_full else "ok",
             "backlog": self._commit_loop.backlog,

@@ -87,15 +87,21 @@ def prometheus_source(config: Config) -> PrometheusSource:
 
 
 class CatalogReader:
-    """What a policy's injected clients reach. Answers come from the catalog in this process."""
+    """What a policy's injected clients reach. Answers come from the catalog in this process.
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    Args:
+        catalog: Read; None: it is set before any policy runs.
+
+    """
+
+    def __init__(self, catalog: Catalog | None = None) -> None:
+        if catalog is not None:
+            self.catalog: Catalog = catalog
 
     async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
         """Answer an injected client; see `sandbox.host.contract.HostServices`."""
         del client  # Each method belongs to one.
-        catalog, (argument,) = self._catalog, arguments
+        catalog, (argument,) = self.catalog, arguments
         try:
             match method:
                 case "read_cluster":
@@ -122,9 +128,9 @@ class CatalogReader:
         del client
         match method:
             case "read_cluster":
-                return self._catalog.memory.packed("cluster", ids)
+                return self.catalog.memory.packed("cluster", ids)
             case "get_cluster":
-                return self._catalog.memory.packed("metrics", ids)
+                return self.catalog.memory.packed("metrics", ids)
             case "execute_query" | "query_clusters" | "get_block" | "query_blocks":
                 return {}
             case _:
@@ -132,7 +138,7 @@ class CatalogReader:
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[contract.Document]:
         """Return the packed documents of clusters."""
-        blobs = self._catalog.memory.blobs(cluster_ids)
+        blobs = self.catalog.memory.blobs(cluster_ids)
         return [contract.Document(name, version, blob) for name, version, blob in blobs]
 
 

@@ -89,17 +89,23 @@ def without_password(address: str) -> str:
     return make_conninfo("", **{name: parts[name] for name in parts if "password" not in name})
 
 
+def name_of(purpose: str) -> str:
+    """Return what the database calls a session of this process."""
+    return f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63]
+
+
 def connect(address: str, purpose: str) -> Connection:
     """Open a session of this process.
 
     Raises:
-        StorageError: The database does not answer, or does not let this user in.
+        StorageFailed: The database does not answer, or does not let this user in.
+        StorageError: It is too old, or behind a pooler.
 
     """
     place = place_of(address)
     options: dict[str, Any] = {
         **_KEEPALIVE,
-        "application_name": f"moored {purpose} {socket.gethostname()} {os.getpid()}"[:63],
+        "application_name": name_of(purpose),
         "client_encoding": "utf8",
     }
     if "connect_timeout" not in conninfo_to_dict(address):
@@ -107,7 +113,7 @@ def connect(address: str, purpose: str) -> Connection:
     try:
         connection: Connection = psycopg.connect(address, autocommit=True, **options)
     except psycopg.Error as error:
-        raise StorageError(
+        raise StorageFailed(
             f"{place} cannot be reached: {_words(error)}. Check `storage` (MOORAGE_STORAGE), that "
             "the database runs, and that it lets this user in."
         ) from error
@@ -133,10 +139,15 @@ def translated(place: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise StorageFailed(
-            f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "
-            "what was acknowledged is safe."
-        ) from error
+        raise failed(place, error) from error
+
+
+def failed(place: str, error: psycopg.Error) -> StorageFailed:
+    """Return this package's error for one of PostgreSQL's."""
+    return StorageFailed(
+        f"{place} failed: {_words(error)}. See that it runs and has room, then start again: "
+        "what was acknowledged is safe."
+    )
 
 
 def _words(error: psycopg.Error) -> str:

@@ -3,6 +3,7 @@
 The lock belongs to one connection, which goes straight to the server: a pooler would share it.
 """
 
+import contextlib
 import threading
 import time
 from importlib.metadata import version
@@ -11,9 +12,24 @@ from typing import Any, Final
 
 import psycopg
 
-from moorage.storage.base import StorageError, StorageFailed, StorageLocked
+from moorage.storage.base import (
+    LEAD_SECONDS,
+    Deposed,
+    Leader,
+    Seat,
+    StorageError,
+    StorageFailed,
+    StorageLocked,
+)
 from moorage.storage.formats import Format
-from moorage.storage.postgres.connection import Connection, connect, place_of, translated
+from moorage.storage.postgres.connection import (
+    Connection,
+    connect,
+    failed,
+    name_of,
+    place_of,
+    translated,
+)
 from moorage.storage.statements import read_statements
 
 FORMAT: Final = Format(1, {})
@@ -24,6 +40,14 @@ LOCK_SECONDS_MAX: Final = 5.0
 _POLL_SECONDS: Final = 0.1
 LOOK_SECONDS: Final = 1.0
 """Between two looks at an idle lock."""
+STANDBY_SECONDS: Final = 1.0
+"""Between two notes of a server that it stands by."""
+SEEN_SECONDS: Final = 5.0
+"""How old the last one may be for the server to be there."""
+SPARE: Final = 4
+"""Sessions that a takeover needs at once: to write and read the ledger, catalog, secret."""
+_TRIES_MAX: Final = 20
+"""How often a takeover ends commits of the server before that hold the row of the epoch."""
 
 
 class Leadership:
@@ -47,9 +71,23 @@ class Leadership:
         self._guard = threading.Lock()
         self._failure = ""
         self._looked_at = 0.0
+        self._waiting: Connection | None = None
+        """The one to lock with, of a server that stands by."""
+        self._spare: list[Connection] = []
+        """Sessions that a server opens while it stands by, for when it leads."""
+        self._noted_at = 0.0
+        self._name = ""
+        self.leader: Leader | None = None
+        self.standbys = self.is_deposed = False
 
     def open(self, purpose: str) -> Connection:
         """Open another session of this server, to read."""
+        while self._spare:
+            connection = self._spare.pop()
+            with contextlib.suppress(psycopg.Error):  # The database ended it meanwhile.
+                connection.execute(SQL["rename"], (name_of(purpose),))
+                return connection
+            connection.close()
         return connect(self._address, purpose)
 
     def open_writer(self, purpose: str) -> Connection:
@@ -61,7 +99,7 @@ class Leadership:
             StorageError: It cannot be opened.
 
         """
-        connection = connect(self._address, purpose)
+        connection = self.open(purpose)
         with translated(self.place):
             connection.execute(SQL["keep_commits"])
         connection.add_notice_handler(self._note)
@@ -95,6 +133,89 @@ class Leadership:
                 self._connection = connection
             self._users += 1
 
+    def stand(self, seat: Seat) -> bool:
+        """See `Election.stand`."""
+        with self._guard:
+            try:
+                with translated(self.place):
+                    return self._stand(seat)
+            except StorageError:
+                self._leave()  # The next try has another connection.
+                raise
+
+    def _stand(self, seat: Seat) -> bool:
+        if self._waiting is None or self._waiting.closed:
+            self._leave()
+            self._waiting = connect(self._address, "lock")
+            check_server(self._waiting, self.place)
+        connection = self._waiting
+        if _first(connection, "try_lock"):
+            self._take_epoch(connection)
+            # What follows need not outlive a crash of the database, nor wait for its standbys.
+            connection.execute("SET synchronous_commit = off")
+            connection.execute(SQL["lead"], (self.epoch, *seat))
+            connection.execute(SQL["sit_down"], (seat.name,))
+            self._connection, self._waiting, self._users = connection, None, 1
+            self.leader = None
+            return True
+        self.leader = leader_of(connection)
+        if self.leader is None and connection.execute(SQL["depose"], (LEAD_SECONDS,)).fetchone():
+            return False  # Its lock falls in a moment.
+        if time.monotonic() - self._noted_at >= STANDBY_SECONDS:
+            self._name = seat.name
+            connection.execute(SQL["stand_by"], seat._asdict())
+            self._noted_at = time.monotonic()
+        elif len(self._spare) < SPARE:
+            self._spare.append(connect(self._address, "spare"))
+        return False
+
+    def _leave(self) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
+        while self._spare:
+            self._spare.pop().close()
+        self.leader, self._noted_at = None, 0.0
+
+    def beat(self) -> bool:
+        """See `Election.beat`."""
+        with self._guard:
+            if self._connection is None:
+                raise Deposed(f"{self.place} is led by another server: this one has resigned.")
+            try:
+                row = self._connection.execute(SQL["beat"], (self.epoch,)).fetchone()
+                others = self._connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchone()
+            except psycopg.Error as error:
+                raise self._lost(error) from error
+        if row is None:
+            raise self.deposed()
+        self.standbys = others is not None
+        return bool(row[0])
+
+    def resign(self) -> None:
+        """See `Election.resign`."""
+        with self._guard:
+            if self._connection is not None:
+                with contextlib.suppress(psycopg.Error):  # Then its lock is lost already.
+                    self._connection.execute(SQL["leave"], (self.epoch,))
+                    self._connection.execute(SQL["unlock"])  # At once, unlike by its end.
+                self._connection.close()
+                self._connection = None
+            elif self._waiting is not None:
+                with contextlib.suppress(psycopg.Error):  # Then it is forgotten in a while.
+                    self._waiting.execute(SQL["sit_down"], (self._name,))
+            self._leave()
+
+    def _lost(self, error: psycopg.Error) -> StorageFailed:
+        """Return what a lost lock means: another server leads since, or the database failed."""
+        with (
+            contextlib.suppress(psycopg.Error, StorageError),
+            contextlib.closing(connect(self._address, "look")) as connection,
+        ):
+            if _first(connection, "epoch") != self.epoch:
+                return self.deposed()
+        return failed(self.place, error)
+
     def release(self) -> None:
         """Stop writing, once all parts have called this."""
         with self._guard:
@@ -126,14 +247,18 @@ class Leadership:
         """
         self.check_failure()
         now = time.monotonic()
-        with self._guard, translated(self.place):
+        with self._guard:
             if self._connection is not None and now - self._looked_at >= LOOK_SECONDS:
-                self._connection.execute("SELECT 1")
+                try:
+                    self._connection.execute("SELECT 1")
+                except psycopg.Error as error:
+                    raise self._lost(error) from error
                 self._looked_at = now
 
-    def deposed(self) -> StorageFailed:
+    def deposed(self) -> Deposed:
         """Return what is raised where another server took over."""
-        return StorageFailed(
+        self.is_deposed = True
+        return Deposed(
             f"{self.place} is written by another server since (this one had epoch {self.epoch}): "
             "nothing more of this one is stored."
         )
@@ -145,17 +270,26 @@ class Leadership:
             if time.monotonic() > until:
                 raise self._locked(connection)
             time.sleep(_POLL_SECONDS)  # To wait for it would tell nothing of who has it.
+        self._take_epoch(connection)
+
+    def _take_epoch(self, connection: Connection) -> None:
+        """Fence the server before, given the lock."""
         make_tables(connection, self.place)
         try:
-            # Waits for a batch of the server before that is under way; later ones find this epoch.
-            self.epoch = int(_first(connection, "take_epoch"))
-        except psycopg.errors.LockNotAvailable as error:
-            raise StorageError(
-                f"{self.place} has a transaction that holds the row of the epoch for more than "
-                "10 s. Look for it in pg_locks, end it, then start again."
-            ) from error
+            connection.execute("SET lock_timeout = '500ms'")
+            for _ in range(_TRIES_MAX):
+                # Waits for a batch of the server before that is under way; later ones find this
+                # epoch. One that was stopped between two statements would hold it for long.
+                with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                    self.epoch = int(_first(connection, "take_epoch"))
+                    return
+                connection.execute(SQL["end_holders"])
         except psycopg.errors.InsufficientPrivilege as error:
             raise _not_granted(self.place) from error
+        raise StorageError(
+            f"{self.place} has a transaction that holds the row of the epoch for more than "
+            "10 s. Look for it in pg_locks, end it, then start again."
+        )
 
     def _locked(self, connection: Connection) -> StorageLocked:
         holder = connection.execute(SQL["holder"]).fetchone()
@@ -169,6 +303,44 @@ class Leadership:
             f"{self.place} is in use by {process} ({where}), since {since}: one server writes at a "
             "time. Stop that one, or name another database.",
         )
+
+
+def leader_of(connection: Connection) -> Leader | None:
+    """Return the server that leads; None where there is none, or it gives no sign of life."""
+    try:
+        row = connection.execute(SQL["leader"]).fetchone()
+    except psycopg.errors.UndefinedTable:  # The first server makes them just now.
+        return None
+    if row is None:
+        return None
+    name, ws, http, epoch, since, age = row
+    return None if age > LEAD_SECONDS else Leader(Seat(name, ws, http), int(epoch), since)
+
+
+def look_around(address: str) -> tuple[Leader | None, list[Seat]]:
+    """Return which server leads, and which ones stand by.
+
+    Raises:
+        StorageError: The database cannot be read.
+
+    """
+    place = place_of(address)
+    with contextlib.closing(connect(address, "lead")) as connection, translated(place):
+        check_server(connection, place)
+        make_tables(connection, place)
+        rows = connection.execute(SQL["standbys"], (SEEN_SECONDS,)).fetchall()
+        return leader_of(connection), [Seat(*row) for row in rows]
+
+
+def ask_to_resign(address: str) -> bool:
+    """Have the leader let another server lead; return whether there is one.
+
+    Raises:
+        StorageError: The database cannot be written.
+
+    """
+    with contextlib.closing(connect(address, "lead")) as connection, translated(place_of(address)):
+        return bool(connection.execute(SQL["resign"], (LEAD_SECONDS,)).rowcount)
 
 
 def check_server(connection: Connection, place: str) -> None:

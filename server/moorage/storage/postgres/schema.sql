@@ -9,6 +9,13 @@ CREATE TABLE release(version text NOT NULL);
 INSERT INTO release VALUES ('');
 CREATE TABLE epoch(id int PRIMARY KEY CHECK (id = 1), epoch bigint NOT NULL);
 INSERT INTO epoch VALUES (1, 0);
+-- Apart from the epoch, whose row each commit locks: a beat would wait for them, and they for it.
+CREATE TABLE leader(
+    id int PRIMARY KEY CHECK (id = 1), epoch bigint NOT NULL, at timestamptz NOT NULL,
+    since timestamptz NOT NULL, name text NOT NULL, ws text NOT NULL, http text NOT NULL,
+    pid int NOT NULL, resign boolean NOT NULL);
+CREATE TABLE standby(
+    name text PRIMARY KEY, at timestamptz NOT NULL, ws text NOT NULL, http text NOT NULL);
 -- Text that users choose is stored as its bytes: PostgreSQL's own type has no NUL.
 CREATE TABLE fact(
     seq bigint PRIMARY KEY, at float8 NOT NULL, kind text NOT NULL, version int NOT NULL,
@@ -101,6 +108,60 @@ SELECT pg_is_in_recovery(), current_setting('server_encoding'), pg_backend_pid()
 
 -- name: take_epoch
 UPDATE epoch SET epoch = epoch + 1 WHERE id = 1 RETURNING epoch
+
+-- name: rename
+SELECT set_config('application_name', %s, false)
+
+-- name: epoch
+SELECT epoch FROM epoch
+
+-- name: end_holders
+-- Those that lock the row of the epoch are commits of the server before, which it never acknowledged.
+SELECT pg_terminate_backend(pid) FROM pg_locks
+WHERE relation = 'moorage.epoch'::regclass AND mode = 'RowShareLock' AND pid <> pg_backend_pid()
+
+-- name: lead
+INSERT INTO leader VALUES (
+    1, %s, clock_timestamp(), clock_timestamp(), %s, %s, %s, pg_backend_pid(), false)
+ON CONFLICT (id) DO UPDATE SET epoch = excluded.epoch, at = excluded.at, since = excluded.since,
+    name = excluded.name, ws = excluded.ws, http = excluded.http, pid = excluded.pid,
+    resign = false
+
+-- name: beat
+UPDATE leader SET at = clock_timestamp() WHERE id = 1 AND epoch = %s RETURNING resign
+
+-- name: leader
+SELECT name, ws, http, epoch, extract(epoch FROM since)::float8,
+    extract(epoch FROM clock_timestamp() - at)::float8 FROM leader
+
+-- name: depose
+-- The lock of a server that has not beaten for that long; never that of a command.
+SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN leader h ON h.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.classid = 1836019570 AND l.objid = 1
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND h.at < clock_timestamp() - make_interval(secs => %s)
+
+-- name: leave
+DELETE FROM leader WHERE epoch = %s
+
+-- name: unlock
+SELECT pg_advisory_unlock_all()
+
+-- name: resign
+UPDATE leader SET resign = true WHERE at > clock_timestamp() - make_interval(secs => %s)
+
+-- name: stand_by
+WITH gone AS (
+    DELETE FROM standby WHERE at < clock_timestamp() - interval '1 minute' AND name <> %(name)s)
+INSERT INTO standby VALUES (%(name)s, clock_timestamp(), %(ws)s, %(http)s)
+ON CONFLICT (name) DO UPDATE SET at = excluded.at, ws = excluded.ws, http = excluded.http
+
+-- name: standbys
+SELECT name, ws, http FROM standby WHERE at > clock_timestamp() - make_interval(secs => %s)
+ORDER BY name
+
+-- name: sit_down
+DELETE FROM standby WHERE name = %s
 
 -- name: fence
 SELECT 1 FROM epoch WHERE id = 1 AND epoch = %s FOR SHARE

@@ -54,13 +54,17 @@ class PostgresStorage:
         """See `Storage.agents`."""
         return PostgresAgents(self._address)
 
+    def election(self) -> Leadership:
+        """See `Storage.election`."""
+        return self._leadership
+
     def has_records(self) -> bool:
         """See `Storage.has_records`: its tables come with the ledger's."""
         return True
 
     def secret(self) -> bytes:
         """See `Storage.secret`."""
-        with closing(connect(self._address, "secret")) as connection, translated(self.place):
+        with closing(self._leadership.open("secret")) as connection, translated(self.place):
             connection.execute(SQL["insert_secret"], (secrets.token_bytes(SECRET_BYTES),))
             row = connection.execute(SQL["secret"]).fetchone()
             assert row is not None

@@ -46,6 +46,9 @@ class SqliteStorage:
         """See `Storage.agents`."""
         return SqliteAgents(self._folder / AGENTS_FILE)
 
+    def election(self) -> None:
+        """See `Storage.election`: one process has the lock of the files."""
+
     def has_records(self) -> bool:
         """See `Storage.has_records`."""
         return (self._folder / CATALOG_FILE).exists()

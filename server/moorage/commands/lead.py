@@ -1,0 +1,72 @@
+"""`moored lead`."""
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from moorage.commands.errors import load_config
+from moorage.commands.options import FileOption, JsonFlag
+from moorage.storage.base import Leader, Seat, StorageError
+from moorage.storage.opening import need_postgres
+
+
+def lead(
+    resign: Annotated[
+        bool, typer.Option("--resign", help="Have the server that leads let another one lead.")
+    ] = False,
+    as_json: JsonFlag = False,
+    config: FileOption = None,
+) -> None:
+    """Tell which of several servers on one database leads, and which ones stand by.
+
+    Run it where `storage` names that database. A server that resigns ends with exit code 75, and
+    stands by once its supervisor starts it again.
+    """
+    settings = load_config({}, config)
+    if not settings.storage:
+        _fail("set `storage` (MOORAGE_STORAGE) to the database; a folder has one server")
+    try:
+        need_postgres()
+        from moorage.storage.postgres.leadership import (  # noqa: PLC0415  # An extra.
+            ask_to_resign,
+            look_around,
+        )
+
+        leader, standbys = look_around(settings.storage)
+        if resign:
+            if leader is None:
+                _fail("no server leads this database")
+            if not standbys:
+                _fail("no server stands by: none would lead then")
+            ask_to_resign(settings.storage)
+    except StorageError as error:
+        _fail(str(error))
+    if as_json:
+        typer.echo(json.dumps(_described(leader, standbys)))
+    else:
+        typer.echo("\n".join(_lines(leader, standbys, resign=resign)))
+
+
+def _described(leader: Leader | None, standbys: list[Seat]) -> dict[str, Any]:
+    shown = None
+    if leader is not None:
+        shown = {**leader.seat._asdict(), "epoch": leader.epoch, "since": leader.since}
+    return {"leader": shown, "standbys": [each._asdict() for each in standbys]}
+
+
+def _lines(leader: Leader | None, standbys: list[Seat], *, resign: bool) -> list[str]:
+    lines = ["no server leads"]
+    if leader is not None:
+        since = datetime.fromtimestamp(leader.since, UTC).isoformat(" ", "seconds")
+        verb = (
+            "was leading, and resigns" if resign else f"leads since {since}, epoch {leader.epoch}"
+        )
+        lines = [f"{leader.seat.ws} ({leader.seat.name}) {verb}"]
+    return lines + [f"{each.ws} ({each.name}) stands by" for each in standbys]
+
+
+def _fail(reason: str) -> NoReturn:
+    typer.echo(f"moored: {reason}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,228 @@
+"""The two doors of a server, WebSocket and HTTP, and who may come in: open while it stands by, too.
+
+`daemon.start` makes them; what is behind them changes when the server leads.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from errno import EADDRINUSE
+from functools import partial
+from urllib.parse import urlsplit
+
+import structlog
+
+from moorage.config.settings import Config
+from moorage.daemon import descriptors
+from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.console_logins import ConsoleLogins
+from moorage.daemon.access.socket_tickets import SocketTickets
+from moorage.daemon.access.tls import ServerTls
+from moorage.daemon.access.token_store import TokenStore
+from moorage.daemon.access.tokens import IssuerTokens, Tokens
+from moorage.daemon.requests.origins import names
+from moorage.daemon.tasks import Tasks
+from moorage.daemon.trust import Trust
+from moorage.extras import install_command
+from moorage.gateway.deliver import AgentDoor, Deliver
+from moorage.gateway.server import Gateway, GatewaySettings
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import is_loopback
+from moorage.storage.base import Seat, Storage
+from moorage.web.server import WebServer
+from moorage.web.services import SignInFlow, StandbyServices, WebServices
+
+log = structlog.get_logger("moored")
+_ALL: frozenset[str] = frozenset({"0.0.0.0", "::", ""})  # noqa: S104  # Nothing is bound.
+
+
+class Doors:
+    """The WebSocket and HTTP.
+
+    Args:
+        config: All settings.
+        gateway: The WebSocket's side.
+        tls: Certificate of the server; None: no TLS.
+        trusts: Returns whether answers over HTTP may leave.
+
+    Attributes:
+        port: Of the WebSocket; 0 before it is open.
+        http_port: Of HTTP.
+
+    """
+
+    def __init__(
+        self, config: Config, gateway: Gateway, tls: ServerTls | None, trusts: Callable[[], bool]
+    ) -> None:
+        self.port = self.http_port = 0
+        self._config = config
+        self._gateway = gateway
+        self._tls = tls
+        self._trusts = trusts
+        self._web: WebServer | None = None
+        self._standby: StandbyServices | None = None
+
+    async def open(
+        self, services: WebServices | StandbyServices, deliver: Deliver, agents: AgentDoor
+    ) -> None:
+        """Listen; where that is so already, have requests go here from now on.
+
+        Raises:
+            OSError: An address cannot be listened on.
+
+        """
+        if isinstance(services, StandbyServices):
+            self._standby = services
+        if self._web is not None:
+            self._web.change(services)
+            self._gateway.change(deliver, agents)
+            return
+        config, context = self._config, None if self._tls is None else self._tls.context
+        limits = descriptors.connection_limits()
+        self._web = web = WebServer(
+            services, origins=names(config), connections_max=limits.web, trusts=self._trusts
+        )
+        with naming("set http_port (MOORAGE_HTTP_PORT, --http-port) to another; 0: a free one"):
+            self.http_port = await web.start(config.http_host, config.http_port, context)
+        with naming("set port (MOORAGE_PORT, --port) to another; 0: a free one"):
+            self.port = await self._gateway.start(
+                deliver, config.host, config.port, self.http_port, context, agents
+            )
+        web.name_websocket_port(self.port)
+
+    def give_way(self) -> None:
+        """Have HTTP say that another server is to be asked, where there may be one."""
+        if self._web is not None and self._standby is not None:
+            self._web.change(self._standby)
+
+    async def close(self) -> None:
+        """Close both, the WebSocket first. Closing again does nothing."""
+        await self._gateway.close()
+        if self._web is not None:
+            await self._web.close()
+
+    def seat(self) -> Seat:
+        """Return how clients reach this server, as others name it to them."""
+        config, s = self._config, "" if self._config.tls_cert is None else "s"
+        ws = config.advertise_url or f"ws{s}://{_reachable(config.host)}:{self.port}"
+        shown = urlsplit(ws).hostname or ""
+        host = _reachable(shown if config.advertise_url else config.http_host)
+        process = f"{socket.gethostname()} {os.getpid()}"
+        return Seat(process, ws, f"http{s}://{host}:{self.http_port}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """The doors, and who may come in."""
+
+    audit: AuditLog
+    tokens: Tokens
+    logins: ConsoleLogins | None
+    browsers: SignInFlow | None
+    tickets: SocketTickets
+    gateway: Gateway
+    doors: Doors
+
+
+def make_entrance(
+    config: Config, storage: Storage, tasks: Tasks, trust: Trust, stack: AsyncExitStack
+) -> Entrance:
+    """Make the doors, still closed."""
+    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
+    stack.callback(audit.close)
+    named_tokens = TokenStore(storage.tokens())
+    stack.callback(named_tokens.close)
+    settings = GatewaySettings(
+        sessions_max=config.sessions_max,
+        connections_max=descriptors.connection_limits().gateway,
+        message_bytes_max=config.message_bytes_max,
+        deflate=config.deflate,
+        resume_seconds=config.session_resume_seconds,
+        origins=names(config),
+    )
+    if settings.sessions_max > settings.connections_max:
+        log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
+    issuer, browsers = _issuer(config, tasks)
+    tokens = Tokens(config.tokens, config.operators, named_tokens, issuer)
+    if not (tokens.required or (is_loopback(config.host) and is_loopback(config.http_host))):
+        reason = "no tokens are in the database, and other machines reach this server: make one"
+        raise ServiceError(Code.UNAVAILABLE, f"{reason} with `moored token create`")
+    logins = None
+    if config.console:
+        logins = ConsoleLogins(tokens.caller, config.console_login_seconds, tokens.expires_at)
+    tickets = SocketTickets(tokens.caller)
+    gateway = Gateway(
+        settings,
+        tokens.caller,
+        tickets,
+        logins,
+        partial(audit.note_failed_login, door="websocket"),
+        tokens.pending,
+    )
+    gateway.trusts = trust.holds
+    tls = _tls(config)
+    if tls is not None:
+        tasks.spawn(tls.follow())
+    doors = Doors(config, gateway, tls, trust.holds)
+    return Entrance(audit, tokens, logins, browsers, tickets, gateway, doors)
+
+
+def _issuer(config: Config, tasks: Tasks) -> tuple[IssuerTokens | None, SignInFlow | None]:
+    if not config.oidc_issuer:
+        return None, None
+    try:
+        from moorage.daemon.access import (  # noqa: PLC0415  # They need an extra.
+            oidc,
+            oidc_keys,
+            oidc_sign_in,
+        )
+    except ModuleNotFoundError as error:
+        way = f"{install_command('oidc')}, or leave out oidc_issuer"
+        raise ServiceError(Code.UNAVAILABLE, f"oidc_issuer needs {error.name}: {way}") from error
+    claims = oidc.ClaimSettings(
+        config.oidc_issuer,
+        config.oidc_audience,
+        config.oidc_tenant_claim,
+        config.oidc_role_claim,
+        config.oidc_roles,
+    )
+    keys = oidc_keys.IssuerKeys(config.oidc_issuer)
+    tasks.spawn(keys.follow())
+    browsers = oidc_sign_in.BrowserSignIn(keys, sign_in(config)) if config.oidc_client_id else None
+    return oidc.OidcTokens(claims, keys), browsers
+
+
+def sign_in(config: Config) -> dict[str, str]:
+    """Return what clients need to sign in; without an id for them, they cannot."""
+    return {
+        "issuer": config.oidc_issuer,
+        "client_id": config.oidc_client_id,
+        "audience": config.oidc_audience,
+        "scopes": config.oidc_scopes,
+    }
+
+
+def _tls(config: Config) -> ServerTls | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    with naming("mend tls_cert, tls_key or tls_client_ca"):
+        return ServerTls(config.tls_cert, config.tls_key, config.tls_client_ca)
+
+
+def _reachable(host: str) -> str:
+    """Return a host as others reach it, as it stands in a URL."""
+    named = socket.gethostname() if host in _ALL else host
+    return f"[{named}]" if ":" in named else named
+
+
+@contextmanager
+def naming(advice: str) -> Iterator[None]:
+    """Have an error of the system say which setting mends it."""
+    try:
+        yield
+    except OSError as error:
+        advice = f"stop what listens there, or {advice}" if error.errno == EADDRINUSE else advice
+        raise OSError(error.errno, f"{error.strerror or error}: {advice}") from error

@@ -1,0 +1,122 @@
+"""Whether this server still is the one that writes: without that, it answers and orders nothing.
+
+A server that was stopped for a while does not know of it. By the clock it sees that its last sign
+of life is too old to rely on, and says another one before anything leaves; the database then tells
+whether another server leads since.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from moorage.ledger.base import LedgerFailed
+from moorage.storage.base import LEAD_SECONDS, Election, StorageError
+
+BEAT_SECONDS: Final = 0.5
+"""Between two signs of life."""
+MARGIN_SECONDS: Final = 0.5
+"""How much earlier than its successor a server takes its own time as over."""
+ANSWER_SECONDS_MAX: Final = 5.0
+"""How long the event loop waits for the database where it has to be sure at once."""
+
+
+class Trust:
+    """Says signs of life, and how far the last one reaches.
+
+    Args:
+        election: Of this server; None: nothing can take its place.
+        fail: Called with the error that ends the trust, and the process.
+
+    Attributes:
+        election: As above.
+        wanted: An operator wants another server to lead.
+
+    """
+
+    def __init__(self, election: Election | None, fail: Callable[[BaseException], None]) -> None:
+        self.wanted = asyncio.Event()
+        self.election = election
+        self._fail = fail
+        self._until = math.inf  # One that stands by says nothing that could be wrong.
+        self._over = False
+
+    def begin(self) -> None:
+        """Note that this server leads: from now on it needs signs of life."""
+        if self.election is not None:
+            self._until = 0.0
+
+    def holds(self) -> bool:
+        """Return whether this server leads; on the hot path."""
+        return time.monotonic() < self._until or self._renewed()
+
+    def check(self) -> None:
+        """Let nothing go on where this server does not lead.
+
+        Raises:
+            LedgerFailed: It does not.
+
+        """
+        if not self.holds():
+            raise LedgerFailed("this server does not lead any more, so that nothing leaves it")
+
+    async def run(self) -> None:
+        """Say that this server lives, from the event loop: one that hangs says nothing.
+
+        Raises:
+            StorageError: The database failed, or another server leads.
+
+        """
+        election = self.election
+        if election is None:
+            return
+        while True:
+            began = time.monotonic()
+            if await asyncio.to_thread(election.beat):
+                self.wanted.set()
+            self._until = max(self._until, _end(began))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    def _renewed(self) -> bool:
+        """Ask the database, with the event loop waiting for it: nothing may leave meanwhile."""
+        if self._over or self.election is None:
+            return False
+        began = time.monotonic()
+        pool = ThreadPoolExecutor(1)
+        try:
+            pool.submit(self.election.beat).result(ANSWER_SECONDS_MAX)
+        except (StorageError, TimeoutError) as error:
+            self._over = True
+            self._fail(error)
+            return False
+        finally:
+            pool.shutdown(wait=False)
+        self._until = _end(began)
+        return True
+
+
+def _end(began: float) -> float:
+    return began + LEAD_SECONDS - MARGIN_SECONDS
+
+
+@contextmanager
+def beating(election: Election) -> Iterator[None]:
+    """Say signs of life in a thread while the event loop loads what there is."""
+    over = threading.Event()
+
+    def beat() -> None:
+        with suppress(StorageError):  # What needs the database next meets it, too.
+            while not over.wait(BEAT_SECONDS):
+                election.beat()
+
+    thread = threading.Thread(target=beat, name="beating", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

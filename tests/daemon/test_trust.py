@@ -1,0 +1,71 @@
+"""How long a server relies on a sign of life, and what it does where it got none."""
+
+import asyncio
+
+import pytest
+
+from moorage.daemon.trust import Trust
+from moorage.ledger.base import LedgerFailed
+from moorage.storage.base import Deposed, Leader, Seat
+
+
+class Beats:
+    """An election of one server, which another one may end."""
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.leader: Leader | None = None
+        self.standbys = self.is_deposed = self.wanted = False
+
+    def stand(self, seat: Seat) -> bool:
+        return bool(seat.name)
+
+    def beat(self) -> bool:
+        self.beats += 1
+        if self.is_deposed:
+            raise Deposed("another server leads")
+        return self.wanted
+
+    def resign(self) -> None:
+        self.is_deposed = True
+
+
+def test_files_have_one_server_which_needs_no_sign():
+    trust = Trust(None, pytest.fail)
+    trust.begin()
+    trust.check()
+
+
+def test_a_standby_needs_no_sign_and_a_leader_one_for_a_while():
+    election = Beats()
+    trust = Trust(election, pytest.fail)
+    assert trust.holds()
+    assert election.beats == 0
+    trust.begin()
+    assert all(trust.holds() for _ in range(1_000))
+    assert election.beats == 1
+
+
+def test_a_server_that_slept_asks_before_anything_leaves():
+    election, failures = Beats(), list[BaseException]()
+    trust = Trust(election, failures.append)
+    trust.begin()
+    assert trust.holds()
+    election.resign()
+    trust.begin()  # As if the last sign were too old.
+    assert not trust.holds()
+    with pytest.raises(LedgerFailed, match="does not lead any more"):
+        trust.check()
+    assert [type(each) for each in failures] == [Deposed]
+    assert election.beats == 2, "once is enough"
+
+
+async def test_an_operators_wish_comes_with_a_beat():
+    election = Beats()
+    trust = Trust(election, pytest.fail)
+    trust.begin()
+    election.wanted = True
+    beating = asyncio.ensure_future(trust.run())
+    await asyncio.wait_for(trust.wanted.wait(), 30)
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
