@@ -8,6 +8,7 @@ What can go wrong is one tree:
     MoorageError
     ├── ConnectionFailed       nothing answers at the URL, or the socket broke
     │   ├── ProtocolViolated   something answers, but does not speak Moorage's protocol
+    │   ├── AddressesFailed    none of several addresses leads to a server that serves
     │   ├── ProxyFailed        a proxy of the environment is on the way
     │   └── CertificateRefused what answers does not prove who it is
     ├── SettingRefused         a token or a file of the environment cannot be used
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from moorage_client.blocking import BlockingClient
     from moorage_client.client import Client
     from moorage_client.errors import (
+        AddressesFailed,
         CertificateRefused,
         ConnectionFailed,
         LeaseEnded,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APIError",
+    "AddressesFailed",
     "Answer",
     "BlockingClient",
     "CertificateRefused",

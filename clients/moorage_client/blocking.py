@@ -51,7 +51,8 @@ class BlockingClient:
     client does not survive `fork`: make it in the process that uses it.
 
     Args:
-        url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
+        url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
+            `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that a reply may take, beyond `wait_seconds` and `deadline_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.

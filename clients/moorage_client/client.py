@@ -65,7 +65,7 @@ GIVE_UP_SECONDS_MAX: Final = 2.0
 
 
 class Client:
-    """A client of one server. Requests of many tasks share its socket.
+    """A client of one server, or of several of which one writes. Many tasks share its socket.
 
     Use it as a context manager, in one event loop:
 
@@ -80,7 +80,8 @@ class Client:
     Raises `SettingRefused` where the token cannot be sent.
 
     Args:
-        url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
+        url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
+            `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that a reply may take, beyond `wait_seconds` and `deadline_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
@@ -102,14 +103,19 @@ class Client:
         renewals_on: LoopThread | None = None,
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        self._endpoint = place = endpoint.Endpoint.of_socket(url, token, ca_file)
-        self.url = place.url
+        self._endpoints = endpoint.Endpoint.of_socket(url, token, ca_file)
+        self._reconnect_seconds = reconnect_seconds
         self._timeout = timeout
-        self._link = link.Link(place, reconnect_seconds, on_lost)
+        self._link = link.Link(self._endpoints, reconnect_seconds, on_lost)
         self._renewals = link.Renewals(self._link)
-        renewals = link.Renewals(link.Link(place, reconnect_seconds))
+        renewals = link.Renewals(link.Link(self._endpoints, reconnect_seconds))
         self._keeper = holding.Keeper(renewals, renewals_on)
         self._giving_back: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        """Where it is connected; all its addresses where it is not."""
+        return self._link.url
 
     async def __aenter__(self) -> Self:
         await self._link.open()
@@ -453,11 +459,11 @@ class Client:
                 repeat what happens until then.
 
         """
-        return watching.watch(self._endpoint, topics)
+        return watching.watch(self._endpoints, topics, self._reconnect_seconds)
 
     async def begin_watch(self, *topics: str) -> Watch:
         """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
-        return await watching.Watch.begin(self._endpoint, topics)
+        return await watching.Watch.begin(self._endpoints, topics, self._reconnect_seconds)
 
     async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy and return what it returned. Never repeated."""

@@ -39,7 +39,7 @@ from moorage_client.errors import (
 from moorage_client.sign_in import asks_issuer, bearer_of
 
 if TYPE_CHECKING:
-    from websockets.asyncio.client import ClientConnection
+    from moorage_client.client_socket import ClientSocket
 
 REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
 """A longer reply closes the socket: ask for fewer things at once, lists have pages."""
@@ -50,8 +50,16 @@ IN_FLIGHT_MAX: Final = 4096
 RESUME_SECONDS_MAX: Final = 10.0
 """How long a server may take to say whether it resumes a session."""
 
+LEAVE_SECONDS_MAX: Final = 10.0
+"""How long a server that is not the writer may take for what it was sent before."""
+
 CLOSE_SECONDS_MAX: Final = 2.0
 """How long a close waits for the server's goodbye."""
+
+QUIET_SECONDS: Final = 1.0
+LIFE_SECONDS_MAX: Final = 2.0
+"""Where another server may take over: after so much silence a server that owes a reply is pinged,
+and is given up where nothing comes for so long after that."""
 
 _UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
 _BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
@@ -62,9 +70,11 @@ class Connection:
 
     Args:
         socket: Open.
-        url: Where it leads, for messages.
+        endpoint: Where it leads.
 
     Attributes:
+        endpoint: As given.
+        watches: Something is to come without a request.
         on_event: Called with every pushed message.
         session: Its name, for `resume`; "" where the server gives none.
         unanswered: Ids of the messages that had no reply when it ended; none where it cannot be
@@ -72,9 +82,11 @@ class Connection:
 
     """
 
-    def __init__(self, socket: "ClientConnection", url: str) -> None:
+    def __init__(self, socket: "ClientSocket", endpoint: Endpoint) -> None:
         self._socket = socket
-        self._url = url
+        self.endpoint = endpoint
+        self._url = endpoint.shown
+        self.watches = False
         response = socket.response
         self.session = response.headers.get(SESSION_HEADER, "") if response else ""
         self.unanswered: frozenset[str] = frozenset()
@@ -87,6 +99,7 @@ class Connection:
         self._end: MoorageError | None = None
         self.on_event: Callable[[Event], None] = _unwatched
         self._reader = asyncio.create_task(self._read(), name="moorage-client-reader")
+        self._guard: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, endpoint: Endpoint, open_seconds_max: float) -> "Connection":
@@ -106,7 +119,8 @@ class Connection:
         """
         from websockets.asyncio.client import connect  # noqa: PLC0415  # Slow to import.
 
-        url = endpoint.shown
+        from moorage_client.client_socket import ClientSocket  # noqa: PLC0415  # As it imports that.
+
         if asks_issuer(endpoint):
             token = await asyncio.to_thread(bearer_of, endpoint)
         else:
@@ -121,6 +135,7 @@ class Connection:
                 close_timeout=CLOSE_SECONDS_MAX,
                 max_size=REPLY_BYTES_MAX,
                 proxy=endpoint.proxy,
+                create_connection=ClientSocket,
             )
         except (InvalidURI, InvalidProxy, InvalidHandshake, ImportError) as error:
             raise _not_opened(endpoint, error) from error
@@ -128,15 +143,19 @@ class Connection:
             failed = _not_opened(endpoint, error, open_seconds_max)
             # The causes are dozens of lines from the event loop, which say no more.
             raise failed from None
-        return cls(socket, url)
+        assert isinstance(socket, ClientSocket)
+        return cls(socket, endpoint)
 
     @property
     def ended(self) -> bool:
         """Whether no further request can be sent."""
         return self._end is not None
 
-    async def resume(self, lost: "Connection", number: int) -> None:
+    async def resume(self, lost: "Connection", number: int) -> bool:
         """Go on with the session of a connection that was lost, if the server still has it.
+
+        Returns:
+            Whether the server can say so; a standby cannot.
 
         Raises:
             ConnectionFailed: The socket ended, or there was no reply in time.
@@ -149,6 +168,9 @@ class Connection:
                 reply = await self.ask({"op": "resume", "session": lost.session}, number=number)
         except TimeoutError as error:
             raise ConnectionFailed(self._url, "it does not say whether it resumes") from error
+        if not reply.success and read_refusal(reply).code == Code.NOT_LEADER:
+            self._coming = {}
+            return False
         still_open = set[str]()
         if reply.success:
             self.session = lost.session
@@ -159,6 +181,7 @@ class Connection:
             for number, came in self._coming.items()
             if came is not None or number in still_open
         }
+        return True
 
     async def ask(
         self,
@@ -201,7 +224,7 @@ class Connection:
             reply: Reply = await future
         except ConnectionClosed as error:
             await self._reader  # It has seen the close, or is about to, and knows the reason.
-            raise self._ended_by() from error
+            raise self.end from error
         except asyncio.CancelledError:
             if orphaned is not None and self._end is None:
                 self._orphans[name] = orphaned
@@ -215,7 +238,7 @@ class Connection:
     async def ended_by(self) -> MoorageError:
         """Wait until the socket ends; return why it did."""
         await asyncio.shield(self._reader)
-        return self._ended_by()
+        return self.end
 
     async def close(self) -> None:
         """Close the socket; all that still wait get `ConnectionFailed`."""
@@ -223,7 +246,34 @@ class Connection:
         await self._socket.close()
         await self._reader
 
-    def _ended_by(self) -> MoorageError:
+    async def leave(self) -> None:
+        """Close the socket once all that was sent is answered, or a while after that."""
+        answers = asyncio.gather(*self._waiting.values(), return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(answers, LEAVE_SECONDS_MAX)
+        await self.close()
+
+    def expect_life(self) -> None:
+        """From now on, end it where a server that owes something gives no sign of life."""
+        self._guard = asyncio.create_task(self._look_for_life(), name="moorage-client-guard")
+
+    async def _look_for_life(self) -> None:
+        while self._end is None:
+            before = self._socket.bytes_heard
+            await asyncio.sleep(QUIET_SECONDS)
+            if self._socket.bytes_heard != before or not (self._waiting or self.watches):
+                continue
+            with contextlib.suppress(ConnectionClosed, TimeoutError):
+                async with asyncio.timeout(LIFE_SECONDS_MAX):
+                    await (await self._socket.ping())
+            if self._socket.bytes_heard == before and self._end is None:
+                seconds = QUIET_SECONDS + LIFE_SECONDS_MAX
+                self._socket.transport.abort()
+                self._finish(ConnectionFailed(self._url, f"no sign of life for {seconds:g} s"))
+
+    @property
+    def end(self) -> MoorageError:
+        """Why it ended."""
         return self._end or ConnectionFailed(self._url, "the socket closed")
 
     async def _read(self) -> None:
@@ -288,6 +338,8 @@ class Connection:
             self._end = end
             if self.session and self._socket.close_code != Close.RESUMED:
                 self.unanswered = frozenset({*self._waiting, *self._coming})
+            if self._guard is not None:
+                self._guard.cancel()
         self._orphans.clear()  # Their leases, if any, end with their TTL.
         for future in self._waiting.values():
             if not future.done():

@@ -1,6 +1,7 @@
 """URL, token, proxy and trusted authorities of a server, alike for its WebSocket and its HTTP.
 
-`Client` and the clients of `services` make one of what they were given and of the environment.
+`Client` and the clients of `services` make them of what they were given and of the environment:
+one for each address, of which `addresses` chooses.
 
 * White space at the ends of a URL, a token or a path is left out: files end with a line break.
 * A proxy of the environment is used, but never to this machine: it cannot reach our loopback.
@@ -9,6 +10,7 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
@@ -23,6 +25,7 @@ else:
     ssl = LazyModule("ssl")
 
 __all__ = [
+    "ADDRESSES_MAX",
     "HTTP_URL_DEFAULT",
     "URL_DEFAULT",
     "Endpoint",
@@ -30,12 +33,16 @@ __all__ = [
     "read_token",
     "setting",
     "socks_advice",
+    "split_addresses",
 ]
 
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
 """Where `moored serve` answers HTTP; it stands in for the documents' `http://<server-url>:3000`
 and `:8888`, since one Moorage server embeds both services."""
+
+ADDRESSES_MAX: Final = 16
+"""Of one URL that names several, separated by commas; more are refused."""
 
 CA_FILE_VARIABLES: Final = (
     *("MOORAGE_CA_FILE", "SSL_CERT_FILE"),
@@ -70,6 +77,7 @@ class Endpoint:
         token: Who we are; None shows nothing, or what `moorage login` stored.
         ca_file: Given by the caller; empty: as the environment says.
         signs_in: Whether what `moorage login` stored is shown.
+        named_by: URL of the address that led here, whose login is shown; empty: the user named it.
 
     """
 
@@ -77,24 +85,37 @@ class Endpoint:
     token: str | None = field(repr=False)
     ca_file: str = ""
     signs_in: bool = False
+    named_by: str = ""
 
     @classmethod
-    def of_socket(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
-        """Return the WebSocket endpoint by arguments, else environment, else defaults.
+    def of_socket(
+        cls, url: str | None, token: str | None, ca_file: str | None
+    ) -> tuple["Endpoint", ...]:
+        """Return the WebSocket endpoints by arguments, else environment, else defaults.
 
         Raises:
-            SettingRefused: The environment's URL is of something else, or the token cannot be sent.
+            SettingRefused: The environment's URL is of something else, a URL names a blank address
+                or too many, or the token cannot be sent.
 
         """
-        found = _read_url(url, "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
-        return cls(found, read_token(token), setting(ca_file), signs_in=True)
+        found = _read_urls(url, "url", "MOORAGE_URL", URL_DEFAULT, ("ws://", "wss://"))
+        return cls._each(found, token, ca_file)
 
     @classmethod
-    def of_http(cls, url: str | None, token: str | None, ca_file: str | None) -> "Endpoint":
-        """Return the HTTP endpoint, likewise."""
+    def of_http(
+        cls, url: str | None, token: str | None, ca_file: str | None
+    ) -> tuple["Endpoint", ...]:
+        """Return the HTTP endpoints, likewise."""
         schemes = ("http://", "https://")
-        found = _read_url(url, "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
-        return cls(found.rstrip("/"), read_token(token), setting(ca_file), signs_in=True)
+        found = _read_urls(url, "http_url", "MOORAGE_HTTP_URL", HTTP_URL_DEFAULT, schemes)
+        return cls._each([each.rstrip("/") for each in found], token, ca_file)
+
+    @classmethod
+    def _each(
+        cls, urls: Sequence[str], token: str | None, ca_file: str | None
+    ) -> tuple["Endpoint", ...]:
+        shown, authorities = read_token(token), setting(ca_file)
+        return tuple(cls(url, shown, authorities, signs_in=True) for url in dict.fromkeys(urls))
 
     @property
     def shown(self) -> str:
@@ -216,16 +237,32 @@ class Endpoint:
         return f" (through the proxy {proxy} of {variable}; NO_PROXY={host} does without)"
 
 
-def _read_url(given: str | None, variable: str, default: str, schemes: tuple[str, ...]) -> str:
-    """Return the URL to use.
+def split_addresses(urls: str) -> list[str]:
+    """Return the addresses of a URL that names several, separated by commas."""
+    return [each.strip() for each in urls.split(",")]
+
+
+def _read_urls(
+    given: str | None, parameter: str, variable: str, default: str, schemes: tuple[str, ...]
+) -> list[str]:
+    """Return the URLs to use.
 
     Raises:
-        SettingRefused: The variable's has another scheme; connecting says so of one that is given.
+        SettingRefused: There are too many, one is blank, or one of the variable's has another
+            scheme; connecting says so of one that is given.
 
     """
-    found = setting(given, variable, default=default)
-    if not setting(given) and not found.lower().startswith(schemes):
-        raise SettingRefused(variable, f"expected a URL that begins with {' or '.join(schemes)}")
+    found = split_addresses(setting(given, variable, default=default))
+    named = parameter if setting(given) else variable
+    begins = f"begins with {' or '.join(schemes)}"
+    if "" in found:
+        raise SettingRefused(
+            named, f"expected addresses separated by commas, each of which {begins}; one is blank"
+        )
+    if len(found) > ADDRESSES_MAX:
+        raise SettingRefused(named, f"expected at most {ADDRESSES_MAX} addresses, got {len(found)}")
+    if named == variable and not all(each.lower().startswith(schemes) for each in found):
+        raise SettingRefused(variable, f"expected a URL that {begins}")
     return found
 
 

@@ -55,6 +55,24 @@ class CertificateRefused(ConnectionFailed):
     """The server's certificate is not trusted, or it speaks no TLS."""
 
 
+class AddressesFailed(ConnectionFailed):
+    """None of several addresses leads to a server that does what was asked.
+
+    Args:
+        said: What came of each address, for a person.
+        final: Another attempt would end likewise.
+
+    """
+
+    def __init__(self, said: Mapping[str, str], *, final: bool = False) -> None:
+        super().__init__(next(iter(said)), "; ".join(f"{url}: {why}" for url, why in said.items()))
+        self.said = dict(said)
+        self.final = final
+
+    def __str__(self) -> str:
+        return f"none of {len(self.said)} addresses serves: {self.reason}"
+
+
 class SettingRefused(MoorageError):
     """An argument or environment variable cannot be used. The message omits its value.
 

@@ -6,15 +6,28 @@ place of the token that it was given.
 
 import ssl
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import requests
+import urllib3
 from requests.adapters import HTTPAdapter
 
 from moorage_client.endpoint import Endpoint, socks_advice
 from moorage_client.errors import CertificateRefused, ConnectionFailed, ProxyFailed
 
 __all__ = ["HttpSession"]
+
+
+_UNSENT: Final = (
+    urllib3.exceptions.NewConnectionError,
+    urllib3.exceptions.ConnectTimeoutError,
+    urllib3.exceptions.NameResolutionError,
+    urllib3.exceptions.ProxyError,
+    requests.exceptions.InvalidURL,
+    requests.exceptions.InvalidSchema,
+    ssl.SSLError,
+)
+"""Causes of what ended before the request was written."""
 
 
 class _Trusting(HTTPAdapter):
@@ -77,6 +90,10 @@ class HttpSession(requests.Session):
         if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
             return ConnectionFailed(url, "is not an http:// or https:// URL")
         return ConnectionFailed(url, _cause(error))
+
+    def was_sent(self, error: BaseException) -> bool:
+        """Return whether a request may have reached its server before this error of ours."""
+        return not any(isinstance(each, _UNSENT) for each in _causes(error))
 
     def _show_token(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         token = self._bearer(self._endpoint) if self._bearer else self._endpoint.token

@@ -1,24 +1,24 @@
-"""A lasting link to one server: opens sockets as needed and repeats what is safe to repeat.
+"""A lasting link to one server, or to the one of several that writes.
 
-`Client` sends everything through its link; so does the keeper that renews leases.
+It opens sockets as needed, and repeats what is safe to repeat. `Client` sends everything through
+its link; so does the keeper that renews leases.
 """
 
 import asyncio
 import itertools
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.model import Code
 from moorage.protocol.replies import Event, Reply
+from moorage_client.addresses import Addresses, is_worth_another_try
 from moorage_client.answers import Lease, read_from, read_lease, read_refusal
 from moorage_client.connection import Connection
+from moorage_client.dialing import Dialer
 from moorage_client.endpoint import Endpoint
-from moorage_client.errors import ConnectionFailed, MoorageError, ProtocolViolated, Timeout
-
-OPEN_SECONDS_MAX: Final = 10.0
-"""How long one attempt to connect may take."""
+from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused, Timeout
 
 STREAMED_MAX: Final = 4096
 """Requests whose progress is heard; the oldest are forgotten for more."""
@@ -27,15 +27,56 @@ _LAST: Final = frozenset({"ready", "ended"})
 """States of a workload after which no progress comes."""
 _DECIDED: Final = frozenset({"decided"})
 """Where no workload is started; it may come after the reply."""
-_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
-"""Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
+
+
+class _NotLeader(ConnectionFailed):
+    """A server is a standby, and did nothing.
+
+    Args:
+        url: Where it is.
+        reason: What is known of it.
+        names_another: It names one that is worth a try at once.
+
+    """
+
+    def __init__(self, url: str, reason: str, *, names_another: bool) -> None:
+        super().__init__(url, reason)
+        self.names_another = names_another
+
+
+@dataclass(slots=True)
+class _Call:
+    """A message that is to be answered.
+
+    Args:
+        message: What to send.
+        number: Its id.
+        idempotent: It may be sent again when a socket broke before its reply came.
+        orphaned: Called with a reply that comes after the call ended without it.
+
+    Attributes:
+        sent: How often it reached a server that may have carried it out.
+        problem: Why it has no reply yet.
+        give_up_at: When that has lasted too long.
+        was_led: A standby led it on already; the next time it pauses before it follows.
+
+    """
+
+    message: Mapping[str, Any]
+    number: int
+    idempotent: bool
+    orphaned: Callable[[Reply], None] | None
+    sent: int = 0
+    problem: ConnectionFailed | None = None
+    give_up_at: float = 0.0
+    was_led: bool = False
 
 
 class Link:
-    """One server, whichever socket leads there at the moment.
+    """One server, or the one of several that writes, whichever socket leads there at the moment.
 
     Args:
-        endpoint: Where it is, and who we are.
+        endpoints: Where they are, and who we are.
         reconnect_seconds: After a socket broke, how long to try to open another and repeat.
         on_lost: Called with the reason where a call has to be repeated, once until it succeeds.
 
@@ -43,13 +84,13 @@ class Link:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoints: Sequence[Endpoint],
         reconnect_seconds: float,
         on_lost: Callable[[str], None] | None = None,
     ) -> None:
-        self.url = endpoint.shown
         self._on_lost = on_lost or _say_nothing
-        self._endpoint = endpoint
+        self._addresses = Addresses(endpoints)
+        self._dialer = Dialer(self._addresses)
         self._reconnect_seconds = reconnect_seconds
         self._connection: Connection | None = None
         self._lost: Connection | None = None
@@ -58,8 +99,16 @@ class Link:
         self._progress: dict[str, tuple[Callable[[Mapping[str, Any]], None], frozenset[str]]] = {}
         """By the message's id: what is called, and the states after which nothing comes."""
         self._opening = asyncio.Lock()
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._aside: set[Connection] = set()
+        """Still open, for what they were sent before another server turned out to be the writer."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def url(self) -> str:
+        """Where it leads now, for messages; before it is open, all the addresses."""
+        connection = self._connection
+        return self._addresses.shown if connection is None else connection.endpoint.shown
 
     async def open(self) -> None:
         """Connect now, in one attempt, so that a missing server is noticed at once.
@@ -98,56 +147,80 @@ class Link:
         number, goes_on = next(self._numbers), False
         if on_progress is not None:
             self._hear(str(number), on_progress, _LAST if "provision" in message else _DECIDED)
+        call = _Call(message, number, idempotent, orphaned)
         try:
-            reply, sent = await self._repeat(message, number, seconds_max, idempotent, orphaned)
+            reply = await self._repeat(call, seconds_max)
             goes_on = reply.lease is not None
-            return reply, sent
+            return reply, call.sent
         finally:
             if not goes_on:
                 self._progress.pop(str(number), None)
 
-    async def _repeat(
-        self,
-        message: Mapping[str, Any],
-        number: int,
-        seconds_max: float,
-        idempotent: bool,
-        orphaned: Callable[[Reply], None] | None,
-    ) -> tuple[Reply, int]:
-        problem: ConnectionFailed | None = None
-        give_up_at = float("inf")
-        sent = 0
+    async def _repeat(self, call: "_Call", seconds_max: float) -> Reply:
         try:
             async with asyncio.timeout(seconds_max):
-                for pause in _pauses():
-                    before = sent
+                for pause in self._addresses.pauses():
                     try:
-                        connection = await self._connected()
-                        problem = None
-                        sent += 1
-                        reply = await connection.ask(message, orphaned, number)
-                        if reply.success:
-                            return reply, sent
-                        if reply.lease is not None and orphaned is not None:
-                            orphaned(reply)  # The answer was lost on the way, the lease is there.
-                        raise self._refusal(reply, idempotent)
-                    except ProtocolViolated:
-                        raise
+                        return await self._attempt(call)
+                    except _NotLeader as error:
+                        if error.names_another and not call.was_led:
+                            call.was_led = True
+                            continue
+                        self._worry(call, error)
                     except ConnectionFailed as error:
-                        if sent > before and not idempotent:
+                        if not is_worth_another_try(error) or (call.sent and not call.idempotent):
                             raise
-                        now = time.monotonic()
-                        if problem is None:
-                            give_up_at = now + self._reconnect_seconds
-                            self._on_lost(error.reason)
-                        if now >= give_up_at:
-                            raise
-                        problem = error
+                        self._worry(call, error)
                     await asyncio.sleep(pause)
         except TimeoutError as error:
-            last = f"; last problem: {problem.reason}" if problem else ""
+            last = f"; last problem: {call.problem.reason}" if call.problem else ""
             raise Timeout(f"{self.url}: no reply within {seconds_max:g} s{last}") from error
         raise AssertionError("the pauses never end")
+
+    async def _attempt(self, call: "_Call") -> Reply:
+        connection = await self._connected()
+        call.sent += 1
+        try:
+            reply = await connection.ask(call.message, call.orphaned, call.number)
+        except ConnectionFailed:
+            call.problem = None  # The server was there.
+            raise
+        if reply.success:
+            if self._dialer.is_busy:
+                self._spawn(self._dialer.settle())
+            return reply
+        refused = read_refusal(reply)
+        if refused.code == Code.NOT_LEADER:
+            call.sent -= 1
+            raise self._led_away(connection, refused)
+        if reply.lease is not None and call.orphaned is not None:
+            call.orphaned(reply)  # The answer was lost on the way, the lease is there.
+        if refused.code == Code.SHUTTING_DOWN and call.idempotent:
+            if self._addresses.several:
+                raise self._led_away(connection, refused)
+            raise ConnectionFailed(self.url, refused.reason)
+        raise refused
+
+    def _worry(self, call: "_Call", error: ConnectionFailed) -> None:
+        """Take note of a problem, or raise it where it has lasted too long."""
+        now = time.monotonic()
+        if call.problem is None:
+            call.give_up_at = now + self._reconnect_seconds
+            self._on_lost(error.reason)
+        if now >= call.give_up_at:
+            raise self._addresses.failure(error) from error
+        call.problem = error
+
+    def _led_away(self, connection: Connection, refused: RequestRefused) -> "_NotLeader":
+        """Leave a standby, which goes on with what it was sent; return the error that says so."""
+        names_another = True
+        if connection is self._connection:  # Else another call has seen to it.
+            self._connection = None
+            self._aside.add(connection)
+            self._spawn(self._leave(connection))
+            names_another = self._addresses.redirected(connection.endpoint, refused)
+        url, reason = connection.endpoint.shown, self._addresses.word_of(connection.endpoint)
+        return _NotLeader(url, reason, names_another=names_another)
 
     def _hear(
         self, number: str, on_progress: Callable[[Mapping[str, Any]], None], last: frozenset[str]
@@ -169,29 +242,34 @@ class Link:
     async def disconnect(self) -> None:
         """Drop the socket without waiting for the server; the next call opens another."""
         if self._connection is not None:
-            farewell = asyncio.create_task(self._connection.close())
+            self._spawn(self._connection.close())
             self._connection = None
-            self._farewells.add(farewell)
-            farewell.add_done_callback(self._parted)
 
-    def _parted(self, farewell: asyncio.Task[None]) -> None:
-        """Forget a socket. Its end may fail where much is unsent, which needs no report."""
-        self._farewells.discard(farewell)
-        if not farewell.cancelled():
-            farewell.exception()  # Else the event loop reports it as never retrieved.
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """Forget a task. A socket's end may fail where much is unsent, which needs no report."""
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # Else the event loop reports it as never retrieved.
 
     async def close(self) -> None:
         """Drop the socket for good; a second close does nothing."""
         self._closed = True
         await self.disconnect()
-        if self._farewells:
-            await asyncio.wait(self._farewells)
+        self._spawn(self._dialer.settle())
+        for connection in self._aside:
+            self._spawn(connection.close())
+        await asyncio.wait(self._tasks)
 
-    def _refusal(self, reply: Reply, idempotent: bool) -> MoorageError:
-        refused = read_refusal(reply)
-        if refused.code == Code.SHUTTING_DOWN and idempotent:
-            return ConnectionFailed(self.url, refused.reason)
-        return refused
+    async def _leave(self, connection: Connection) -> None:
+        try:
+            await connection.leave()
+        finally:
+            self._aside.discard(connection)
 
     async def _connected(self) -> Connection:
         async with self._opening:
@@ -199,22 +277,30 @@ class Link:
                 raise MoorageError("this client is closed; make a new one")
             if self._connection is None or self._connection.ended:
                 if self._connection is not None:
-                    self._lost = self._connection
+                    self._lost = self._lost or self._connection
+                    self._addresses.lost(self._connection.endpoint, self._connection.end)
                 await self.disconnect()
-                connection = await Connection.open(self._endpoint, OPEN_SECONDS_MAX)
-                connection.on_event = self._heard
-                self._connection = connection
-                if self._lost is not None and self._lost.unanswered:
-                    await self._resume(connection, self._lost)
-                self._lost = None
+                self._connection = await self._open()
             return self._connection
 
-    async def _resume(self, connection: Connection, lost: Connection) -> None:
+    async def _open(self) -> Connection:
+        """Open another socket, and go on with the session of the one that was lost."""
+        connection = await self._dialer.dial()
+        connection.on_event = self._heard
         try:
-            await connection.resume(lost, next(self._numbers))
-        except BaseException:
-            await self.disconnect()
+            if self._lost is not None and (
+                not self._lost.unanswered
+                or await connection.resume(self._lost, next(self._numbers))
+            ):
+                self._lost = None
+        except BaseException as error:
+            if isinstance(error, ConnectionFailed):
+                self._addresses.lost(connection.endpoint, error)
+            self._spawn(connection.close())
             raise
+        if self._addresses.several:
+            connection.expect_life()
+        return connection
 
 
 class Renewals:
@@ -249,8 +335,3 @@ class Renewals:
 
 def _say_nothing(reason: str) -> None:
     """Leave it to the call to report how it ends."""
-
-
-def _pauses() -> Iterator[float]:
-    for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
-        yield pause * random.uniform(0.5, 1.0)  # noqa: S311  # Jitter.

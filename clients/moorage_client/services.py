@@ -18,12 +18,16 @@ from urllib.parse import quote
 import msgspec
 
 from moorage.model import Code
+from moorage_client.addresses import Addresses
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.endpoint import HTTP_URL_DEFAULT, Endpoint, read_token, setting
 from moorage_client.errors import (
+    ConnectionFailed,
+    MoorageError,
     ProtocolViolated,
     RequestRefused,
     Timeout,
+    Unauthorized,
     refusal,
 )
 from moorage_client.lazy import LazyModule
@@ -39,6 +43,12 @@ else:
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
+
+CONNECT_SECONDS_MAX: Final = 3.0
+"""How long connecting may take where there are other addresses."""
+
+RECONNECT_SECONDS: Final = 30.0
+"""How long to look for the server that writes."""
 
 ANSWER_SECONDS_MAX: Final = 600.0
 """How long an answer may take as a whole."""
@@ -58,12 +68,15 @@ _CODES: Final[Mapping[int, Code]] = {
     404: Code.NOT_FOUND,
     409: Code.ALREADY_EXISTS,
     413: Code.TOO_LARGE,
+    421: Code.NOT_LEADER,
     422: Code.BAD_MESSAGE,
     429: Code.BUSY,
     503: Code.UNAVAILABLE,
 }
 
 Document = Mapping[str, Any]
+
+_IDEMPOTENT: Final = frozenset({"GET", "PUT"})
 
 _NO_POST: Final = frozenset({404, 405, 501})
 """Statuses of a metrics service that takes queries by GET alone, as documented."""
@@ -177,11 +190,13 @@ class Services:
     raises `SettingRefused` at once.
 
     Args:
-        url: Of the server's HTTP side; default `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
+        url: Of the server's HTTP side, or of several servers', separated by commas; default
+            `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that connecting and each wait for more of a reply may take.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.
+        reconnect_seconds: How long to look for the server that writes, where one is a standby.
 
     """
 
@@ -192,11 +207,15 @@ class Services:
         *,
         timeout: float = SECONDS_MAX,
         ca_file: str | None = None,
+        reconnect_seconds: float = RECONNECT_SECONDS,
     ) -> None:
-        endpoint = Endpoint.of_http(url, token, ca_file)
-        self.url, self._shown = endpoint.url, endpoint.shown
+        self._reconnect_seconds = reconnect_seconds
+        self._addresses = Addresses(Endpoint.of_http(url, token, ca_file))
+        self._at = self._addresses.order()[0]
         self._timeout = timeout
-        self._session = http_session.HttpSession(endpoint, bearer_of)
+        self._sessions = {
+            each: http_session.HttpSession(each, bearer_of) for each in self._addresses.order()
+        }
         self.warnings: tuple[str, ...] = ()
         """Of the latest reply: what may not be as its sender thinks."""
 
@@ -209,7 +228,13 @@ class Services:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._session.close()
+        for session in self._sessions.values():
+            session.close()
+
+    @property
+    def url(self) -> str:
+        """Of the server that answered last; before that, the first one."""
+        return self._at.url
 
     def sign_in(self) -> Any:
         """Return how to sign in: `issuer`, `client_id`, `audience`, `scopes`."""
@@ -373,7 +398,7 @@ class Services:
             return read_as(kind, document)
         except UnreadableError as error:
             finding = f"sent what the protocol does not know: {error}"
-            raise ProtocolViolated(self._shown, finding) from error
+            raise ProtocolViolated(self._at.shown, finding) from error
 
     def _enveloped(
         self, method: str, path: str, body: Document | None = None, *, kind: Any = Any
@@ -381,43 +406,107 @@ class Services:
         """Return the `data` of a reply in the envelope of the policy service."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
-            raise ProtocolViolated(self._shown, f"{method} {path} answered no envelope")
+            raise ProtocolViolated(self._at.shown, f"{method} {path} answered no envelope")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
         self.warnings = tuple(self._understood(list[str], reply.get("warnings") or []))
         return self._understood(kind, reply.get("data"))
 
     def _call(self, method: str, path: str, body: Document | None = None) -> Any:
+        """Send a request to the server that writes; return what it answers.
+
+        It is sent again where it was not carried out, or would change nothing more.
+        """
+        give_up_at = time.monotonic() + self._reconnect_seconds
+        is_led = False
+        for pause in self._addresses.pauses():
+            try:
+                return self._round(method, path, body)
+            except RequestRefused as refused:
+                if refused.code != Code.NOT_LEADER:
+                    raise
+                led = self._addresses.redirected(self._at, refused, "leader_http")
+                if led and not is_led:
+                    is_led = True
+                    continue
+                if time.monotonic() >= give_up_at:
+                    word = self._addresses.word_of(self._at)
+                    failed = self._addresses.failure(ConnectionFailed(self._at.shown, word))
+                    raise failed from refused
+            time.sleep(pause)  # A standby that takes over says so to no client.
+        raise AssertionError("the pauses never end")
+
+    def _round(self, method: str, path: str, body: Document | None) -> Any:
+        """Send a request to the first address that answers."""
+        errors: list[MoorageError] = []
+        repeats = method in _IDEMPOTENT or path.endswith("/query")
+        for at in self._addresses.order():
+            try:
+                answer = self._send(at, method, path, body)
+            except (ConnectionFailed, Unauthorized, Timeout) as error:
+                was_sent = not isinstance(error, Unauthorized) and self._session(at).was_sent(error)
+                if not self._addresses.several or (was_sent and not repeats):
+                    raise
+                self._addresses.failed(at, error)
+                errors.append(error)
+            except RequestRefused:
+                self._at = at
+                raise
+            else:
+                self._at = at
+                self._addresses.opened(at)
+                return answer
+        if all(isinstance(each, Unauthorized) for each in errors):
+            raise errors[0]
+        raise self._addresses.failure(errors[-1], errors)
+
+    def _session(self, at: Endpoint) -> "http_session.HttpSession":
+        if at not in self._sessions:  # A standby names it.
+            self._sessions[at] = http_session.HttpSession(at, bearer_of)
+        return self._sessions[at]
+
+    def _send(self, at: Endpoint, method: str, path: str, body: Document | None) -> Any:
+        """Send a request to one address; return what it answers.
+
+        Raises:
+            MoorageError: As the methods of this class.
+
+        """
+        session, shown = self._session(at), at.shown
+        connect = (
+            min(self._timeout, CONNECT_SECONDS_MAX) if self._addresses.several else self._timeout
+        )
         try:
-            with self._session.request(
+            with session.request(
                 method,
-                self.url + path,
+                at.url + path,
                 json=body,
-                timeout=self._timeout,
+                timeout=(connect, self._timeout),
                 stream=True,
                 allow_redirects=False,  # What is sent is for this server, and for no other.
             ) as response:
                 text = _content(response)
         except requests.Timeout as error:
-            late = f"{self._shown}: no reply within {self._timeout:g} s{self._session.through}"
+            seconds = connect if isinstance(error, requests.ConnectTimeout) else self._timeout
+            late = f"{shown}: no reply within {seconds:g} s{session.through}"
             raise Timeout(late) from error
         except _TooLongError as error:
-            raise ProtocolViolated(self._shown, f"{method} {path} answered {error}") from error
+            raise ProtocolViolated(shown, f"{method} {path} answered {error}") from error
         except (requests.RequestException, ValueError) as error:  # The latter of a bad redirection.
-            raise self._session.failure(error) from error
+            raise session.failure(error) from error
         if response.status_code // 100 == _REDIRECTIONS:
             finding = (
                 f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
             )
-            raise ProtocolViolated(self._shown, finding)
+            raise ProtocolViolated(shown, finding)
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             if response.status_code == HTTPStatus.UPGRADE_REQUIRED and text:  # It speaks TLS.
-                why = text.decode(errors="replace").strip()[:500] + self._session.through
-                raise ProtocolViolated(self._shown, why, other_port=True) from error
+                why = text.decode(errors="replace").strip()[:500] + session.through
+                raise ProtocolViolated(shown, why, other_port=True) from error
             finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
-            raise ProtocolViolated(self._shown, finding + self._session.through) from error
+            raise ProtocolViolated(shown, finding + session.through) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)

@@ -1,7 +1,8 @@
 """People who signed in with `moorage login`: their tokens, by server, refreshed when they are due.
 
-A token is shown to no other host than that of the server it was got for. It is read again for each
-connection and each request over HTTP, so programs that run long go on with refreshed ones.
+A token is shown to no other host than that of the server it was got for, and to the writer that
+this server names where it is a standby. It is read again for each connection and each request over
+HTTP, so programs that run long go on with refreshed ones.
 """
 
 import base64
@@ -65,17 +66,20 @@ def bearer_of(endpoint: Endpoint) -> str | None:
     """Return the token to show at an endpoint now; a stored one is refreshed where it is due."""
     if endpoint.token is not None or not endpoint.signs_in:
         return endpoint.token
-    login = stored_login(endpoint.url)
+    server = endpoint.named_by or endpoint.url
+    login = stored_login(server)
     if login is not None and _is_due(login):
         with contextlib.suppress(StateUnusable):
-            logins().change(lambda entries: _refreshed(entries, origin_of(endpoint.url)))
-        login = stored_login(endpoint.url)
+            logins().change(lambda entries: _refreshed(entries, origin_of(server)))
+        login = stored_login(server)
     return None if login is None else str(login["token"])
 
 
 def asks_issuer(endpoint: Endpoint) -> bool:
     """Return whether `bearer_of` would take the time to ask the issuer now."""
-    login = stored_login(endpoint.url) if endpoint.token is None and endpoint.signs_in else None
+    if endpoint.token is not None or not endpoint.signs_in:
+        return False
+    login = stored_login(endpoint.named_by or endpoint.url)
     return login is not None and _is_due(login)
 
 

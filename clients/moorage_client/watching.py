@@ -9,11 +9,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+from moorage.model import Code
 from moorage.protocol.replies import Event
+from moorage_client.addresses import Addresses, is_worth_another_try
 from moorage_client.answers import read_refusal
 from moorage_client.connection import Connection
+from moorage_client.dialing import Dialer
 from moorage_client.endpoint import Endpoint
-from moorage_client.link import OPEN_SECONDS_MAX
+from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
 from moorage_client.loops import LoopThread
 
 UNREAD_MAX: Final = 10_000
@@ -24,34 +27,114 @@ class Watch:
     """The news of some topics. Make one with `await Watch.begin(…)`.
 
     Args:
-        connection: A socket that nothing else uses.
+        addresses: Of the servers.
+        topics: What it watches.
+        reconnect_seconds: How long to look for another of several servers when one went away.
 
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(
+        self, addresses: Addresses, topics: Sequence[str], reconnect_seconds: float
+    ) -> None:
+        self._addresses = addresses
+        self._dialer = Dialer(addresses)
+        self._topics = list(topics)
+        self._reconnect_seconds = reconnect_seconds
         self._unread: deque[Event] = deque()
         self._dropped = 0
         self._arrived = asyncio.Event()
         self._closed = False
-        connection.on_event = self._hear
-        self._ending = asyncio.create_task(connection.ended_by())
+        self._connection: Connection
+        self._ending: asyncio.Task[MoorageError]
 
     @classmethod
-    async def begin(cls, endpoint: Endpoint, topics: Sequence[str]) -> Self:
+    async def begin(
+        cls, endpoints: Sequence[Endpoint], topics: Sequence[str], reconnect_seconds: float
+    ) -> Self:
         """Have the server tell its news from now on; arguments and errors as `Client.watch`."""
-        watch = cls(await Connection.open(endpoint, OPEN_SECONDS_MAX))
-        try:
-            await watch._ask(topics)
-        except BaseException:
-            await watch.close()
-            raise
+        watch = cls(Addresses(endpoints), topics, reconnect_seconds)
+        watch._connection = await watch._settled(is_new=True)
+        watch._ending = asyncio.create_task(watch._follow())
         return watch
 
-    async def _ask(self, topics: Sequence[str]) -> None:
-        reply = await self._connection.ask({"op": "watch", "topics": list(topics)})
-        if not reply.success:
-            raise read_refusal(reply)
+    async def _follow(self) -> MoorageError:
+        """Watch on at another of several servers when one went away; return why that ended."""
+        while True:
+            error = await self._connection.ended_by()
+            if self._closed or not self._addresses.several:
+                return error
+            self._addresses.lost(self._connection.endpoint, error)
+            try:
+                self._connection = await self._settled(is_new=False)
+            except MoorageError as problem:
+                return problem
+            data = {"url": self._connection.endpoint.shown, "reason": str(error)}
+            self._hear(Event("reconnected", data))
+
+    async def _settled(self, *, is_new: bool) -> Connection:
+        """As `_subscribed`; leaves no other attempt behind."""
+        try:
+            return await self._subscribed(is_new=is_new)
+        finally:
+            await self._dialer.settle()
+
+    async def _subscribed(self, *, is_new: bool) -> Connection:
+        """Return a socket to a server that tells its news.
+
+        Args:
+            is_new: A server that is missing is an error at once.
+
+        Raises:
+            RequestRefused: It does not tell these.
+            ConnectionFailed: None does, or none that could be reached.
+
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._reconnect_seconds
+        is_led = False
+        for pause in self._addresses.pauses():
+            problem: MoorageError
+            try:
+                connection = await self._dialer.dial()
+                refused = await self._ask(connection)
+            except ConnectionFailed as error:
+                if is_new or not is_worth_another_try(error):
+                    raise
+                problem = error
+            else:
+                if refused is None:
+                    return connection
+                if self._addresses.redirected(connection.endpoint, refused) and not is_led:
+                    is_led = True
+                    continue
+                at = connection.endpoint
+                problem = ConnectionFailed(at.shown, self._addresses.word_of(at))
+            if loop.time() >= give_up_at:
+                raise self._addresses.failure(problem)
+            await asyncio.sleep(pause)
+        raise AssertionError("the pauses never end")
+
+    async def _ask(self, connection: Connection) -> RequestRefused | None:
+        """Ask for the news; return the refusal of a server that is not the writer."""
+        connection.on_event = self._hear
+        connection.watches = True
+        try:
+            reply = await connection.ask({"op": "watch", "topics": self._topics})
+            refused = None if reply.success else read_refusal(reply)
+            match refused:
+                case None:
+                    if self._addresses.several:
+                        connection.expect_life()
+                case RequestRefused(code=Code.NOT_LEADER):
+                    await connection.close()
+                case RequestRefused(code=Code.SHUTTING_DOWN) if self._addresses.several:
+                    raise ConnectionFailed(connection.endpoint.shown, refused.reason)  # noqa: TRY301  # It closes, too.
+                case _:  # Codes are open: of the others there is none that another server changes.
+                    raise refused  # noqa: TRY301  # As above.
+        except BaseException:
+            await connection.close()
+            raise
+        return refused
 
     def _hear(self, event: Event) -> None:
         if len(self._unread) >= UNREAD_MAX:
@@ -95,13 +178,16 @@ class Watch:
         self._closed = True
         self._unread.clear()
         self._arrived.set()
+        self._ending.cancel()
+        await asyncio.wait([self._ending])
         await self._connection.close()
-        await self._ending
 
 
-async def watch(endpoint: Endpoint, topics: Sequence[str]) -> AsyncGenerator[Event, None]:
+async def watch(
+    endpoints: Sequence[Endpoint], topics: Sequence[str], reconnect_seconds: float
+) -> AsyncGenerator[Event, None]:
     """Yield news as they come; arguments and errors as `Client.watch`."""
-    news = await Watch.begin(endpoint, topics)
+    news = await Watch.begin(endpoints, topics, reconnect_seconds)
     try:
         while (event := await news.next()) is not None:
             yield event

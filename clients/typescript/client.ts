@@ -1,6 +1,13 @@
-/** A thin client over the built-in `WebSocket`: one promise per message, news to a listener. */
+/**
+ * A thin client over the built-in `WebSocket`: one promise per message, news to a listener. It opens another socket
+ * where one is lost, goes to the server that writes where there are several, and asks nothing twice.
+ */
 
+import { Addresses, pause, type Told } from "./addresses.ts";
 import type { FailureMessage, NewsMessage, Operations } from "./messages.ts";
+import { ConnectionLost, Dialer, type Credential } from "./sockets.ts";
+
+export { ConnectionLost, NotLetIn, protocolsOf, type Credential } from "./sockets.ts";
 
 /** The server said no. `code` is for programs, `message` for people. */
 export class Refused extends Error {
@@ -16,98 +23,255 @@ export class Refused extends Error {
   }
 }
 
-/** The socket is closed. What was asked may have been done: ask again with an idempotency key. */
-export class ConnectionLost extends Error {}
+export type Options = {
+  /** How long to look for a server again after a socket was lost; 0: what waits is rejected at once. */
+  reconnectSeconds?: number;
+};
 
-/** A server answers, but lets this page or program not in: its token or ticket, or the page's origin. */
-export class NotLetIn extends Error {}
-
-/** A token, or a ticket of `POST /websocket-ticket`: good for one socket, within ten seconds. */
-export type Credential = { token: string } | { ticket: string };
-
-/** What `new WebSocket(url, protocols)` takes: a page sets no headers, but names subprotocols. */
-export function protocolsOf(credential: Credential): string[] {
-  if ("ticket" in credential) return ["moorage", `moorage.ticket.${credential.ticket}`];
-  const bytes = String.fromCharCode(...new TextEncoder().encode(credential.token));
-  const shown = btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-  return ["moorage", `moorage.bearer.${shown}`];
-}
-
-/** Say why a WebSocket did not open: it hides the status, which HTTP at its address has, too. */
-async function whyClosed(url: string, credential?: Credential): Promise<Error> {
-  const address = url.replace(/^ws/, "http");
-  const status = await fetch(address).then((answer) => answer.status, () => 0);
-  if (status === 401 && credential) {
-    return new NotLetIn(`the server at ${url} refuses this ${Object.keys(credential)[0]}`);
-  }
-  const give = "give connect() { token } or { ticket }";
-  if (status === 401) return new NotLetIn(`the server at ${url} needs a token: ${give}`);
-  if (status) return new NotLetIn(`the server at ${url} opens no WebSocket here: HTTP ${status} without it`);
-  // A page may not read what other origins answer, but learns that something does.
-  const there = await fetch(address, { mode: "no-cors" }).then(() => true, () => false);
-  if (!there) return new ConnectionLost(`nothing answers at ${url}`);
-  return new NotLetIn(`${url} lets this page not in: ${give}, or see the setting allowed_origins`);
-}
+const RECONNECT_SECONDS = 30;
+/** Where another server may take over, one that owes a reply and is silent is asked for a sign of life. */
+const QUIET_MS = 1_000;
+/** What it says to that does not matter. */
+const LIFE_MS_MAX = 2_000;
+/** After these, the same message on another socket would end likewise: too large, not allowed. */
+const FINAL_CLOSES = new Set([1007, 1009, 4401]);
+/** Not sent again where it may have been carried out. */
+const NOT_REPEATED = new Set(["manage", "exec", "reserve"]);
 
 type Names = keyof Operations;
 type Said<N extends Names> = Omit<Operations[N]["message"], "op" | "adhoc" | "id">;
-type Waiting = { resolve: (reply: never) => void; reject: (error: Error) => void };
+type Asked = {
+  readonly id: number;
+  readonly text: string;
+  readonly repeats: boolean;
+  readonly resolve: (reply: never) => void;
+  readonly reject: (error: Error) => void;
+  socket?: WebSocket;
+  sentAt: number;
+  givesUpAt: number;
+  wasLed: boolean;
+};
 
 export class MoorageClient {
-  /** Is told the news of the topics that `watch` named. */
+  /** Is told the news of the topics that `watch` named; `reconnected` says that some may be missing, `lost` that no more come. */
   onNews: (news: NewsMessage) => void = () => {};
-  private readonly waiting = new Map<number, Waiting>();
+  private readonly waiting = new Map<number, Asked>();
+  private readonly topics = new Set<string>();
+  private readonly addresses: Addresses;
+  private readonly dialer: Dialer;
+  private readonly reconnectMs: number;
   private next = 1;
-  private readonly socket: WebSocket;
+  private socket: WebSocket | undefined;
+  private opening: Promise<WebSocket> | undefined;
+  private heardAt = 0;
+  private guard: ReturnType<typeof setInterval> | undefined;
+  private closed = false;
 
-  private constructor(socket: WebSocket) {
-    this.socket = socket;
-    socket.addEventListener("message", (event) => this.heard(String(event.data)));
-    socket.addEventListener("close", () => {
-      for (const each of this.waiting.values()) each.reject(new ConnectionLost("the socket closed"));
-      this.waiting.clear();
-    });
+  private constructor(urls: string | readonly string[], credential?: Credential, options: Options = {}) {
+    this.addresses = new Addresses(urls);
+    this.dialer = new Dialer(this.addresses, credential);
+    const once = credential !== undefined && "ticket" in credential; // It opens one socket.
+    this.reconnectMs = once ? 0 : (options.reconnectSeconds ?? RECONNECT_SECONDS) * 1_000;
   }
 
-  /** Open a socket, for example to ws://127.0.0.1:8765, with what lets this page or program in. */
-  static connect(url: string, credential?: Credential): Promise<MoorageClient> {
-    const socket = credential ? new WebSocket(url, protocolsOf(credential)) : new WebSocket(url);
-    const client = new MoorageClient(socket);
-    return new Promise((resolve, reject) => {
-      const opening = new AbortController();
-      socket.addEventListener("open", () => (opening.abort(), resolve(client)), { once: true });
-      const lost = () => void whyClosed(url, credential).then(reject);
-      socket.addEventListener("error", lost, { once: true, signal: opening.signal });
-    });
+  /**
+   * Open a socket, for example to ws://127.0.0.1:8765, with what lets this page or program in. Several servers, of which
+   * one writes, are given as a list, or in one string with commas between them.
+   */
+  static async connect(
+    urls: string | readonly string[],
+    credential?: Credential,
+    options?: Options,
+  ): Promise<MoorageClient> {
+    const client = new MoorageClient(urls, credential, options);
+    client.take(await client.dialer.dial());
+    return client;
   }
 
-  /** Say one message. Rejects with `Refused` where the server says no. */
+  /** Where it is connected, or was last. */
+  get url(): string {
+    return this.addresses.at;
+  }
+
+  /**
+   * Say one message. Rejects with `Refused` where the server says no. A request with a lease has an idempotency key, so
+   * it may be sent again after a socket was lost, and the reply is that of the first.
+   */
   ask<N extends Names>(operation: N, message: Said<N>): Promise<Operations[N]["reply"]> {
-    if (this.socket.readyState !== WebSocket.OPEN) {
-      return Promise.reject(new ConnectionLost("the socket is closed"));
-    }
-    const id = this.next++;
     const kind = operation === "allocate" ? { adhoc: true } : { op: operation };
-    return new Promise<Operations[N]["reply"]>((resolve, reject) => {
-      this.waiting.set(id, { resolve, reject });
-      this.socket.send(JSON.stringify({ ...message, ...kind, id }));
+    const id = this.next++;
+    const text = JSON.stringify({ ...withKey(message), ...kind, id });
+    const reply = new Promise<Operations[N]["reply"]>((resolve, reject) => {
+      const repeats = this.reconnectMs > 0 && !NOT_REPEATED.has(operation);
+      void this.send({ id, text, repeats, resolve, reject, sentAt: 0, givesUpAt: Infinity, wasLed: false });
+    });
+    if (operation !== "watch") return reply;
+    return reply.then((answer) => {
+      for (const topic of (message as Said<"watch">).topics ?? []) this.topics.add(topic);
+      return answer;
     });
   }
 
   /** Close the socket; a lease stays until its time is up. */
   close(): void {
-    this.socket.close();
+    this.closed = true;
+    clearInterval(this.guard);
+    this.dialer.settle();
+    this.socket?.close();
+    this.rejectAll(new ConnectionLost("the client closed the socket"));
   }
 
-  private heard(text: string): void {
+  private async send(asked: Asked): Promise<void> {
+    this.waiting.set(asked.id, asked);
+    try {
+      const socket = await this.connected();
+      if (!this.waiting.has(asked.id)) return; // The client was closed meanwhile.
+      asked.socket = socket;
+      asked.sentAt = Date.now();
+      socket.send(asked.text);
+    } catch (error) {
+      this.waiting.delete(asked.id);
+      asked.reject(error as Error);
+    }
+  }
+
+  /** Return an open socket; open one where there is none. */
+  private connected(): Promise<WebSocket> {
+    if (this.socket?.readyState === WebSocket.OPEN) return Promise.resolve(this.socket);
+    if (this.closed || this.reconnectMs === 0) return Promise.reject(new ConnectionLost("the socket is closed"));
+    this.opening ??= this.reopened().finally(() => (this.opening = undefined));
+    return this.opening;
+  }
+
+  private async reopened(): Promise<WebSocket> {
+    const until = Date.now() + this.reconnectMs;
+    for (let attempt = 0; ; attempt++) {
+      try {
+        const socket = await this.dialer.dial();
+        if (this.closed) {
+          socket.close();
+          throw new ConnectionLost("the client is closed");
+        }
+        this.take(socket);
+        return socket;
+      } catch (error) {
+        if (this.closed || !(error instanceof ConnectionLost) || Date.now() >= until) throw error;
+      }
+      await pause(attempt, this.addresses.several);
+    }
+  }
+
+  /** Go on over a socket that is open. */
+  private take(socket: WebSocket): void {
+    this.socket = socket;
+    this.heardAt = Date.now();
+    socket.addEventListener("message", (event) => this.heard(socket, String(event.data)));
+    socket.addEventListener("close", (event) => this.lost(socket, event.code, event.reason));
+    if (this.topics.size) this.watchAgain(socket);
+    if (this.addresses.several) this.guard ??= setInterval(() => this.lookForLife(), QUIET_MS);
+  }
+
+  private watchAgain(socket: WebSocket): void {
+    const id = this.next++;
+    const tell = () => this.onNews({ event: "reconnected", data: { url: this.url } });
+    const again = () => void pause(2, true).then(() => this.watchOn()); // A standby tells none.
+    const rest = { repeats: false, sentAt: Date.now(), givesUpAt: 0, wasLed: true, socket };
+    const text = JSON.stringify({ op: "watch", topics: [...this.topics], id });
+    this.waiting.set(id, { id, text, resolve: tell, reject: again, ...rest });
+    socket.send(text);
+  }
+
+  private heard(socket: WebSocket, text: string): void {
     const came = JSON.parse(text);
+    this.heardAt = Date.now();
     if ("event" in came) {
       this.onNews(came);
       return;
     }
     const asked = this.waiting.get(came.id);
+    if (asked === undefined || asked.socket !== socket) return; // A sign of life, or of a socket that was given up.
     this.waiting.delete(came.id);
-    if (came.success) asked?.resolve(came as never);
-    else asked?.reject(new Refused(came));
+    if (came.success) {
+      this.dialer.settle();
+      asked.resolve(came as never);
+    } else if (this.isNotWriter(asked, came)) void this.follow(socket, asked, came as FailureMessage);
+    else asked.reject(new Refused(came));
+    if (socket !== this.socket && ![...this.waiting.values()].some((each) => each.socket === socket)) socket.close();
   }
+
+  private isNotWriter(asked: Asked, { error }: FailureMessage): boolean {
+    const stops = error.code === "shutting_down" && asked.repeats && this.addresses.several;
+    return stops || error.code === "not_leader";
+  }
+
+  /** A standby did nothing: ask the server that it names, or the next one. */
+  private async follow(socket: WebSocket, asked: Asked, refusal: FailureMessage): Promise<void> {
+    let told: Told = "elsewhere";
+    if (socket === this.socket) {
+      told = this.addresses.redirected(refusal.error as unknown as Record<string, unknown>);
+      this.socket = undefined;
+    }
+    asked.socket = undefined;
+    if (asked.givesUpAt === Infinity) asked.givesUpAt = Date.now() + this.reconnectMs;
+    if (this.reconnectMs === 0 || Date.now() >= asked.givesUpAt) {
+      asked.reject(this.addresses.failure());
+      return;
+    }
+    if (told !== "elsewhere" || asked.wasLed) await pause(2, true);
+    asked.wasLed = true;
+    if (this.closed) asked.reject(new ConnectionLost("the client is closed"));
+    else await this.send(asked);
+  }
+
+  private lost(socket: WebSocket, code: number, reason: string): void {
+    const wasCurrent = socket === this.socket;
+    if (wasCurrent) {
+      this.addresses.lost(reason || `closed with ${code}`);
+      this.socket = undefined;
+    }
+    const problem = new ConnectionLost("the socket closed");
+    for (const asked of [...this.waiting.values()].filter((each) => each.socket === socket)) {
+      this.waiting.delete(asked.id);
+      const now = Date.now();
+      if (asked.givesUpAt === Infinity || now - asked.sentAt > this.reconnectMs) asked.givesUpAt = now + this.reconnectMs;
+      if (this.closed || !asked.repeats || FINAL_CLOSES.has(code) || now >= asked.givesUpAt) asked.reject(problem);
+      else void this.send(asked);
+    }
+    if (wasCurrent && this.topics.size) this.watchOn();
+  }
+
+  /** Open a socket for the news. */
+  private watchOn(): void {
+    const lost = (error: Error) => this.closed || this.onNews({ event: "lost", data: { reason: error.message } });
+    if (!this.closed) this.connected().catch(lost);
+  }
+
+  private lookForLife(): void {
+    const socket = this.socket;
+    const silent = Date.now() - this.heardAt;
+    if (silent < QUIET_MS || socket?.readyState !== WebSocket.OPEN) return;
+    const owed = [...this.waiting.values()].filter((each) => each.socket === socket);
+    const since = Math.max(this.heardAt, Math.min(...owed.map((each) => each.sentAt)));
+    if (!this.topics.size && (!owed.length || Date.now() - since < QUIET_MS)) return;
+    if (silent < QUIET_MS + LIFE_MS_MAX || Date.now() - since < LIFE_MS_MAX) {
+      socket.send(JSON.stringify({ op: "watch", topics: [], id: this.next++ }));
+      return;
+    }
+    this.lost(socket, 0, "no sign of life");
+    socket.close();
+  }
+
+  private rejectAll(error: Error): void {
+    for (const each of this.waiting.values()) each.reject(error);
+    this.waiting.clear();
+  }
+}
+
+/** Return a message; a request with a lease has an idempotency key in it. */
+function withKey<M extends object>(message: M): M {
+  const lease = "lease" in message ? message.lease : undefined;
+  if (typeof lease !== "object" || lease === null || ("idempotency_key" in lease && lease.idempotency_key)) return message;
+  const bytes = crypto.getRandomValues(new Uint8Array(16)); // `randomUUID` is for pages of https alone.
+  const key = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return { ...message, lease: { ...lease, idempotency_key: key } };
 }

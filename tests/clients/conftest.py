@@ -24,6 +24,7 @@ import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
+from moorage.protocol.codes import SESSION_HEADER
 from moorage_client.cli.program import run
 from moorage_client.loops import LoopThread
 
@@ -44,6 +45,10 @@ REFUSALS = {
         "similar": ["first:1-x"],
     },
 }
+
+
+READS = frozenset({"status", "why", "leases", "queue", "fleet", "decisions", "watch"})
+"""What a standby answers itself."""
 
 
 class Gate(threading.Event):
@@ -71,6 +76,11 @@ class Harbour:
         self.drop_after_grant = False
         self.gate = Gate()
         self.token: str | None = None
+        self.standby = False
+        self.leader: str | None = None
+        """Whom a standby names."""
+        self.names_sessions = False
+        self.sessions: list[str] = []
         self.port = 0
         self._thread = LoopThread("harbour")
         self._server: Server | None = None
@@ -83,7 +93,8 @@ class Harbour:
 
     def start(self) -> None:
         async def begin() -> Server:
-            return await serve(self._talk, "127.0.0.1", self.port, process_request=self._door)
+            doors = {"process_request": self._door, "process_response": self._name_session}
+            return await serve(self._talk, "127.0.0.1", self.port, **doors)
 
         self._server = self._thread.run(begin())
         self.port = next(iter(self._server.sockets)).getsockname()[1]
@@ -115,6 +126,21 @@ class Harbour:
     def count(self, op: str) -> int:
         return sum(message.get("op", "ask") == op for message in self.heard)
 
+    def take_over(self, other: "Harbour") -> None:
+        """Write from now on, with what the other one wrote."""
+        self.leases, self.keys, self._fencing = other.leases, other.keys, other._fencing
+        self.standby = False
+
+    def freeze(self) -> None:
+        """Answer nothing any more, no ping either, and take what comes."""
+
+        async def freeze_them() -> None:
+            assert self._server is not None
+            for connection in self._server.connections:
+                connection.transport.pause_reading()
+
+        self._thread.run(freeze_them())
+
     async def _close(self, server: Server) -> None:
         server.close(code=1012)
         await server.wait_closed()
@@ -125,6 +151,11 @@ class Harbour:
         if self.token is not None and shown != f"Bearer {self.token}":
             return connection.respond(401, "Send a valid token.\n")
         return None
+
+    def _name_session(self, connection: ServerConnection, request: Any, response: Any) -> None:
+        if self.names_sessions:
+            self.sessions.append(f"s-{self.port}-{len(self.sessions)}")
+            response.headers[SESSION_HEADER] = self.sessions[-1]
 
     async def _talk(self, connection: ServerConnection) -> None:
         tasks = set()
@@ -145,6 +176,10 @@ class Harbour:
             return
         if self.garbage is not None:
             await connection.send(self.garbage)
+            return
+        if self.standby and op not in READS:
+            reply = no("not_leader", "This server is a standby.", leader=self.leader)
+            await connection.send(json.dumps({"id": message["id"], **reply}))
             return
         handler = getattr(self, f"_{op}")
         reply = handler(message)
@@ -287,6 +322,12 @@ class Harbour:
     def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"success": True, "data": {"request": message["request"], "state": "cancelled"}}
 
+    def _watch(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"success": True, "data": {"topics": message["topics"]}}
+
+    def _resume(self, message: dict[str, Any]) -> dict[str, Any]:
+        return no("not_found", "There is no such session.")
+
     def _manage(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"success": True, "data": {"did": message["action"]}}
 
@@ -304,6 +345,16 @@ def harbour() -> Iterator[Harbour]:
     yield harbour
     harbour.gate.set()
     harbour.end()
+
+
+@pytest.fixture
+def other() -> Iterator[Harbour]:
+    """A second harbour that is open."""
+    other = Harbour()
+    other.start()
+    yield other
+    other.gate.set()
+    other.end()
 
 
 @pytest.fixture

@@ -453,6 +453,25 @@ def test_other_certificates_are_refused_for_what_they_are(authority, tmp_path):
             asyncio.run(client.__aenter__())
 
 
+def test_an_address_with_a_wrong_certificate_is_passed_over(secure, authority, shell, tmp_path):
+    wrong = context_of(tmp_path, *certificate("server", certificate("another authority")))
+    with Site(wrong) as site:
+        for scheme, variable in (("wss", "MOORAGE_URL"), ("https", "MOORAGE_HTTP_URL")):
+            shell.environment[variable] = f"{scheme}://127.0.0.1:{site.server_port},"
+            shell.environment[variable] += secure[variable]
+        shell.environment |= {"MOORAGE_CA_FILE": str(authority[0]), "MOORAGE_TOKEN": SECRET}
+        for command in (["policy", "list"], ["leases"]):
+            done = shell(*command)
+            assert done.returncode == 0, done.stderr
+        assert site.shown == []
+        shell.environment["MOORAGE_URL"] = f"wss://127.0.0.1:{site.server_port},wss://127.0.0.1:9"
+        done = shell("leases")
+    assert done.returncode == 4
+    assert "none of 2 addresses serves: wss://127.0.0.1:" in done.stderr
+    assert "signed by an authority that is not in" in done.stderr
+    assert "Connection refused" in done.stderr
+
+
 def test_a_socket_without_tls_is_said(harbour, shell):
     shell.environment["MOORAGE_URL"] = harbour.url.replace("ws:", "wss:")
     done = shell("leases")

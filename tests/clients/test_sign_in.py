@@ -29,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_token_is_shown_to_both_doors_of_its_host_and_to_no_other(folder: Path) -> None:
     logins().change(lambda _: {origin_of("https://gpu.example:8080"): LOGIN})
     for url in ("https://gpu.example", "https://GPU.example:9"):
-        assert bearer_of(Endpoint.of_http(url, None, None)) == "of-ann"
-    assert bearer_of(Endpoint.of_socket("wss://gpu.example:8765", None, None)) == "of-ann"
+        assert bearer_of(Endpoint.of_http(url, None, None)[0]) == "of-ann"
+    assert bearer_of(Endpoint.of_socket("wss://gpu.example:8765", None, None)[0]) == "of-ann"
     others = (
         "http://gpu.example",
         "https://gpu.example.evil",
@@ -38,7 +38,7 @@ def test_a_token_is_shown_to_both_doors_of_its_host_and_to_no_other(folder: Path
         "https://gpu.example@x",
     )
     for url in (*others, "https://", "http://["):
-        assert bearer_of(Endpoint.of_http(url, None, None)) is None, url
+        assert bearer_of(Endpoint.of_http(url, None, None)[0]) is None, url
     assert bearer_of(Endpoint("https://gpu.example", None)) is None, "it asked for no login"
     assert (folder / "logins.json").stat().st_mode & 0o777 == 0o600
 
@@ -47,16 +47,16 @@ def test_a_token_that_is_given_comes_before_the_stored_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logins().change(lambda _: {"https://gpu.example": LOGIN})
-    assert bearer_of(Endpoint.of_http("https://gpu.example", "given", None)) == "given"
+    assert bearer_of(Endpoint.of_http("https://gpu.example", "given", None)[0]) == "given"
     monkeypatch.setenv("MOORAGE_TOKEN", "of-environment")
-    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) == "of-environment"
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-environment"
 
 
 @pytest.mark.parametrize("content", ["", "no JSON", "[]", '{"logins": 5}', '{"logins": {"a": 5}}'])
 def test_a_file_that_cannot_be_read_is_no_login(folder: Path, content: str) -> None:
     folder.mkdir()
     (folder / "logins.json").write_text(content)
-    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) is None
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) is None
 
 
 def test_a_token_that_is_due_is_shown_where_the_issuer_does_not_answer(folder: Path) -> None:
@@ -70,11 +70,11 @@ def test_a_token_that_is_due_is_shown_where_the_issuer_does_not_answer(folder: P
         "token_endpoint": "http://127.0.0.1:9/token",
     }
     logins().change(lambda _: {"https://gpu.example": due})
-    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) == "of-ann"
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-ann"
     assert logins().read()["https://gpu.example"]["refresh_token"] == due["refresh_token"]
     insecure = {**due, "token_endpoint": "http://evil.example/token"}
     logins().change(lambda _: {"https://gpu.example": insecure})
-    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)) == "of-ann"
+    assert bearer_of(Endpoint.of_http("https://gpu.example", None, None)[0]) == "of-ann"
     assert logins().read()["https://gpu.example"]["refresh_token"] == ""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from moorage.testing.daemon_process import daemon
 from moorage_policies import catalog
+from tests.clients.conftest import Harbour
 
 SOURCE = Path(__file__).parents[2] / "clients" / "typescript"
 PROGRAM = """
@@ -45,15 +46,94 @@ console.log(news.includes("granted"));
 """
 
 
-@pytest.mark.heavy
-def test_the_typescript_client_talks_with_a_daemon(tmp_path: Path) -> None:
+pytestmark = pytest.mark.heavy
+
+FOLLOWING = """
+import { ConnectionLost, MoorageClient } from "./dist/client.js";
+
+const client = await MoorageClient.connect(process.env.URLS);
+const news = [];
+client.onNews = (each) => news.push(each.event);
+await client.ask("watch", { topics: ["leases"] });
+const wanted = { policy_rule_uri: "slow:1-x", inputs: {}, lease: { ttl_seconds: 60 } };
+const poke = { policy_rule_uri: "first:1-x", action: "poke", data: {} };
+const poked = client.ask("manage", poke).catch((no) => no);
+const { lease } = await client.ask("allocate", wanted);
+console.log(lease.id, client.url === process.env.LAST, (await poked) instanceof ConnectionLost);
+console.log(news.join());
+client.close();
+const lost = await client.ask("fleet", {}).catch((no) => no);
+console.log(lost instanceof ConnectionLost);
+"""
+FLAPPING = """
+import { MoorageClient } from "./dist/client.js";
+
+const options = { reconnectSeconds: 1 };
+const client = await MoorageClient.connect(process.env.URLS.split(","), undefined, options);
+const wanted = { policy_rule_uri: "first:1-x", inputs: {}, lease: {} };
+const no = await client.ask("allocate", wanted).catch((no) => no);
+console.log(no.message.replaceAll(/ws:..127.0.0.1:/g, ""));
+client.close();
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client, built in a folder of its own."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("no Node here: apt-get install nodejs npm")
-    shutil.copytree(SOURCE, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path_factory.mktemp("typescript")
+    shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
     quiet = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
-    subprocess.run(quiet, cwd=tmp_path, check=True, timeout=300)
-    subprocess.run(["npm", "run", "build"], cwd=tmp_path, check=True, timeout=120)
-    (tmp_path / "try.mjs").write_text(PROGRAM)
+    subprocess.run(quiet, cwd=folder, check=True, timeout=300)
+    subprocess.run(["npm", "run", "build"], cwd=folder, check=True, timeout=120)
+    return folder
+
+
+def started(folder: Path, program: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "follow.mjs").write_text(program)
+    return subprocess.Popen(
+        ["node", "--experimental-websocket", "--no-warnings", "follow.mjs"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_it_goes_to_the_writer_and_asks_nothing_twice(
+    built: Path, harbour: Harbour, other: Harbour
+) -> None:
+    other.standby, other.leader = True, harbour.url
+    harbour.mute.add("manage")
+    urls = f"ws://127.0.0.1:9, {other.url},{harbour.url}"
+    with started(built, FOLLOWING, URLS=urls, LAST=other.url) as node:
+        harbour.wait_for(lambda: harbour.count("ask") == harbour.count("manage") == 1)
+        harbour.stop()
+        other.take_over(harbour)
+        other.gate.set()
+        said, _ = node.communicate(timeout=60)
+    assert said.splitlines() == ["l-1 true true", "reconnected,reconnected", "true"], said
+    asks = [each for at in (harbour, other) for each in at.heard if "op" not in each]
+    assert len({each["lease"]["idempotency_key"] for each in asks}) == 1
+    assert other.count("manage") == 1, "which it answered as a standby"
+
+
+def test_standbys_that_name_each_other_end_in_a_sentence(
+    built: Path, harbour: Harbour, other: Harbour
+) -> None:
+    harbour.standby, harbour.leader = True, other.url
+    other.standby, other.leader = True, harbour.url
+    with started(built, FLAPPING, URLS=f"{harbour.url},{other.url}") as node:
+        said, _ = node.communicate(timeout=60)
+    assert said.startswith("none of 2 addresses serves: "), said
+    assert f"{other.port}: is a standby, and names {harbour.port}" in said
+    assert harbour.count("ask") + other.count("ask") < 30
+
+
+def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:
+    (built / "try.mjs").write_text(PROGRAM)
     gpu = {"modelName": "A100", "memory": 40_960}
     node = {"id": "n0", "vcpus": {"count": 8}, "memory": 1024, "gpus": {"count": 1, "gpus": [gpu]}}
     with daemon(environment={"MOORAGE_TOKENS": "ann:s3cret~?"}) as running:
@@ -66,7 +146,7 @@ def test_the_typescript_client_talks_with_a_daemon(tmp_path: Path) -> None:
         command = ["node", "--experimental-websocket", "try.mjs"]
         ran = subprocess.run(
             command,
-            cwd=tmp_path,
+            cwd=built,
             env={**os.environ, "URL": running.ws, "HTTP": running.http},
             capture_output=True,
             text=True,

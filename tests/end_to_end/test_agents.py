@@ -11,14 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 from served import Server, until
 from websockets.exceptions import InvalidStatus
+from websockets.http11 import Request, Response
 from websockets.sync.client import connect
+from websockets.sync.server import ServerConnection, serve
 
 from moorage.backends.agents import wire
 from moorage.protocol.agent_socket import AGENT_PATH
@@ -153,6 +157,50 @@ def test_a_machine_joins_and_runs_what_a_lease_is_for(fleet: Fleet, tmp_path: Pa
     text, code = fleet.output(done)
     assert (text, code) == ("".join(f"{number}\n" for number in range(1, 100_001)), 3)
     assert "used by another agent" in fleet.refused(fleet.command("other", "--token", token))
+
+
+class Standbys:
+    """Servers that are not the writer: one says so at the door, the other hangs up."""
+
+    def __init__(self, leader: str | None) -> None:
+        body = json.dumps({"success": False, "error": {"code": "not_leader", "leader": leader}})
+        self.doors: list[str] = []
+
+        def door(connection: ServerConnection, request: Request) -> Response:
+            self.doors.append(request.headers["Authorization"])
+            return connection.respond(HTTPStatus.MISDIRECTED_REQUEST, body)
+
+        def hang_up(connection: ServerConnection) -> None:
+            connection.close(1012)
+
+        self.servers = [
+            serve(hang_up, "127.0.0.1", 0, process_request=door),
+            serve(hang_up, "127.0.0.1", 0),
+        ]
+        for each in self.servers:
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        self.urls = [f"ws://127.0.0.1:{e.socket.getsockname()[1]}" for e in self.servers]
+
+    def close(self) -> None:
+        for each in self.servers:
+            each.shutdown()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_agent_goes_to_the_writer_and_ends_no_workload(fleet: Fleet, named: bool) -> None:
+    standbys = Standbys(None if named else fleet.server.running.ws)
+    fleet.stack.callback(standbys.close)
+    urls = ["ws://127.0.0.1:9", *reversed(standbys.urls)]
+    urls += [fleet.server.running.ws] if named else []
+    token = fleet.token()
+    box = fleet.agent("box", token, "--server", ",".join(urls))
+    assert standbys.doors == [f"Bearer {token}"]
+    lease = fleet.ask(COUNTING)
+    os.kill(box.pid, signal.SIGKILL)
+    box.wait()
+    fleet.agent("box", None, "--server", ",".join(urls))
+    text, code = fleet.output(lease)
+    assert (text.split()[-1], code) == ("whole", 3)
 
 
 def test_strangers_are_not_let_in(fleet: Fleet) -> None:

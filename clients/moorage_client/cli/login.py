@@ -8,7 +8,7 @@ from typing import Any, Final
 from moorage_client.answers import UnreadableError
 from moorage_client.cli.output import ends_in, note, print_json, say
 from moorage_client.cli.session import CommandSession
-from moorage_client.endpoint import setting
+from moorage_client.endpoint import setting, split_addresses
 from moorage_client.sign_in import SignInFailed, ask_issuer, entry_of, logins, origin_of
 
 _GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
@@ -39,8 +39,7 @@ def login(session: CommandSession) -> None:
         "token_endpoint": found["token_endpoint"],
         "ca_file": ca_file,
     }
-    named = [server, setting(session.url, "MOORAGE_URL", default=server)]
-    added = {origin_of(url): {**more, **entry} for url in named}
+    added = {origin: {**more, **entry} for origin in _origins(session, server)}
     logins().change(lambda entries: {**entries, **added})
     if session.json:
         data = {"servers": list(added), "expires_at": entry["expires_at"]}
@@ -54,12 +53,22 @@ def logout(session: CommandSession) -> None:
     """Forget the token of `moorage login` for this server."""
     with session.services() as services:
         server = services.url
-    gone = {origin_of(server), origin_of(setting(session.url, "MOORAGE_URL", default=server))}
+    gone = {*_origins(session, server)}
     logins().change(lambda all_: {each: entry for each, entry in all_.items() if each not in gone})
     if session.json:
         print_json({"success": True, "data": {"servers": sorted(gone)}})
     else:
         say(f"The login at {server} is forgotten.")
+
+
+def _origins(session: CommandSession, server: str) -> list[str]:
+    """Return where a login counts: at all the addresses of this server's fleet that were named."""
+    named = [
+        setting(session.http_url, "MOORAGE_HTTP_URL", default=server),
+        setting(session.url, "MOORAGE_URL", default=server),
+    ]
+    urls = (server, *(each for urls in named for each in split_addresses(urls)))
+    return list(dict.fromkeys(map(origin_of, urls)))
 
 
 def _discovered(issuer: str, ca_file: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.sentences import detail, said, sentence
 from moorage_client.endpoint import CA_PARAMETER, HTTP_URL_DEFAULT, URL_DEFAULT, Endpoint
 from moorage_client.errors import (
+    AddressesFailed,
     CertificateRefused,
     ConnectionFailed,
     LeaseLost,
@@ -408,6 +409,9 @@ def _explain_place(error: ConnectionFailed) -> None:
     match error:
         case ProtocolViolated(other_port=True) | CertificateRefused() | ProxyFailed():
             pass  # Their messages say what to do.
+        case AddressesFailed(url=url):
+            option = "--http-url" if url.startswith("http") else "--url"
+            note(f"See whether the addresses of {option} are right, and whether servers run there.")
         case ProtocolViolated(url=url):
             option = "--http-url" if url.startswith("http") else "--url"
             note(f"What answers at {url} is no Moorage server of this version; check {option}.")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from moorage_client.cli.output import OutputFormat, as_yaml, note
-from moorage_client.endpoint import setting
+from moorage_client.endpoint import setting, split_addresses
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ class CommandSession:
     """The shared options, as given; the clients know the environment and the defaults.
 
     Args:
-        url: WebSocket URL of the server.
-        http_url: HTTP URL of the server.
+        url: WebSocket URL of the server, or of several, separated by commas.
+        http_url: HTTP URL, likewise.
         token: Who we are.
         json: Print exactly one JSON document on stdout.
         timeout: Seconds until an answer must be here, beyond `--wait`.
@@ -81,7 +81,7 @@ class CommandSession:
         _check_scheme("--http-url", self.http_url, "http", "https")
         socket = setting(self.url, "MOORAGE_URL")
         named = setting(self.http_url, "MOORAGE_HTTP_URL")
-        if socket and not named and not _DEFAULT.match(socket):
+        if socket and not named and not all(map(_DEFAULT.match, split_addresses(socket))):
             raise typer.BadParameter(
                 f"{socket} is the server's WebSocket, and this command uses its HTTP:"
                 " name that, too, with --http-url or MOORAGE_HTTP_URL"
@@ -96,8 +96,9 @@ class CommandSession:
 
 
 def _check_scheme(option: str, url: str | None, *schemes: str) -> None:
-    if url is not None and url.strip().partition("://")[0] not in schemes:
-        raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {url}")
+    for each in split_addresses(url) if url is not None else ():
+        if each.partition("://")[0] not in schemes:
+            raise typer.BadParameter(f"{option}: expected {schemes[0]}://HOST:PORT, got {each!r}")
 
 
 def _refuse_blanks(context: typer.Context, options: Mapping[str, Any]) -> None:
@@ -112,7 +113,7 @@ def _refuse_blanks(context: typer.Context, options: Mapping[str, Any]) -> None:
 Url = Annotated[
     str | None,
     typer.Option(
-        help="WebSocket of the server (MOORAGE_URL, else ws://127.0.0.1:8765)",
+        help="WebSocket of the server, or of several: URL,URL (MOORAGE_URL, else ws://127.0.0.1:8765)",
         rich_help_panel=PANEL,
         metavar="URL",
     ),
@@ -120,7 +121,7 @@ Url = Annotated[
 HttpUrl = Annotated[
     str | None,
     typer.Option(
-        help="HTTP of the server (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
+        help="HTTP of the server, or of several (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
         rich_help_panel=PANEL,
         metavar="URL",
     ),

@@ -83,7 +83,8 @@ class LeasedPool:
 
     Args:
         policy_rule_uri: The policy that decides, `name:version-tag`.
-        url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
+        url: Of the server, or of several, separated by commas; default `MOORAGE_URL`, else
+            `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else no token.
         ca_file: PEM file of the authority that signed the server's certificate; default
             `MOORAGE_CA_FILE`, else `SSL_CERT_FILE`, else those that this machine knows.

@@ -36,7 +36,9 @@ def agent_run(
     server: Annotated[
         str | None,
         typer.Option(
-            envvar="MOORAGE_URL", help="The server's WebSocket; default `ws://127.0.0.1:8765`."
+            envvar="MOORAGE_URL",
+            help="The server's WebSocket, or those of several, separated by commas; "
+            "default `ws://127.0.0.1:8765`.",
         ),
     ] = None,
     token: Annotated[

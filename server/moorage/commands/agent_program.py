@@ -33,9 +33,11 @@ from moorage.backends.local.deadline import HeardFile
 from moorage.config.settings import Config
 from moorage.daemon.observability.logs import configure_log
 from moorage.daemon.observability.standard_streams import StandardStream
+from moorage.model import Code
 from moorage.protocol.agent_socket import AGENT_PATH, AgentSocket
+from moorage_client.addresses import Addresses
 from moorage_client.endpoint import Endpoint
-from moorage_client.errors import MoorageError
+from moorage_client.errors import ConnectionFailed, MoorageError, refusal
 from moorage_client.inventory import InventoryError
 from moorage_client.inventory.documents import nodes_of
 from moorage_client.inventory.this_machine import machine_inventory
@@ -46,8 +48,15 @@ EXIT_CANNOT_START: Final = 3
 """As that of the daemon: mend something first."""
 PAUSE_SECONDS: Final = (0.2, 30.0)
 """The shortest and the longest mean pause before it connects again."""
+PAUSE_SECONDS_OF_SEVERAL: Final = (0.1, 2.0)
+"""Likewise, after each round of several addresses: another server takes over soon."""
 PING_SECONDS: Final = 10.0
 """Between two pings, and how long the answer of one may take."""
+PING_SECONDS_OF_SEVERAL: Final = 2.0
+"""Likewise, where another server may have taken over."""
+OPEN_SECONDS_MAX: Final = 10.0
+OPEN_SECONDS_MAX_OF_SEVERAL: Final = 3.0
+"""How long connecting may take, and the same where there are other addresses."""
 WELCOME_SECONDS_MAX: Final = 30.0
 
 log = structlog.get_logger("moored")
@@ -58,7 +67,7 @@ class AgentOptions:
     """What the command line says.
 
     Args:
-        server: URL of the WebSocket; None: as clients find it.
+        server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
         token: Lets it join; None: it has joined.
         data: Its folder.
         name: Of the node; empty: the machine's own.
@@ -85,6 +94,14 @@ class _Refused(Exception):  # noqa: N818  # It is an answer.
         self.final = final
 
 
+class _Standby(Exception):  # noqa: N818  # As above.
+    """The server is a standby; `names_another`: it leads on to the one that writes."""
+
+    def __init__(self, reason: str, *, names_another: bool) -> None:
+        super().__init__(reason)
+        self.names_another = names_another
+
+
 def run(options: AgentOptions, config: Config) -> int:
     """Run the agent until SIGTERM or SIGINT; return the exit code."""
     stream = StandardStream(sys.stderr.fileno())
@@ -94,9 +111,9 @@ def run(options: AgentOptions, config: Config) -> int:
         lock = os.open(options.data / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         node = _node(options)
-        endpoint = Endpoint.of_socket(options.server, options.token or "", None)
+        addresses = Addresses(Endpoint.of_socket(options.server, options.token or "", None))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Agent(options, endpoint, node).run())
+            runner.run(_Agent(options, addresses, node).run())
     except BlockingIOError:
         reason = f"another agent runs over {options.data}; give this one a --data of its own"
     except (OSError, InventoryError, MoorageError, _Refused) as error:
@@ -118,10 +135,16 @@ def _node(options: AgentOptions) -> dict[str, Any]:
     return node
 
 
+class _Misdirected(msgspec.Struct):
+    """The body of a standby's answer."""
+
+    error: dict[str, Any]
+
+
 class _Agent:
-    def __init__(self, options: AgentOptions, endpoint: Endpoint, node: dict[str, Any]) -> None:
+    def __init__(self, options: AgentOptions, addresses: Addresses, node: dict[str, Any]) -> None:
         self._options = options
-        self._endpoint = endpoint
+        self._addresses = addresses
         self._node = node
         self._file = options.data / "agent.json"
         self._known: dict[str, Any] = workload_store.read(self._file) or {}
@@ -144,30 +167,58 @@ class _Agent:
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, main.cancel)
-        pause = PAUSE_SECONDS[0]
+        shortest, longest = PAUSE_SECONDS_OF_SEVERAL if self._addresses.several else PAUSE_SECONDS
+        pause = shortest
         try:
             while True:
-                try:
-                    await self._connect(host)
-                    pause = PAUSE_SECONDS[0]
-                except _Refused as refused:
-                    if refused.final:
-                        raise
-                    log.warning("agent_refused", reason=str(refused))
-                except (OSError, WebSocketException, TimeoutError, msgspec.MsgspecError) as error:
-                    log.warning("agent_disconnected", reason=str(error) or type(error).__name__)
+                if await self._round(host):
+                    pause = shortest
                 await asyncio.sleep(random.uniform(0.5, 1.5) * pause)  # noqa: S311  # No secret.
-                pause = min(2 * pause, PAUSE_SECONDS[1])
+                pause = min(2 * pause, longest)
         except asyncio.CancelledError:
             main.uncancel()
         finally:
             await host.close()
 
-    async def _connect(self, host: AgentHost) -> None:
+    async def _round(self, host: AgentHost) -> bool:
+        """Try each address until it has taken part at one; return whether it has.
+
+        Raises:
+            _Refused: None lets it in, nor would later.
+
+        """
+        final: list[_Refused] = []
+        left = self._addresses.order()
+        led = False
+        while left:
+            at = left.pop(0)
+            try:
+                await self._connect(host, at)
+            except _Refused as refused:
+                if refused.final:
+                    final.append(refused)
+                log.warning("agent_refused", reason=str(refused), server=at.shown)
+            except _Standby as standby:
+                log.info("agent_passed_on", reason=str(standby), server=at.shown)
+                if standby.names_another and not led:  # At most once a round: then it pauses.
+                    led = True
+                    left = self._addresses.order()
+                    continue
+            except (OSError, WebSocketException, TimeoutError, msgspec.MsgspecError) as error:
+                reason = str(error) or type(error).__name__
+                log.warning("agent_disconnected", reason=reason, server=at.shown)
+            else:
+                return True
+        if final and len(final) >= len(self._addresses.order()):
+            raise final[-1]
+        return False
+
+    async def _connect(self, host: AgentHost, at: Endpoint) -> None:
         """Take part over one connection until it is gone.
 
         Raises:
             _Refused: The server lets it not in.
+            _Standby: It is not the one that writes.
 
         """
         shown = [each for each in (self._known.get("key"), self._options.token) if each]
@@ -176,30 +227,29 @@ class _Agent:
             raise _Refused(reason, final=True)
         for secret in shown:
             try:
-                await self._take_part(host, secret)
+                await self._take_part(host, at, secret)
             except _Refused as refused:
                 if not refused.final or secret == shown[-1]:
                     raise
             else:
                 return
 
-    async def _take_part(self, host: AgentHost, secret: str) -> None:
+    async def _take_part(self, host: AgentHost, at: Endpoint, secret: str) -> None:
+        several = self._addresses.several
+        ping_seconds = PING_SECONDS_OF_SEVERAL if several else PING_SECONDS
         try:
             connection = await connect(
-                self._endpoint.url.rstrip("/") + AGENT_PATH,
+                at.url.rstrip("/") + AGENT_PATH,
                 additional_headers={"Authorization": f"Bearer {secret}"},
                 compression=None,
-                ping_interval=PING_SECONDS,
-                ping_timeout=PING_SECONDS,
-                ssl=self._endpoint.tls,
+                open_timeout=OPEN_SECONDS_MAX_OF_SEVERAL if several else OPEN_SECONDS_MAX,
+                ping_interval=ping_seconds,
+                ping_timeout=ping_seconds,
+                ssl=at.tls,
                 user_agent_header=None,
             )
         except InvalidStatus as error:
-            if error.response.status_code != HTTPStatus.UNAUTHORIZED:
-                raise
-            reason = f"{self._endpoint.shown} does not know this machine's token or key; "
-            reason += "`moored agent token`, beside the server, makes a new token"
-            raise _Refused(reason, final=True) from None
+            raise self._not_let_in(at, error) from None
         async with connection:
             socket = AgentSocket(connection)
             sent_at = deadline.now()
@@ -216,14 +266,37 @@ class _Agent:
             match None if answer is None else wire.decode_instruction(answer):
                 case wire.AgentWelcome() as welcome:
                     self._welcomed(welcome)
+                    self._addresses.opened(at)
                     if self._deadline.passed:  # What was begun may begin elsewhere by now.
                         await host.cancel_starts()
                     self._deadline.agreed(sent_at)
                     await host.serve(socket, welcome.beat_seconds)
+                    self._addresses.lost(at, ConnectionFailed(at.shown, "the server went away"))
                 case wire.AgentFarewell(reason, final):
                     raise _Refused(reason, final=final)
-                case _:  # None, too: it went.
+                case None:
+                    reason = f"{at.shown} hung up, as a standby does, and a server that stops"
+                    raise _Standby(reason, names_another=False)
+                case _:  # An order, before it was welcomed.
                     raise _Refused("the server did not answer as one", final=False)
+
+    def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
+        """Return what the status of a handshake that failed says."""
+        match error.response.status_code:
+            case HTTPStatus.UNAUTHORIZED:
+                reason = f"{at.shown} does not know this machine's token or key; "
+                reason += "`moored agent token`, beside the server, makes a new token"
+                return _Refused(reason, final=True)
+            case HTTPStatus.MISDIRECTED_REQUEST:
+                try:
+                    said = msgspec.json.decode(error.response.body or b"", type=_Misdirected).error
+                except msgspec.MsgspecError:
+                    said = {}
+                refused = refusal(Code.NOT_LEADER, "is a standby", details=said)
+                names_another = self._addresses.redirected(at, refused)
+                return _Standby(self._addresses.word_of(at), names_another=names_another)
+            case _:  # Statuses are open: it is tried again.
+                return error
 
     def _welcomed(self, welcome: wire.AgentWelcome) -> None:
         if welcome.epoch < self._known.get("epoch", 0):

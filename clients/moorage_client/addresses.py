@@ -1,0 +1,162 @@
+"""Several addresses of one fleet's servers, of which one writes: which to try next.
+
+`Link`, `Services`, `Watch` and the agent of a machine each have one `Addresses`, and tell it what
+happened at an address. It opens nothing itself.
+
+What names the writer is a standby's word, and the token goes along. So it is taken only from an
+address that the user named, and only for the same transport security.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+from urllib.parse import urlsplit
+
+from moorage_client.endpoint import Endpoint
+from moorage_client.errors import (
+    AddressesFailed,
+    ConnectionFailed,
+    MoorageError,
+    ProtocolViolated,
+    RequestRefused,
+)
+
+__all__ = ["Addresses"]
+
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
+"""Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
+_PAUSES_OF_SEVERAL: Final = (0.05, 0.1, *[0.2] * 10, 0.4, 0.8, 1.6, 3.0)
+"""As `_PAUSES`, where another server takes over, within a second or so."""
+
+
+class Addresses:
+    """Where a fleet's servers are, and which of them wrote last.
+
+    Args:
+        named: By the user, in this order; one at least.
+
+    """
+
+    def __init__(self, named: Sequence[Endpoint]) -> None:
+        self._named = tuple(named)
+        self._first = 0
+        self._leader: Endpoint | None = None
+        self._said: dict[str, str] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another address where one fails."""
+        return len(self._named) > 1
+
+    @property
+    def shown(self) -> str:
+        """All that the user named, for messages: without credentials."""
+        return ",".join(each.shown for each in self._named)
+
+    def order(self) -> list[Endpoint]:
+        """Return the addresses to try, the likeliest first."""
+        turned = [*self._named[self._first :], *self._named[: self._first]]
+        if self._leader is None:
+            return turned
+        return [self._leader, *(each for each in turned if each.url != self._leader.url)]
+
+    def opened(self, at: Endpoint) -> None:
+        """Take note that a server answers here: it is tried first from now on."""
+        self._said.pop(at.shown, None)
+        if at in self._named:
+            self._first = self._named.index(at)
+
+    def failed(self, at: Endpoint, error: MoorageError) -> None:
+        """Take note of why an address is of no use now."""
+        self._said[at.shown] = error.reason if isinstance(error, ConnectionFailed) else str(error)
+
+    def lost(self, at: Endpoint, error: MoorageError) -> None:
+        """Take note that a server went away: the next address is tried first from now on."""
+        self.failed(at, error)
+        self._leader = None
+        self._pass_over(at)
+
+    def redirected(self, by: Endpoint, refused: RequestRefused, key: str = "leader") -> bool:
+        """Take note that a server is not the writer; return whether to try another one at once.
+
+        Args:
+            by: Where it is.
+            refused: What it said.
+            key: Under which its details name the writer.
+
+        """
+        self._leader = None
+        self._pass_over(by)
+        found = refused.details.get(key)
+        if not found:
+            self._said[by.shown] = refused.reason
+            return False
+        leader = str(found)[:500].rstrip("/")
+        objection = self._objection(by, leader)
+        if objection:
+            self._said[by.shown] = f"is a standby, and names {leader}, {objection}"
+            return False
+        known = (each for each in self._named if each.url.rstrip("/") == leader)
+        self._leader = next(known, replace(by, url=leader, named_by=by.url))
+        here = {each.shown for each in (*self._named, by, self._leader)}  # A liar names thousands.
+        self._said = {each: said for each, said in self._said.items() if each in here}
+        self._said[by.shown] = f"is a standby, and names {leader} as the writer"
+        return True
+
+    def word_of(self, by: Endpoint) -> str:
+        """Return what is known of a standby."""
+        return self._said.get(by.shown, "is a standby")
+
+    def _objection(self, by: Endpoint, leader: str) -> str:
+        """Return why the writer that a standby names is not to be trusted with the token."""
+        if any(each.url.rstrip("/") == leader for each in self._named):
+            return "which is itself" if by.url.rstrip("/") == leader else ""
+        if by not in self._named:
+            return "which is not followed: you did not name the one that says so"
+        try:
+            ours, theirs = urlsplit(by.url), urlsplit(leader)
+            theirs.port  # noqa: B018  # Reading it verifies it.
+        except ValueError:
+            return "which is no URL"
+        if not theirs.hostname or not leader.isprintable():
+            return "which is no URL"
+        if theirs.scheme.lower() != ours.scheme.lower():
+            return f"which is not followed: it is not {ours.scheme}://; name it yourself"
+        if theirs.username is not None:
+            return "which is not followed: it has a user's name"
+        if Endpoint(leader, None).is_here and not by.is_here:
+            return "which is not followed: it is this machine"
+        return ""
+
+    def _pass_over(self, at: Endpoint) -> None:
+        if at == self._named[self._first]:
+            self._first = (self._first + 1) % len(self._named)
+
+    def failure(self, error: MoorageError, tried: Iterable[MoorageError] = ()) -> MoorageError:
+        """Return what to raise where no address is of use.
+
+        Args:
+            error: The last one's.
+            tried: What the attempts of one round ended in, where all failed.
+
+        """
+        if len(self._said) <= 1 and not self.several:
+            return error
+        return AddressesFailed(
+            self._said, final=not any(map(is_worth_another_try, tried or [error]))
+        )
+
+    def pauses(self) -> Iterator[float]:
+        """Yield the seconds to wait before each further attempt, without end."""
+        known = _PAUSES_OF_SEVERAL if self.several else _PAUSES
+        for pause in itertools.chain(known, itertools.repeat(known[-1])):
+            yield pause * random.uniform(0.5, 1.0)  # noqa: S311  # Jitter.
+
+
+def is_worth_another_try(error: MoorageError) -> bool:
+    """Return whether the same attempt may end otherwise later."""
+    if isinstance(error, AddressesFailed):
+        return not error.final
+    return isinstance(error, ConnectionFailed) and not isinstance(error, ProtocolViolated)

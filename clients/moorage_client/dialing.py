@@ -1,0 +1,96 @@
+"""Opening a socket to one of several addresses, as `Link` and `Watch` do."""
+
+import asyncio
+from typing import Final
+
+from moorage_client.addresses import Addresses
+from moorage_client.connection import Connection
+from moorage_client.endpoint import Endpoint
+from moorage_client.errors import ConnectionFailed, MoorageError, RequestRefused
+
+__all__ = ["Dialer"]
+
+OPEN_SECONDS_MAX: Final = 10.0
+"""How long one attempt to connect may take."""
+
+PATIENCE_SECONDS: Final = 0.25
+"""How long an address may take before the next one is tried beside it."""
+
+
+class Dialer:
+    """Opens sockets to the first address that answers, the likeliest first.
+
+    The next one is tried when that fails, and beside it when that takes long: an address that
+    swallows what it is sent holds up nothing. An attempt that is slow goes on meanwhile, so that a
+    slow writer is reached, too, although a standby is quicker.
+
+    Args:
+        addresses: Where to.
+
+    """
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self._opening: dict[Endpoint, asyncio.Task[Connection]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether attempts are under way that `settle` would give up."""
+        return bool(self._opening)
+
+    async def dial(self) -> Connection:
+        """Open a socket.
+
+        Raises:
+            AddressesFailed: None of several addresses answers.
+            ConnectionFailed: The only one does not; so do the other errors of `Connection.open`.
+
+        """
+        left = self._addresses.order()
+        tried: list[Endpoint] = []
+        problems: list[MoorageError] = []
+        while True:
+            if left:
+                endpoint = left.pop(0)
+                tried.append(endpoint)
+                if endpoint not in self._opening:
+                    opening = Connection.open(endpoint, OPEN_SECONDS_MAX)
+                    self._opening[endpoint] = asyncio.create_task(opening)
+            if tasks := [self._opening[each] for each in tried if each in self._opening]:
+                patience = PATIENCE_SECONDS if left else None
+                await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for each in tried:
+                if each in self._opening and self._opening[each].done():
+                    connection = self._opened(each, problems)
+                    if connection is not None:
+                        return connection
+            if not left and not any(each in self._opening for each in tried):
+                raise self._failure(problems)
+
+    def _opened(self, at: Endpoint, problems: list[MoorageError]) -> Connection | None:
+        """Take out an attempt that ended; return its socket, if that is open."""
+        try:
+            connection = self._opening.pop(at).result()
+            if connection.ended:  # It came when another one served.
+                raise connection.end
+        except (ConnectionFailed, RequestRefused) as error:
+            self._addresses.failed(at, error)
+            problems.append(error)
+            return None
+        self._addresses.opened(at)
+        return connection
+
+    def _failure(self, problems: list[MoorageError]) -> MoorageError:
+        if all(isinstance(each, RequestRefused) for each in problems):
+            return problems[0]
+        return self._addresses.failure(problems[-1], problems)
+
+    async def settle(self) -> None:
+        """Give up the attempts under way: a server serves, or none is needed any more."""
+        tasks = [*self._opening.values()]
+        self._opening.clear()
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Connection):
+                await ended.close()

@@ -1,0 +1,97 @@
+/** Several addresses of one fleet's servers, of which one writes: which to try next. */
+
+import { ConnectionLost } from "./sockets.ts";
+
+/** What a standby says: ask another one at once, or after a pause. */
+export type Told = "elsewhere" | "later";
+
+const PAUSES_MS = [50, 100, 200, 400, 800, 1_600, 3_000];
+const PAUSES_MS_OF_SEVERAL = [50, 100, ...Array<number>(10).fill(200), 400, 800, 1_600, 3_000];
+
+/** Wait before another attempt, longer each time. */
+export function pause(attempt: number, several: boolean): Promise<void> {
+  const known = several ? PAUSES_MS_OF_SEVERAL : PAUSES_MS;
+  const most = known[Math.min(attempt, known.length - 1)] ?? 0;
+  return new Promise((resolve) => setTimeout(resolve, most * (0.5 + Math.random() / 2)));
+}
+
+export class Addresses {
+  /** Where a socket is open, or was last. */
+  at: string;
+  private readonly named: readonly string[];
+  private first = 0;
+  private leader: string | undefined;
+  private readonly said = new Map<string, string>();
+
+  constructor(urls: string | readonly string[]) {
+    const given = typeof urls === "string" ? urls.split(",") : urls;
+    this.named = [...new Set(given.map((each) => each.trim()))];
+    if (this.named.includes("") || this.named.length === 0) throw new TypeError("expected addresses, found a blank one");
+    this.at = this.named[0] ?? "";
+  }
+
+  get several(): boolean {
+    return this.named.length > 1;
+  }
+
+  /** The addresses to try, the likeliest first. */
+  order(): string[] {
+    const turned = [...this.named.slice(this.first), ...this.named.slice(0, this.first)];
+    return this.leader === undefined ? turned : [...new Set([this.leader, ...turned])];
+  }
+
+  opened(url: string): void {
+    this.at = url;
+    this.said.delete(url);
+    if (this.named.includes(url)) this.first = this.named.indexOf(url);
+  }
+
+  failed(url: string, why: string): void {
+    this.said.set(url, why);
+  }
+
+  /** The server that was there went away: the next one is tried first. */
+  lost(why: string): void {
+    this.failed(this.at, why);
+    this.leader = undefined;
+    this.passOver();
+  }
+
+  /**
+   * The server that is there is not the writer. The one that it names is followed where that has the same transport
+   * security, and who names it was named by the user: a token goes along.
+   */
+  redirected(details: Record<string, unknown>): Told {
+    this.leader = undefined;
+    this.passOver();
+    const by = this.at;
+    const found = typeof details.leader === "string" ? details.leader.replace(/\/$/, "") : "";
+    const known = this.named.find((each) => each.replace(/\/$/, "") === found);
+    const follows = known === undefined ? this.named.includes(by) && mayFollow(by, found) : known !== by;
+    this.said.set(by, found ? `is a standby, and names ${found}${follows ? "" : ", which is not followed"}` : "is a standby");
+    if (!follows) return "later";
+    this.leader = known ?? found;
+    return "elsewhere";
+  }
+
+  failure(): ConnectionLost {
+    const each = [...this.said].map(([url, why]) => `${url}: ${why}`).join("; ");
+    return new ConnectionLost(`none of ${this.said.size} addresses serves: ${each}`);
+  }
+
+  private passOver(): void {
+    if (this.at === this.named[this.first]) this.first = (this.first + 1) % this.named.length;
+  }
+}
+
+const LOOPBACK = /^(localhost|.*\.localhost|127(\.\d+){3}|\[::1\]|0\.0\.0\.0|\[::\])$/;
+
+function mayFollow(by: string, leader: string): boolean {
+  try {
+    const [ours, theirs] = [new URL(by), new URL(leader)];
+    if (ours.protocol !== theirs.protocol || theirs.username || theirs.password) return false;
+    return LOOPBACK.test(ours.hostname) || !LOOPBACK.test(theirs.hostname);
+  } catch {
+    return false;
+  }
+}

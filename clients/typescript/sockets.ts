@@ -1,0 +1,109 @@
+/** Opening a `WebSocket`: with what lets in, at the first of several addresses that answers. */
+
+import type { Addresses } from "./addresses.ts";
+
+/** The socket is closed. What was asked may have been done: ask again with an idempotency key. */
+export class ConnectionLost extends Error {}
+
+/** A server answers, but lets this page or program not in: its token or ticket, or the page's origin. */
+export class NotLetIn extends Error {}
+
+/** A token, or a ticket of `POST /websocket-ticket`: good for one socket, within ten seconds. */
+export type Credential = { token: string } | { ticket: string };
+
+const OPEN_MS_MAX = 10_000;
+const PATIENCE_MS = 250;
+
+/** What `new WebSocket(url, protocols)` takes: a page sets no headers, but names subprotocols. */
+export function protocolsOf(credential: Credential): string[] {
+  if ("ticket" in credential) return ["moorage", `moorage.ticket.${credential.ticket}`];
+  const bytes = String.fromCharCode(...new TextEncoder().encode(credential.token));
+  const shown = btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return ["moorage", `moorage.bearer.${shown}`];
+}
+
+/** Say why a WebSocket did not open: it hides the status, which HTTP at its address has, too. */
+async function whyClosed(url: string, credential?: Credential): Promise<Error> {
+  const address = url.replace(/^ws/, "http");
+  const signal = AbortSignal.timeout(OPEN_MS_MAX);
+  const status = await fetch(address, { signal }).then((answer) => answer.status, () => 0);
+  if (status === 401 && credential) {
+    return new NotLetIn(`the server at ${url} refuses this ${Object.keys(credential)[0]}`);
+  }
+  const give = "give connect() { token } or { ticket }";
+  if (status === 401) return new NotLetIn(`the server at ${url} needs a token: ${give}`);
+  if (status) return new NotLetIn(`the server at ${url} opens no WebSocket here: HTTP ${status} without it`);
+  // A page may not read what other origins answer, but learns that something does.
+  const there = await fetch(address, { mode: "no-cors", signal }).then(() => true, () => false);
+  if (!there) return new ConnectionLost(`nothing answers at ${url}`);
+  return new NotLetIn(`${url} lets this page not in: ${give}, or see the setting allowed_origins`);
+}
+
+type Attempt = { readonly open: Promise<Opened>; giveUp(): void };
+type Opened = { readonly socket: WebSocket; readonly url: string };
+
+function begin(url: string, credential?: Credential): Attempt {
+  const socket = credential ? new WebSocket(url, protocolsOf(credential)) : new WebSocket(url);
+  const opening = new AbortController();
+  const once = { once: true, signal: opening.signal };
+  const open = new Promise<Opened>((resolve, reject) => {
+    const late = () => (giveUp(), reject(new ConnectionLost(`no answer at ${url} within ${OPEN_MS_MAX / 1_000} s`)));
+    const timer = setTimeout(late, OPEN_MS_MAX);
+    opening.signal.addEventListener("abort", () => clearTimeout(timer));
+    socket.addEventListener("open", () => (opening.abort(), resolve({ socket, url })), once);
+    socket.addEventListener("error", () => (opening.abort(), void whyClosed(url, credential).then(reject)), once);
+  });
+  const giveUp = () => (opening.abort(), socket.close());
+  return { open, giveUp };
+}
+
+/**
+ * Opens sockets, at the likeliest address first. The next one is tried when that fails, and beside it when it takes long.
+ * A slow attempt goes on meanwhile, so that a slow writer is reached, too, although a standby is quicker.
+ */
+export class Dialer {
+  private readonly attempts = new Map<string, Attempt>();
+  private readonly addresses: Addresses;
+  private readonly credential: Credential | undefined;
+
+  constructor(addresses: Addresses, credential?: Credential) {
+    this.addresses = addresses;
+    this.credential = credential;
+  }
+
+  async dial(): Promise<WebSocket> {
+    const urls = this.addresses.order();
+    const problems: Error[] = [];
+    const tried: Promise<Opened | undefined>[] = [];
+    for (const url of urls) {
+      const attempt = this.attempts.get(url) ?? begin(url, this.credential);
+      this.attempts.set(url, attempt);
+      const outcome = attempt.open.catch((error: Error) => {
+        this.attempts.delete(url);
+        problems.push(error);
+        this.addresses.failed(url, error.message);
+        return undefined;
+      });
+      tried.push(outcome);
+      const first = Promise.any(tried.map(async (each) => (await each) ?? Promise.reject())).catch(() => undefined);
+      let timer: ReturnType<typeof setTimeout> | undefined;
+      const patience = new Promise<undefined>((resolve) => (timer = setTimeout(resolve, PATIENCE_MS, undefined)));
+      const found = await (tried.length === urls.length ? first : Promise.race([first, outcome, patience]));
+      clearTimeout(timer);
+      if (found === undefined) continue;
+      this.attempts.delete(found.url);
+      if (found.socket.readyState !== WebSocket.OPEN) return this.dial(); // It was closed when another one served.
+      this.addresses.opened(found.url);
+      return found.socket;
+    }
+    const [problem] = problems;
+    const alike = urls.length === 1 || problems.every((each) => each instanceof NotLetIn);
+    throw alike && problem ? problem : this.addresses.failure();
+  }
+
+  /** Give up the attempts under way: a server serves, or none is needed any more. */
+  settle(): void {
+    for (const each of this.attempts.values()) each.giveUp();
+    this.attempts.clear();
+  }
+}
