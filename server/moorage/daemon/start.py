@@ -249,6 +249,8 @@ async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
     stack.callback(audit.close)
+    audit.note_server("started")
+    stack.callback(audit.note_server, "stopped")
     named_tokens = TokenStore(storage.tokens())
     stack.callback(named_tokens.close)
     agents = AgentStore(storage.agents())
@@ -498,7 +500,9 @@ def _requests(
     terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(agents, access, decisions, fleets, whatifs)
-    bounds = OperationBounds(config.lease_ttl_seconds_max, state, config.tenant_watchers_max)
+    bounds = OperationBounds(
+        config.lease_ttl_seconds_max, state, config.tenant_watchers_max, catalog.memory.owner
+    )
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
@@ -641,7 +645,10 @@ def _trail(stores: Stores, replies: Replies) -> AuditTrail:
 
 def _ownership(stores: Stores) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
-    return Ownership(state, catalog.policies, catalog.aliases.find, catalog.memory.owner)
+    memory = catalog.memory
+    return Ownership(
+        state, catalog.policies, catalog.aliases.find, memory.owner, memory.policy_uris
+    )
 
 
 def _console(
