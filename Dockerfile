@@ -1,13 +1,16 @@
-# The daemon alone, what follows Kubernetes clusters, PostgreSQL and traces, without root. The jail needs no privilege:
-# it works under Docker's default seccomp profile, with all capabilities dropped.
-FROM python:3.13-slim AS dependencies
+# The daemon alone, what follows Kubernetes clusters, PostgreSQL, OpenID Connect and traces, without root. The jail
+# needs no privilege: it works under Docker's default seccomp profile, with all capabilities dropped. BASE may be any
+# image with Python 3.11 or newer and venv, such as one that your organisation has signed:
+# --build-arg BASE=registry.example/python@sha256:...
+ARG BASE=python:3.13-slim
+FROM ${BASE} AS dependencies
 WORKDIR /source
 COPY pyproject.toml ./
 # What it needs is a layer of its own: a change of the source installs nothing of it again.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['server'], \
 *p['optional-dependencies']['kubernetes'], *p['optional-dependencies']['postgres'], \
-*p['optional-dependencies']['otel'], sep='\n')" > needs.txt \
+*p['optional-dependencies']['otel'], *p['optional-dependencies']['oidc'], sep='\n')" > needs.txt \
     && python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir -r needs.txt
 
 FROM dependencies AS build
@@ -17,7 +20,7 @@ COPY policies policies
 COPY clients clients
 RUN /opt/moorage/bin/pip install --no-cache-dir --no-deps --prefix /opt/program .
 
-FROM python:3.13-slim
+FROM ${BASE}
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \
     && install --directory --owner moorage --group moorage --mode 0700 /var/lib/moorage
 COPY --from=dependencies /opt/moorage /opt/moorage
@@ -32,7 +35,6 @@ USER moorage
 VOLUME /var/lib/moorage
 EXPOSE 8765 8080
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('MOORAGE_HTTP_PORT', 8080)}/healthz\", timeout=4)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["moored", "health"]
 ENTRYPOINT ["moored"]
 CMD ["serve"]

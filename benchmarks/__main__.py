@@ -16,11 +16,13 @@ from benchmarks.backend_costs import engines
 from benchmarks.candidates import candidates
 from benchmarks.churn import ChurnJob, churn
 from benchmarks.churn_report import table as churn_table
+from benchmarks.credentials import REQUESTS, credentials
 from benchmarks.first_lease import first_lease
 from benchmarks.fleet import fleet
 from benchmarks.floods import floods
 from benchmarks.floods import table as floods_table
 from benchmarks.kills import kills as kill
+from benchmarks.observation import observation
 from benchmarks.packing_costs import packing_costs
 from benchmarks.placement import placement
 from benchmarks.policy_costs import policies
@@ -54,8 +56,12 @@ BENCHMARKS: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "waiting": waiting,
     "kills": kill,
     "floods": floods,
+    "credentials": credentials,
+    "observation": observation,
 }
-ON_REQUEST: Final = frozenset({"packing", "placement", "churn", "waiting", "kills", "floods"})
+ON_REQUEST: Final = frozenset(
+    {"packing", "placement", "churn", "waiting", "kills", "floods", "credentials", "observation"}
+)
 """They need a trace or many minutes, so they run only where they are named."""
 
 
@@ -71,7 +77,8 @@ Names = Annotated[
     list[str] | None,
     typer.Argument(
         help="startup, first_lease, candidates, workflow, fleet, slots, queue, query, engines, "
-        "rules; only where they are named: packing, placement, churn, waiting, kills, floods."
+        "rules; only where they are named: packing, placement, churn, waiting, kills, floods, "
+        "credentials, observation."
     ),
 ]
 Nodes = Annotated[
@@ -117,6 +124,7 @@ Attacks = Annotated[
     list[str] | None, typer.Option("--attack", help="For `floods`, repeatable; all there are.")
 ]
 Seconds = Annotated[float, typer.Option(min=1, help="For `floods`: how long each attack lasts.")]
+Requests = Annotated[int, typer.Option(min=1, help="For `credentials`.")]
 Image = Annotated[str | None, typer.Option(help="For `kills`: of its containers.")]
 
 
@@ -137,6 +145,7 @@ def measure(
     image: Image = None,
     attack: Attacks = None,
     seconds: Seconds = 60.0,
+    requests: Requests = REQUESTS,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure. Every figure is a ratio to a baseline taken in the same run."""
@@ -164,6 +173,8 @@ def measure(
                 "progress": tell,
             },
             "floods": lambda: {"attacks": attack or (), "seconds": seconds, "progress": tell},
+            "observation": lambda: {"progress": tell},
+            "credentials": lambda: {"requests": requests, "progress": tell},
         }
         report: dict[str, Any] = {}
         for name in names or [name for name in BENCHMARKS if name not in ON_REQUEST]:

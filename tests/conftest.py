@@ -102,6 +102,7 @@ logging.getLogger("asyncio").addHandler(_LEFTOVERS)
 _MAY_LACK: Final = re.compile(
     r"root may look into every process|the production traces are not at|no control groups here"
     r"|no Landlock|no GPU here|only root can make a small disk"
+    r"|only root can write in the folder of another user"
 )
 
 

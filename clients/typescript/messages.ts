@@ -124,7 +124,12 @@ export interface CancelledRequest {
   state: "cancelled";
 }
 
-/** A cluster: what it has, and what of it is free. */
+/**
+ * A cluster: what it has, and what of it is free.
+ *
+ * `owner` is the tenant that registered it, `(server)` for those that the server maintains; null
+ * where that was not noted.
+ */
 export interface ClusterCapacity {
   cluster_id: string;
   nodes: number;
@@ -136,6 +141,7 @@ export interface ClusterCapacity {
   cpu_milli_free: number;
   memory_mib_total: number;
   memory_mib_free: number;
+  owner?: string | null;
 }
 
 /** One page of clusters. */

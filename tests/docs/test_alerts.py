@@ -88,6 +88,7 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
         pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
     full = 'moorage_disk_full{instance="a", job="moorage"}'
     slow = 'moorage_commit_seconds_bucket{instance="a", le="%s"}'
+    nodes = 'moorage_nodes%s{instance="a", job="moorage"}'
     cases = [
         {
             "interval": "1m",
@@ -97,6 +98,8 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
                 {"series": slow % "0.1", "values": "0+0x30"},
                 {"series": slow % "1.0", "values": "0+100x30"},
                 {"series": slow % "+Inf", "values": "0+100x30"},
+                {"series": nodes % "", "values": "50x30"},
+                {"series": nodes % "_unavailable", "values": "5x5 6x20"},
             ],
             "alert_rule_test": [
                 expected("1m", "MoorageDown"),
@@ -113,6 +116,14 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
                     "MoorageCommitSlow",
                     "ticket",
                     "Commits on a take more than 250 ms at p99",
+                ),
+                expected("20m", "MoorageNodesOut"),
+                expected(
+                    "25m",
+                    "MoorageNodesOut",
+                    "ticket",
+                    "6 nodes of a take nothing new",
+                    job="moorage",
                 ),
             ],
         }

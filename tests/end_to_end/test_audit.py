@@ -64,6 +64,10 @@ def test_a_lease_is_logged_from_grant_to_end(entries: list[dict]) -> None:
     assert ended["number"] > granted["number"]
 
 
+def test_starts_and_stops_are_logged(entries: list[dict]) -> None:
+    assert [entries[0]["what"], entries[-1]["what"]] == ["server.started", "server.stopped"]
+
+
 def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> None:
     (cordoned,) = found(entries, "fleet.cordoned")
     assert (cordoned["who"], cordoned["why"]) == ("ops", "new fans")

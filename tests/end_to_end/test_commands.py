@@ -274,3 +274,15 @@ def test_a_daemon_starts_where_pythonpath_hides_standard_modules(tmp_path):
         f"moored: {tmp_path}/random.py has the name of Python's own module random"
         in log.read_text()
     )
+
+
+def test_health_asks_at_the_address_of_the_settings(tmp_path):
+    with daemon(tmp_path) as running:
+        port = str(urlsplit(running.http).port)
+        assert json.loads(moored("health", "--http-port", port).stdout) == {"status": "ok"}
+        everywhere = {"MOORAGE_HTTP_HOST": "0.0.0.0", "MOORAGE_TOKENS": "a:bbbbbbbb"}  # noqa: S104  # Loopback is asked.
+        plain = {"MOORAGE_INSECURE_PLAINTEXT": "true", "MOORAGE_HTTP_PORT": port}
+        assert "ok" in moored("health", **everywhere, **plain).stdout
+    silent = moored("health", "--http-port", port, expect=1).stderr
+    assert silent.startswith(f"moored: no answer at 127.0.0.1:{port}: ")
+    assert len(silent.splitlines()) == 1

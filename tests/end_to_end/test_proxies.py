@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any, Final
 
 import httpx
 import pytest
-from served import FIRST_FIT, cluster, heard, tell, until
+from served import FIRST_FIT, cluster, heard, moored, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 from moorage.gateway.settings import GatewaySettings
-from moorage.testing.daemon_process import Running, daemon
+from moorage.testing.daemon_process import Running, child, daemon
 from moorage_client import BlockingClient, Services
 from moorage_policies import catalog
 from tests.certificates import certificate, pem_of
@@ -118,9 +119,18 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
-    variables = {"MOORAGE_TOKENS": f"team:{TOKEN}", "MOORAGE_LOG_LEVEL": "info"}
-    with daemon(environment=variables) as running:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def running(data: Path) -> Iterator[Running]:
+    variables = {
+        "MOORAGE_TOKENS": f"team:{TOKEN}",
+        "MOORAGE_LOG_LEVEL": "info",
+        "MOORAGE_BACKENDS": "local,memory",  # Agents are of it.
+    }
+    with daemon(data, environment=variables) as running:
         yield running
 
 
@@ -217,6 +227,18 @@ def test_a_page_reaches_the_websocket_under_its_own_name(
         assert site.say({"op": "leases"}, origin=site.http)["success"]
         with pytest.raises(InvalidStatus, match="403"):
             site.say({"op": "leases"}, origin="https://elsewhere.example")
+
+
+def test_an_agent_joins_under_the_name_of_both_doors(
+    proxy: str, running: Running, data: Path, tmp_path: Path
+) -> None:
+    token = moored("agent", "token", "--cluster", f"boxes-{proxy}", "--data", data).stdout.strip()
+    with serve(proxy, running, tmp_path / "proxy") as site:
+        place = ["--server", site.ws, "--data", tmp_path / "agent", "--token", token]
+        command = [sys.executable, "-m", "moorage", "agent", *map(str, place), "--no-machine-id"]
+        trusting = {**os.environ, "MOORAGE_CA_FILE": str(site.ca)}
+        with child(command, tmp_path / "agent.log", trusting) as (_, ready):
+            assert ready["cluster_id"] == f"boxes-{proxy}"
 
 
 def test_clients_need_a_certificate_where_the_file_demands_it(

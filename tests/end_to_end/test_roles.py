@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import os
+import pwd
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, bearing, cluster, moored, policy, serving, tell
+from served import FIRST_FIT, Server, bearing, cluster, moored, policy, serving, tell, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from moorage.daemon.access.rights import RIGHT_OF
@@ -182,6 +184,25 @@ def test_policies_and_aliases_of_others_are_read_only(
     assert served.http.delete("/policy/mine:1.0-stable", headers=operator).status_code == 200
 
 
+def test_a_stranger_makes_no_alias_of_a_policy_that_has_none(
+    served: Server, tokens: dict[Role, str], bob: dict[str, str]
+) -> None:
+    """Else the bare name, which clients may send, would lead to the stranger's version."""
+    ann = bearing(tokens[Role.AUTHOR])
+    for headers, version in ((ann, "ours:1.0-stable"), (bob, "ours:2.0-stable")):
+        new = policy("return None", version)
+        assert served.http.post("/policy", json=new, headers=headers).status_code == 200
+    for name in ("ours", "ours:stable", "ours:prod"):
+        means = {"policy_rule_uri": "ours:2.0-stable"}
+        path = f"/policy-alias/{name}/activate"
+        refused = served.http.post(path, json=means, headers=bob)
+        assert (refused.status_code, "tenant “ann”" in refused.text) == (403, True), refused.text
+    assert served.http.post(path, json=means, headers=ann).status_code == 200
+    operator = bearing(tokens[Role.OPERATOR])
+    for gone in ("-alias/ours:prod", "/ours:1.0-stable", "/ours:2.0-stable"):
+        assert served.http.delete(f"/policy{gone}", headers=operator).status_code == 200
+
+
 CHANGES = [
     ("PUT", "/clusters/owned", {"reputation": 3}),
     ("POST", "/clusters/owned/nodes", cluster("owned", nodes=1, gpus=4)),
@@ -224,6 +245,9 @@ def test_a_cluster_of_another_tenant_is_refused_on_the_command_line(
     assert served.http.post("/clusters", json=new, headers=ann).status_code == 201
     (tmp_path / "hers.json").write_text(json.dumps(new | {"reputation": 5}))
     token = bob["Authorization"].removeprefix("Bearer ")
+    until(lambda: "hers" in served.moorage("fleet", MOORAGE_TOKEN=token).stdout)
+    (row,) = [each for each in served.moorage("fleet").stdout.splitlines() if "hers" in each]
+    assert row.split()[-1] == "ann"
     changes = ("import", tmp_path / "hers.json", "--replace"), ("delete", "hers")
     for words in changes:
         refused = served.moorage("fleet", *words, MOORAGE_TOKEN=token)
@@ -315,3 +339,21 @@ def test_the_list_shows_states_and_no_token(tmp_path: Path) -> None:
     assert [(row["name"], row["state"]) for row in rows] == [("ci", "valid"), ("old", "revoked")]
     assert 29 * 86_400 < rows[0]["expires_at"] - time.time() <= 30 * 86_400
     assert token not in listed + json.dumps(rows)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can write in the folder of another user")
+@pytest.mark.parametrize("made", [False, True])
+def test_root_leaves_no_files_that_the_server_could_not_read(tmp_path: Path, made: bool) -> None:
+    if made:
+        (tmp_path / "catalog.db").touch()
+        os.chown(tmp_path / "catalog.db", 1, 1)
+    else:
+        os.chown(tmp_path, 1, 1)
+    words = ("token", "create", "ci", "--role", "client", "--tenant", "ann"), ("agent", "list")
+    for command in words:
+        refused = moored(*command, "--data", tmp_path)
+        assert refused.returncode == 2
+        assert (
+            f"sudo -u {pwd.getpwuid(1).pw_name} moored {command[0]} {command[1]} " in refused.stderr
+        )
+    assert list(tmp_path.iterdir()) == ([tmp_path / "catalog.db"] if made else [])

@@ -132,7 +132,7 @@ def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:
 
 def test_the_image_asks_the_port_that_is_set_and_keeps_what_it_needs(root: Path) -> None:
     image = (root / "Dockerfile").read_text()
-    assert "os.environ.get('MOORAGE_HTTP_PORT', 8080)" in image.partition("HEALTHCHECK")[2]
+    assert 'CMD ["moored", "health"]' in image.partition("HEALTHCHECK")[2]
     installing, _, building = image.partition(" AS build\n")
     assert "COPY server" not in installing
     assert "pip install" in installing
@@ -141,7 +141,9 @@ def test_the_image_asks_the_port_that_is_set_and_keeps_what_it_needs(root: Path)
     assert program is not None
     command = [sys.executable, "-c", program[1].replace("\\\n", "")]
     told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    assert {"numpy", "uvicorn"} <= {re.split(r"[<>=\[ ]", line)[0] for line in told.splitlines()}
+    assert {"numpy", "uvicorn", "psycopg", "pyjwt"} <= {
+        re.split(r"[<>=\[ ]", line)[0] for line in told.splitlines()
+    }
 
 
 def test_the_changelog_names_the_version(root: Path) -> None:

@@ -13,7 +13,7 @@ from kubernetes_binaries import KUBERNETES, BinariesError, binaries
 from kubernetes_objects import node
 from kubernetes_plane import Plane
 
-from moorage.config.settings import settings
+from moorage.config.settings import Config, settings
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 
@@ -99,6 +99,7 @@ def test_lint_is_clean(offline: Helm, words: tuple[str, ...]) -> None:
         ("insecurePlaintext=true,securityContext.privileged=true", "securityContext"),
         ("insecurePlaintext=true,serviceMonitor.enabled=true", "/serviceMonitor/tokenSecret"),
         ("insecurePlaintext=true,ingress.enabled=true,ingress.host=a.b", "/ingress/tlsSecret"),
+        ("insecurePlaintext=true,env[0].name=MOORAGE_TOKENS,env[0].value=a:b", "/env/0/name"),
     ],
 )
 def test_wrong_values_are_refused_with_what_is_wrong(offline: Helm, values: str, said: str) -> None:
@@ -149,6 +150,28 @@ def test_variables_are_settings_that_exist(offline: Helm) -> None:
         names = [each["name"] for each in container(offline.template(*words))["env"]]
         assert set(names) <= known
         assert len(names) == len(set(names))
+
+
+def test_settings_of_a_file_are_read_as_they_are_written(offline: Helm, tmp_path: Path) -> None:
+    """Helm reads whole numbers of a file as floating-point ones."""
+    given = {
+        "message_bytes_max": 4_194_304,
+        "agent_lost_seconds": 62.5,
+        "traces": True,
+        "log_level": "debug",
+    }
+    secret = {"secretKeyRef": {"name": "receiver", "key": "headers"}}
+    env = [
+        {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"},
+        {"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": secret},
+    ]
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump({"settings": given, "env": env}))
+    rows = container(offline.template(*PLAIN, "--values", str(file)))["env"]
+    assert rows[-2:] == env
+    variables = {each["name"]: each.get("value", "") for each in rows[:-2]}
+    config = Config.load({}, variables | {"MOORAGE_TOKENS": "ann:a-long-secret"})
+    assert {name: getattr(config, name) for name in given} == given
 
 
 def test_tls_reaches_daemon_probes_and_scraper(offline: Helm) -> None:

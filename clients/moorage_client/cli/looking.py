@@ -239,7 +239,7 @@ def fleet(
         shown(
             session,
             work,
-            ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>"),
+            ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>", "owner"),
             _cluster_cells,
             empty="No clusters. Import some: moorage fleet import SOURCE (`local` is this machine)",
             watch=watch,
@@ -288,6 +288,7 @@ def _cluster_cells(rows: list[dict[str, Any]]) -> list[list[Any]]:
             _thousandths(row.gpu_milli_free, row.gpu_milli_total),
             _thousandths(row.cpu_milli_free, row.cpu_milli_total),
             f"{row.memory_mib_free}/{row.memory_mib_total}",
+            row.owner or "",
         ]
         for row in read_as(list[ClusterCapacity], rows)
     ]

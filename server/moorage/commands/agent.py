@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option
+from moorage.commands.errors import EXIT_USAGE, load_config, refuse_option, refuse_root
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag
 
@@ -194,6 +194,7 @@ def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore
     if not settings.data_dir.is_dir():
         typer.echo(f"moored: {settings.data_dir} is no data folder of a server", err=True)
         raise typer.Exit(EXIT_USAGE)
+    refuse_root(settings.data_dir)
     try:
         rows = open_storage(settings.storage, settings.data_dir).agents()
         with contextlib.closing(AgentStore(rows)) as store:

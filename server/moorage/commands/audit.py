@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from moorage.commands.options import DataOption, FileOption, JsonFlag, read_dura
 audit = typer.Typer(help="Read who did what, or verify that the log is whole.")
 
 _FOLLOW_SECONDS: Final = 0.5
+_HASH: Final = re.compile("[0-9a-f]{64}")
 
 
 @audit.callback(invoke_without_command=True)
@@ -43,14 +45,29 @@ def audit_list(
 
 @audit.command("verify", short_help="Check that no line was changed, dropped or moved.")
 def audit_verify(
-    data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
+    noted: Annotated[
+        str,
+        typer.Option(
+            help="NUMBER:HASH that an earlier call printed: the log must still have that entry."
+        ),
+    ] = "",
+    data: DataOption = None,
+    config: FileOption = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Check the chain of hashes; exit 1 where it breaks. Note number and hash elsewhere."""
     folder = _folder(data, config)
-    from moorage.daemon.access.audit_files import ChainError, verify  # noqa: PLC0415  # As in serve.
+    from moorage.daemon.access.audit_files import (  # noqa: PLC0415  # As in serve.
+        ChainEnd,
+        ChainError,
+        verify,
+    )
 
+    number, _, digest = noted.partition(":")
+    if noted and not (number.isdecimal() and _HASH.fullmatch(digest)):
+        refuse_option("--noted", "NUMBER:HASH, as `moored audit verify` prints them")
     try:
-        first, end = verify(folder)
+        first, end = verify(folder, ChainEnd(int(number), digest) if noted else None)
     except (ChainError, OSError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
@@ -59,7 +76,8 @@ def audit_verify(
     elif not end.number:
         typer.echo(f"{folder}: no audit log")
     else:
-        typer.echo(f"{folder}: entries {first} to {end.number} are as written; hash {end.hash}")
+        typer.echo(f"{folder}: entries {first} to {end.number} are as written")
+        typer.echo(f"note elsewhere: {end.number}:{end.hash}")
 
 
 def _folder(data: Path | None, config: Path | None) -> Path:

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import pwd
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -28,6 +30,30 @@ def load_config(flags: dict[str, Any], file: Path | None) -> Config:
 def refuse_option(option: str, expected: str) -> NoReturn:
     """End the command, since an option is wrong."""
     typer.echo(f"moored: {option}: expected {expected}", err=True)
+    raise typer.Exit(EXIT_USAGE)
+
+
+def refuse_root(folder: Path) -> None:
+    """End the command of root in the data folder of another user.
+
+    Files that it makes there are root's, so the server could not read tokens or go on with the
+    audit log.
+    """
+    if os.geteuid() != 0 or not folder.is_dir():
+        return
+    made = folder / "catalog.db"
+    owner = (made if made.exists() else folder).stat().st_uid
+    if owner == 0:
+        return
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = f"#{owner}"
+    typer.echo(
+        f"moored: {folder} belongs to another user: run this as the one that the server runs as, "
+        f"such as `sudo -u {name} {' '.join(map(shlex.quote, ['moored', *sys.argv[1:]]))}`",
+        err=True,
+    )
     raise typer.Exit(EXIT_USAGE)
 
 

@@ -13,6 +13,7 @@ from moorage.commands.bench import bench
 from moorage.commands.demo import demo
 from moorage.commands.doctor import doctor
 from moorage.commands.errors import EXIT_USAGE
+from moorage.commands.health import health
 from moorage.commands.lead import lead
 from moorage.commands.ledger import ledger
 from moorage.commands.prices import prices
@@ -65,6 +66,7 @@ def _shared(
 app.command(epilog=settings_help(), short_help="Run the daemon.")(serve)
 app.command(short_help="Play the main job with everything embedded.")(demo)
 app.command(short_help="Drive a trace through a real daemon.")(replay)
+app.command(short_help="Ask a running server whether it answers.")(health)
 app.command(short_help="Tell what works here, and why not.")(doctor)
 app.command(short_help="Measure, as ratios to a baseline of the same run.")(bench)
 app.command(short_help="Ask AWS for instance types and prices.")(prices)

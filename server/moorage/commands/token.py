@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from moorage.commands.errors import load_config, refuse_option
+from moorage.commands.errors import load_config, refuse_option, refuse_root
 from moorage.commands.noting import note
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
 from moorage.config.settings import Config
@@ -127,6 +127,7 @@ def _settings(data: Path | None, config: Path | None) -> Config:
 
 
 def _store(settings: Config) -> "TokenStore":
+    refuse_root(settings.data_dir)
     from moorage.daemon.access.token_store import TokenStore  # noqa: PLC0415  # As in serve.
     from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 

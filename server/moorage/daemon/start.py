@@ -564,7 +564,9 @@ def _requests(
     terms = WhatIfBounds(config.sandbox, _limits(config), config.overtaken_max)
     whatifs = WhatIfs(catalog, publishing, asks, state, terms)
     lookups = Lookups(agents, access, decisions, fleets, whatifs)
-    bounds = OperationBounds(config.lease_ttl_seconds_max, state, config.tenant_watchers_max)
+    bounds = OperationBounds(
+        config.lease_ttl_seconds_max, state, config.tenant_watchers_max, catalog.memory.owner
+    )
     operations = Operations(inbox, replies, core.watchers, management, lookups, bounds)
     return RequestParts(
         finder,
@@ -711,7 +713,10 @@ def _trail(stores: Stores, replies: Replies) -> AuditTrail:
 
 def _ownership(stores: Stores) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
-    return Ownership(state, catalog.policies, catalog.aliases.find, catalog.memory.owner)
+    memory = catalog.memory
+    return Ownership(
+        state, catalog.policies, catalog.aliases.find, memory.owner, memory.policy_uris
+    )
 
 
 def _console(

@@ -94,7 +94,8 @@ class Doorman:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
         bearer, readable = self._bearer(request)
-        if request.path == AGENT_PATH and self.agents is not None:
+        # Under one name for both doors, a proxy passes on `/ws` before it.
+        if request.path.endswith(AGENT_PATH) and self.agents is not None:
             connection.is_agent = readable and self.agents.admits(bearer)
             connection.bearer = bearer
             return None if connection.is_agent else self._unauthorized(connection)

@@ -214,7 +214,11 @@ class LeasePage(Struct):
 
 
 class ClusterCapacity(Struct):
-    """A cluster: what it has, and what of it is free."""
+    """A cluster: what it has, and what of it is free.
+
+    `owner` is the tenant that registered it, `(server)` for those that the server maintains; null
+    where that was not noted.
+    """
 
     cluster_id: str
     nodes: int
@@ -226,6 +230,7 @@ class ClusterCapacity(Struct):
     cpu_milli_free: int
     memory_mib_total: int
     memory_mib_free: int
+    owner: str | None = None
 
 
 class NodeCapacity(Struct, kw_only=True):

@@ -96,14 +96,14 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         One that fails as the alias's shadow is refused, but by `force`.
         """
         choice = read_as(await read_document(request, bodies), Activation)
-        uri, who = choice.policy_rule_uri, owner(request, alias)
+        uri, who = choice.policy_rule_uri, await owner(request, alias)
         setattr(request.state, AFTER, {"version": uri})
         return succeeded(await services.aliases.activate(alias, uri, who, force=choice.force))
 
     @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version", **_ALIAS)
     async def roll_back(alias: str, request: Request) -> Response:
         """Let the alias mean what it meant before."""
-        return succeeded(await services.aliases.roll_back(alias, owner(request, alias)))
+        return succeeded(await services.aliases.roll_back(alias, await owner(request, alias)))
 
     @router.post(
         "/policy-alias/{alias}/canary",
@@ -113,12 +113,14 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
     async def start_canary(alias: str, request: Request) -> Response:
         """Send a share of the requests to a candidate; the same request always goes one way."""
         start = read_as(await read_document(request, bodies), CanaryStart)
-        return succeeded(await services.aliases.start_canary(alias, start, owner(request, alias)))
+        return succeeded(
+            await services.aliases.start_canary(alias, start, await owner(request, alias))
+        )
 
     @router.delete("/policy-alias/{alias}/canary", summary="Stop a canary", **_ALIAS)
     async def stop_canary(alias: str, request: Request) -> Response:
         """Send all requests to the active version again."""
-        return succeeded(await services.aliases.stop_canary(alias, owner(request, alias)))
+        return succeeded(await services.aliases.stop_canary(alias, await owner(request, alias)))
 
     @router.post("/policy-alias/{alias}/shadow", summary="Start a shadow", **_CHOICE)
     async def start_shadow(alias: str, request: Request) -> Response:
@@ -151,10 +153,10 @@ def _changing(router: HttpRouter, services: WebServices, bodies: BodyReader) -> 
         return succeeded(await services.publications.manage(uri, who, call.action, data))
 
 
-def _owner(services: WebServices, request: Request, alias: str) -> Tenant:
+async def _owner(services: WebServices, request: Request, alias: str) -> Tenant:
     """Return the caller's tenant once it is known that it may change an alias."""
     caller = caller_of(request)
-    services.ownership.check_alias(caller, alias)
+    await services.ownership.check_alias(caller, alias)
     with suppress(ServiceError):  # There is none yet.
         before = {"version": services.aliases.show(alias)["policy_rule_uri"]}
         setattr(request.state, BEFORE, before)

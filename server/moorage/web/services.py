@@ -133,7 +133,7 @@ class OwnershipChecks(Protocol):
     async def check_policy(self, caller: Caller, uri: str, /) -> None:
         """Check that a caller may change or delete a policy."""
 
-    def check_alias(self, caller: Caller, alias: str, /) -> None:
+    async def check_alias(self, caller: Caller, alias: str, /) -> None:
         """Check that a caller may change or delete an alias."""
 
 

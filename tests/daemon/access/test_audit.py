@@ -80,6 +80,58 @@ def test_a_torn_line_is_cut_off_and_the_chain_goes_on(written: Path) -> None:
     assert verify(written)[1].number == 6
 
 
+def test_a_file_that_lost_its_end_hides_none_of_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_files, "FILE_BYTES_MAX", 1)
+    writer = files(tmp_path)
+    for number in range(1, 4):
+        writer.append([entry(number)], 0)
+    first, second, _ = stored(tmp_path)
+    first.write_bytes(first.read_bytes().removesuffix(b"\n"))
+    second.write_bytes(second.read_bytes().replace(b'"ann"', b'"bob"'))
+    with pytest.raises(ChainError, match=f"{first.name}:1: the line has no end"):
+        verify(tmp_path)
+    with pytest.raises(ChainError, match=f"{first.name}:1"):
+        list(read_lines(tmp_path))
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_log_that_was_cut_off_says_so_in_its_next_entry(tmp_path: Path, left: int) -> None:
+    writer = files(tmp_path)
+    writer.append([entry(number) for number in range(1, 5)], 0)
+    end = verify(tmp_path)[1]
+    (path,) = stored(tmp_path)
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:left]))
+    writer.append([entry(5)], 7.0)
+    *_, cut, last = read_lines(tmp_path)
+    assert (cut["what"], cut["at"]) == ("audit.cut", 7.0)
+    assert cut["about"] == {"last": left, "noted": 4, "noted_hash": end.hash}
+    assert last["about"] == {"lease": "l5"}
+    writer.append([entry(6)], 8.0)
+    assert [each["what"] for each in read_lines(tmp_path)].count("audit.cut") == 1
+    assert verify(tmp_path)[1].number == left + 3
+
+
+def test_what_was_noted_elsewhere_shows_a_log_that_was_cut_off_or_written_again(
+    written: Path, tmp_path: Path
+) -> None:
+    ends = [ChainEnd(line["number"], line["hash"]) for line in read_lines(written)]
+    for noted in (*ends, None):
+        assert verify(written, noted)[1] == ends[-1]
+    with pytest.raises(ChainError, match="entry 2 is not the one that was noted"):
+        verify(written, ChainEnd(2, ends[2].hash))
+    with pytest.raises(ChainError, match="it ends at entry 5, before entry 9 that was noted"):
+        verify(written, ChainEnd(9, ends[2].hash))
+    (path,) = stored(tmp_path)
+    path.rename(path.with_name("00000002.jsonl"))
+    path.with_name("00000002.jsonl").write_bytes(
+        b"".join(path.with_name("00000002.jsonl").read_bytes().splitlines(keepends=True)[3:])
+    )
+    with pytest.raises(ChainError, match="it begins at entry 4, after entry 2 that was noted"):
+        verify(written, ends[1])
+
+
 def test_files_are_bounded_and_the_oldest_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

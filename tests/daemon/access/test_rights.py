@@ -22,7 +22,10 @@ MAY = {
 @pytest.mark.parametrize("role", MAY)
 async def test_a_cluster_is_changed_by_its_owner_and_operators(tmp_path, role):
     catalog = await open_catalog(SqliteRecords(tmp_path / "catalog.db"))
-    owned = Ownership(State(), catalog.policies, catalog.aliases.find, catalog.memory.owner)
+    memory = catalog.memory
+    owned = Ownership(
+        State(), catalog.policies, catalog.aliases.find, memory.owner, memory.policy_uris
+    )
     caller = Caller(Tenant("ann"), role)
     for number, owner in enumerate(OWNERS):
         await catalog.clusters.create({"id": f"c{number}", "nodes": {"nodeData": []}}, owner)

@@ -37,3 +37,12 @@ httpGet:
   {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* A setting as text. Helm reads whole numbers of files as floating-point ones: 4.194304e+06. */}}
+{{- define "moorage.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- printf "%.0f" . -}}
+{{- else -}}
+{{- toString . -}}
+{{- end -}}
+{{- end -}}

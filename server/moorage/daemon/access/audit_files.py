@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from moorage.records.audit import AuditEntry
 
@@ -26,12 +27,16 @@ FOLDER: Final = "audit"
 """In the data folder."""
 FILE_BYTES_MAX: Final = 16 << 20
 """Beyond it a new file begins."""
+PRUNE_SECONDS: Final = 60.0
+"""Between two looks for files that are too old, unless one begins."""
 _HASH_CHARS: Final = 64
 _NO_HASH: Final = "0" * _HASH_CHARS
 _TAIL_BYTES: Final = 1 << 20
 """Longer than any line."""
 _HASH_FIELD: Final = b',"hash":"'
 _encode: Final = msgspec.json.Encoder().encode
+
+log = structlog.get_logger("moored")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class AuditFiles:
         self._keep_seconds = keep_seconds
         self._keep_bytes = keep_bytes
         self._end = ChainEnd()
+        self._pruned_at = 0.0
         self._seen: tuple[Path, int] | None = None
         """File and size after the last line that `_end` is about."""
 
@@ -73,7 +79,12 @@ class AuditFiles:
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self._folder):
+            noted = self._end
             path = self._catch_up()
+            if self._end.number < noted.number:
+                about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
+                log.error("audit_cut", **about)
+                entries = [AuditEntry(now, "audit.cut", "moored", about=about), *entries]
             lines, end = _chained(entries, self._end)
             with os.fdopen(os.open(path, _APPEND, 0o600), "ab", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -82,8 +93,11 @@ class AuditFiles:
                 except OSError:
                     os.ftruncate(file.fileno(), size)
                     raise
+            begun = self._seen is None or self._seen[0] != path
             self._end, self._seen = end, (path, size + len(lines))
-            self._prune(now)
+            if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
+                self._pruned_at = now
+                self._prune(now)
 
     def _catch_up(self) -> Path:
         """Learn what another process wrote; return the file to append to."""
@@ -120,11 +134,12 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[dict[str, Any]]:
         ChainError: A line is no JSON object.
 
     """
-    for path in _files(folder / FOLDER):
+    files = _files(folder / FOLDER)
+    for path in files:
         with path.open("rb") as file:
             for count, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return  # It is being written.
+                if _is_being_written(line, path, files, count):
+                    return
                 try:
                     entry = json.loads(line)
                     number = entry["number"]
@@ -134,22 +149,49 @@ def read_lines(folder: Path, after: int = 0) -> Iterator[dict[str, Any]]:
                     yield entry
 
 
-def verify(folder: Path) -> tuple[int, ChainEnd]:
+def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
     """Check every line of a data folder; return the number of the first one, and the end.
+
+    Args:
+        folder: The data folder.
+        noted: What an earlier call returned as the end, which the log must still have.
 
     Raises:
         ChainError: A line was changed, or lines are missing.
 
     """
     first, end = 0, ChainEnd()
-    for path in _files(folder / FOLDER):
+    files = _files(folder / FOLDER)
+    for path in files:
         with path.open("rb") as file:
             for count, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return first, end  # It is being written.
+                if _is_being_written(line, path, files, count):
+                    break
                 read = _checked(line, f"{path.name}:{count}", end, begins=not first)
                 first, end = first or read.number, read
+                if noted is not None and noted.number == end.number and noted.hash != end.hash:
+                    raise ChainError(f"entry {noted.number} is not the one that was noted")
+    if noted is not None and noted.number > end.number:
+        reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"
+        raise ChainError(reason)
+    if noted is not None and noted.number < first:
+        reason = f"it begins at entry {first}, after entry {noted.number} that was noted"
+        raise ChainError(reason)
     return first, end
+
+
+def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int) -> bool:
+    """Return whether a line has no end yet.
+
+    Raises:
+        ChainError: It never gets one, since a file follows.
+
+    """
+    if line.endswith(b"\n"):
+        return False
+    if path != files[-1]:
+        raise ChainError(f"{path.name}:{count}: the line has no end, and a file follows")
+    return True
 
 
 def _checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,11 @@ class AuditLog:
             self._drop(1)
         else:
             self._pending.put(entry)
+
+    def note_server(self, what: str) -> None:
+        """Take note of a start or stop: two starts in a row tell of a kill, which loses entries."""
+        about = {"version": version("moorage")}
+        self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about))
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str) -> None:
         """Take note of what a caller had no right to do."""

@@ -3,11 +3,11 @@
 `Router` asks about messages, `web` about documents.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from moorage.catalog.embedded.aliases import Alias
+from moorage.catalog.embedded.aliases import Alias, name_of
 from moorage.core.state.facts import Refusal
 from moorage.core.state.state import State
 from moorage.gateway.deliver import Request
@@ -81,6 +81,7 @@ class Ownership:
         policies: Has their history.
         find_alias: Returns an alias by its name, or by a bare policy name.
         cluster_owner: Returns the owner of a cluster; empty where that is not known.
+        policy_uris: Returns all versions of policies.
 
     """
 
@@ -88,6 +89,7 @@ class Ownership:
     policies: PolicyDocuments
     find_alias: Callable[[str], Alias | None]
     cluster_owner: Callable[[str], str]
+    policy_uris: Callable[[], Sequence[str]]
 
     def check_cluster(self, caller: Caller, cluster_id: str) -> None:
         """Refuse to change or delete a cluster of another tenant, or where others hold something.
@@ -134,26 +136,44 @@ class Ownership:
             does = f"change or delete {uri}, a policy of the tenant “{owner}”"
             raise _refused(caller, Right.POLICY_ALL, does, "policy_rule_uri")
 
-    def check_alias(self, caller: Caller, given: str) -> None:
-        """Refuse to change or delete an alias of another tenant.
+    async def check_alias(self, caller: Caller, given: str) -> None:
+        """Refuse to change an alias of another tenant, or to make one of another's policy.
+
+        Else the bare name of a policy, which has no alias yet, could be taken by a stranger.
 
         Raises:
             ServiceError: `unauthorized`, with the status 403.
 
         """
-        alias = self.find_alias(given)
-        if alias is None or caller.may(Right.POLICY_ALL) or alias.owner in {"", caller.tenant}:
+        if caller.may(Right.POLICY_ALL):
             return
-        does = f"change or delete {alias.name}, an alias of the tenant “{alias.owner}”"
-        raise _refused(caller, Right.POLICY_ALL, does, "alias")
+        alias = self.find_alias(given)
+        if alias is None:
+            owner, does = await self._first_owner(name_of(given)), f"make the alias {given}"
+            does += f" of a policy that the tenant “{owner}” registered first"
+        else:
+            owner = alias.owner
+            does = f"change or delete {alias.name}, an alias of the tenant “{owner}”"
+        if owner not in {"", caller.tenant}:
+            raise _refused(caller, Right.POLICY_ALL, does, "alias")
 
     async def _owner(self, uri: str) -> str:
         """Return the tenant that registered a policy; empty where that is not known."""
+        return (await self._registered(uri))[1]
+
+    async def _first_owner(self, name: str) -> str:
+        """Return the tenant that registered the oldest version of a policy that there is."""
+        uris = [uri for uri in self.policy_uris() if name_of(uri) == name]
+        return min([await self._registered(uri) for uri in uris], default=(0.0, ""))[1]
+
+    async def _registered(self, uri: str) -> tuple[float, str]:
+        """Return when a policy was registered, and by whom; empty where that is not known."""
         try:
             history = await self.policies.history(uri)
         except ServiceError:
-            return ""  # Never registered, or another service has the policies.
-        return next((str(e["who"]) for e in reversed(history) if e["what"] == "registered"), "")
+            return 0.0, ""  # Never registered, or another service has the policies.
+        entries = (e for e in reversed(history) if e["what"] == "registered")
+        return next(((float(e["at"]), str(e["who"])) for e in entries), (0.0, ""))
 
     def _is_used_by_others(self, caller: Caller, cluster: ClusterId) -> bool:
         """Return whether another tenant has a lease there, a warm one too, or a reservation."""

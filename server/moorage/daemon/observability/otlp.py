@@ -8,8 +8,9 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -25,8 +26,29 @@ __all__ = ["Span", "Spans"]
 
 QUEUE_MAX: Final = 2_048
 """Spans that wait for the receiver, where `OTEL_BSP_MAX_QUEUE_SIZE` does not say otherwise."""
+ANSWER_BYTES_MAX: Final = 1 << 16
+"""Of an answer, which says little; a receiver may send without end."""
 CLOSE_SECONDS_MAX: Final = 2.0
 """How long a stop waits for the receiver to take the last spans."""
+
+
+class _Session(requests.Session):
+    """Reads no more of an answer than a receiver has to say, and follows it nowhere else."""
+
+    def send(self, request: requests.PreparedRequest, **how: Any) -> requests.Response:
+        """Send a batch.
+
+        Raises:
+            requests.RequestException: It could not be sent, or was not taken here.
+
+        """
+        answer = super().send(request, **{**how, "stream": True})
+        answer.raw.read(ANSWER_BYTES_MAX)  # Else the connection is not used again.
+        answer.close()
+        answer.raw = None
+        if answer.is_redirect:
+            raise requests.TooManyRedirects(f"{request.url} leads to another address")
+        return answer
 
 
 class _CountingExporter:
@@ -62,7 +84,7 @@ class Spans:
 
     def __init__(self) -> None:
         self._queue_max = int(os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE) or QUEUE_MAX)
-        self._exporter = _CountingExporter(OTLPSpanExporter())
+        self._exporter = _CountingExporter(OTLPSpanExporter(session=_Session()))
         resource = Resource.create()
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "moored"}))

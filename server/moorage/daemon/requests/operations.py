@@ -3,7 +3,7 @@
 The router hands them over; `admission` has the requests for a placement.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any, Literal, assert_never
@@ -89,12 +89,14 @@ class OperationBounds:
         ttl_seconds_max: The longest that a lease may be renewed for.
         state: Has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
+        cluster_owner: Returns the owner of a cluster; empty where that is not known.
 
     """
 
     ttl_seconds_max: float
     state: State
     watchers_max: int
+    cluster_owner: Callable[[str], str]
 
 
 class Operations:
@@ -126,6 +128,7 @@ class Operations:
         self._lookups = lookups
         self._ttl_seconds_max, self._state = bounds.ttl_seconds_max, bounds.state
         self._watchers_max = bounds.watchers_max
+        self._cluster_owner = bounds.cluster_owner
 
     def lost(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session of a tenant is over."""
@@ -179,6 +182,7 @@ class Operations:
             case wire.LeaseListing():
                 self._list(to, "leases", caller, message)
             case wire.FleetListing():
+                self._replies.expect(to, ReplyContext(message.id, complete=self._add_owners))
                 self._list(to, "fleet", caller, message)
             case wire.Manage():
                 self._replies.answer_later(to, self._manage(to, tenant, message))
@@ -340,6 +344,12 @@ class Operations:
         page = (filters, message.cursor, message.limit)
         sort = message.sort if isinstance(message, wire.LeaseListing) else ""
         self._inbox.post(Inquired(to, question, tenant, "", *page, sees_all, sort), tenant)
+
+    def _add_owners(self, answer: Response) -> None:
+        """Say in a page of clusters who registered them."""
+        if isinstance(answer, Information):
+            for row in answer.data.get("clusters", ()):
+                row.owner = self._cluster_owner(row.cluster_id) or None
 
     def _inquire(
         self,

@@ -47,6 +47,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
         note: Takes the outcome, where an alias was named.
         admitted_at: By the monotonic clock; for `note`.
         streams: The client wants to know how far the ask is.
+        complete: Adds to an answer of the core what the core does not know.
 
     """
 
@@ -59,6 +60,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
     note: Noting | None = None
     admitted_at: float = 0.0
     streams: bool = False
+    complete: Callable[[Response], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class Replies:
         if context is None:
             return
         self._forget(to)
+        if context.complete is not None:
+            context.complete(answer)
         self._progress.answered(to, answer)
         if context.note is not None:
             now, waited = time.monotonic(), context.admitted_at == 0.0

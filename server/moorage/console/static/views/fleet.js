@@ -340,7 +340,7 @@ function Node({ cluster, node }) {
 function Cluster({ cluster, unknown }) {
 	const about = useLoaded(() => ask({ op: "fleet", filters: { cluster_id: cluster }, limit: 1 }), [cluster]);
 	return html`<${Loaded} found=${about} what=${cluster}>${({ clusters: [row] }) => (!row || unknown ? html`<${Empty}>There is no ${unknown ? `node ${unknown} in ` : "cluster "}${cluster}. <a href=${to("fleet")}>The whole fleet</a>.<//>` : html`<${Section} title=${cluster}>
-		<${Facts} pairs=${[["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],
+		<${Facts} pairs=${[["owner", row.owner], ["nodes", count(row.nodes)], ["out of service", count(row.nodes_unavailable)], ["GPUs", count(row.gpus)],
 			["free", `${count(row.gpu_milli_free / 1000)} GPUs, ${count(row.cpu_milli_free / 1000)} cores, ${gib(row.memory_mib_free)}`]]} />
 		<${Cordons} cluster=${cluster} out=${row.nodes > 0 && row.nodes === row.nodes_unavailable} done=${about.again} />
 		<${Copies} words=${["moorage", "fleet", cluster]} value=${row} /><//>`)}<//>`;

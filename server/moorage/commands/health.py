@@ -1,0 +1,75 @@
+"""`moored health`: whether the server of these settings answers, for the checks of containers."""
+
+import http.client
+import socket
+import ssl
+from ipaddress import ip_address
+from typing import Annotated, Final
+
+import typer
+
+from moorage.commands.errors import load_config
+from moorage.commands.options import FileOption
+from moorage.config.settings import Config
+
+_SECONDS: Final = 4.0
+_IPV4: Final = 4
+
+
+def health(
+    http_port: Annotated[int | None, typer.Option(help="Port of HTTP.")] = None,
+    config: FileOption = None,
+) -> None:
+    """Ask the server on this machine once, at the address of its settings; exit 1 if it is silent.
+
+    Where clients need certificates, this only sees that the port is open.
+    """
+    settings = load_config({"http_port": http_port}, config)
+    host = _address(settings)
+    try:
+        answer = _ask(settings, host)
+    except (OSError, http.client.HTTPException) as error:
+        place = f"{host}:{settings.http_port}"
+        typer.echo(f"moored: no answer at {place}: {str(error) or type(error).__name__}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(answer)
+
+
+def _address(settings: Config) -> str:
+    """Return where HTTP is served; of a server on all addresses, the loopback one."""
+    host = settings.http_host or settings.host
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == _IPV4 else "::1"
+    return host
+
+
+def _ask(settings: Config, host: str) -> str:
+    """Return what `/healthz` says.
+
+    Raises:
+        OSError: There is no server, or it answers with an error.
+
+    """
+    if settings.tls_client_ca is not None:
+        socket.create_connection((host, settings.http_port), _SECONDS).close()
+        return "The port is open."
+    if settings.tls_cert is None:
+        connection = http.client.HTTPConnection(host, settings.http_port, timeout=_SECONDS)
+    else:
+        # The certificate has the name by which clients reach the server, which is not this one.
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(
+            host, settings.http_port, timeout=_SECONDS, context=context
+        )
+    connection.request("GET", "/healthz")
+    answer = connection.getresponse()
+    text = answer.read().decode(errors="replace").strip()
+    connection.close()
+    if answer.status != http.client.OK:
+        raise OSError(f"{answer.status} {answer.reason}: {text[:200]}")
+    return text

@@ -1,0 +1,17 @@
+"""No credential that is missing, bad, expired, forged, foreign or revoked lets a request in."""
+
+import pytest
+
+pytestmark = pytest.mark.heavy
+
+KINDS = ("missing", "bad", "expired", "forged", "foreign", "revoked")
+
+
+def test_no_such_request_is_let_in_and_each_is_answered_as_documented() -> None:
+    pytest.importorskip("jwt", reason="the extra `oidc` is not installed")
+    from benchmarks.credentials import credentials  # noqa: PLC0415  # It needs the extra.
+
+    figures = credentials(1_000)
+    assert (figures["let_in"], figures["undocumented_answers"]) == (0, 0), figures["examples"]
+    assert figures["requests"] == 1_000
+    assert all(figures[f"requests_{kind}"] for kind in KINDS)

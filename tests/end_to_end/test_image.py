@@ -1,0 +1,259 @@
+"""The image of the Dockerfile, built and run by Podman as an operator would: without any right.
+
+Its base is a Debian that `debootstrap` makes, once per machine.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+from served import FIRST_FIT, ask_message, cluster, heard, until
+from websockets.sync.client import connect
+
+from moorage_client import Services
+from moorage_policies import catalog
+from tests.certificates import certificate, pem_of
+
+pytestmark = [pytest.mark.heavy, pytest.mark.containers]
+
+ROOT: Final = Path(__file__).parents[2]
+CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moorage-tests"
+BASE: Final = "localhost/moorage-base:bookworm"
+IMAGE: Final = "localhost/moorage:test"
+TOKEN: Final = "a-long-random-secret"  # noqa: S105  # Of this test.
+CONTEXT: Final = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE")
+SOURCES: Final = ("server", "policies", "clients")
+SAFE: Final = (
+    *("--read-only", "--read-only-tmpfs=false", "--tmpfs=/tmp", "--cap-drop=all"),
+    *("--security-opt=no-new-privileges", "--network=host"),
+)
+"""As compose.yaml has it, but for the network: the tests have no bridge."""
+TESTED_WITH: Final = (
+    *("pytest", "_pytest", "pytest_asyncio", "pluggy", "iniconfig", "packaging", "py"),
+    "typing_extensions",
+)
+"""Modules without compiled parts, which the image has no use for."""
+
+
+class Podman:
+    """Podman with everything it keeps in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        own = ["--root", f"{folder}/root", "--runroot", f"{folder}/run"]
+        how = ["--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+        self._command = ["podman", *own, *how]
+        files, tasks = (min(bound, *resource.getrlimit(each)) for each, bound in _BOUNDS)
+        self.bounds = f"--ulimit=nofile={files}:{files}", f"--ulimit=nproc={tasks}:{tasks}"
+
+    def run(self, *words: str | Path, fails: bool = False, seconds: float = 900) -> str:
+        """Run a command to its end; return what it printed, in both ways."""
+        done = subprocess.run(
+            [*self._command, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert bool(done.returncode) is fails, done.stdout
+        return done.stdout
+
+    def build(self, context: Path) -> str:
+        """Build the image of a folder; return what it printed."""
+        installs = [  # Downloads inside go the way that those of this machine go.
+            f"--volume={each}:{each}:ro"
+            for each in ("/etc/ssl/certs", "/etc/pip.conf")
+            if Path(each).exists()
+        ]
+        how = ("--format=docker", "--network=host", *self.bounds, *installs)
+        return self.run("build", *how, "--build-arg", f"BASE={BASE}", "-t", IMAGE, context)
+
+
+_BOUNDS: Final = ((resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_NPROC, 500))
+
+
+def base() -> Path:
+    """Return an archive of a Debian with Python, which is made where it is missing."""
+    archive = CACHE / "debian" / "bookworm-python.tar"
+    if not archive.exists():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        folder = archive.with_suffix(f".{os.getpid()}")
+        packages = "python3,python3-venv,python-is-python3,ca-certificates"
+        make = ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", folder]
+        try:
+            subprocess.run(make, check=True, stdout=subprocess.DEVNULL, timeout=900)
+            packed = folder.with_suffix(".packed")
+            subprocess.run(["tar", "-C", folder, "-cf", packed, "."], check=True)
+            packed.rename(archive)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return archive
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the image is built of, as a copy that tests may change."""
+    folder = tmp_path_factory.mktemp("context")
+    for name in CONTEXT:
+        shutil.copy(ROOT / name, folder)
+    for name in SOURCES:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    """A Podman that has built the image."""
+    for tool in ("podman", "runc", "debootstrap"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not here; on Debian: apt-get install {tool}")
+    if os.getuid() != 0:
+        pytest.skip("debootstrap and the tests' own Podman need root")
+    made = Podman(tmp_path_factory.mktemp("podman"))
+    made.run("import", base(), BASE)
+    made.build(context)
+    yield made
+    made.run("rm", "--all", "--force", "--volumes")
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+@contextlib.contextmanager
+def served(
+    engine: Podman, *options: str, plain: bool = True, **variables: str
+) -> Iterator[tuple[int, int]]:
+    """Run the image as the container `moored`; yield its ports once it is healthy."""
+    ports = free_ports()
+    given = {
+        "MOORAGE_TOKENS": f"research:{TOKEN}",
+        "MOORAGE_PORT": str(ports[0]),
+        "MOORAGE_HTTP_PORT": str(ports[1]),
+        **({"MOORAGE_INSECURE_PLAINTEXT": "true"} if plain else {}),
+        **variables,
+    }
+    named = [f"--env={name}={value}" for name, value in given.items()]
+    engine.run("run", "-d", "--name=moored", *SAFE, *engine.bounds, *named, *options, IMAGE)
+    try:
+        until(lambda: is_healthy(engine) or ended(engine))
+        assert not ended(engine), engine.run("logs", "moored")
+        yield ports
+        engine.run("stop", "--time=30", "moored")
+        assert exit_code(engine) == 0, engine.run("logs", "moored")
+    finally:
+        engine.run("rm", "--force", "--volumes", "moored")
+
+
+def is_healthy(engine: Podman) -> bool:
+    """Run the health check of the image once."""
+    with contextlib.suppress(AssertionError):
+        engine.run("healthcheck", "run", "moored")
+        return True
+    return False
+
+
+def ended(engine: Podman) -> bool:
+    return engine.run("inspect", "moored", "--format={{.State.Running}}").strip() != "true"
+
+
+def exit_code(engine: Podman) -> int:
+    return int(engine.run("inspect", "moored", "--format={{.State.ExitCode}}").strip())
+
+
+def test_without_any_right_it_serves_a_lease(engine: Podman) -> None:
+    with served(engine) as (port, http_port):
+        status = engine.run("exec", "moored", "cat", "/proc/1/status")
+        rows = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert set(rows["Uid"].split()) == {"10001"}
+        assert {rows[name].strip("0") for name in rows if name.startswith("Cap")} == {""}
+        assert rows["NoNewPrivs"] == "1"
+        refused = engine.run("exec", "moored", "touch", "/opt/moorage/x", "/etc/x", fails=True)
+        assert refused.count("Read-only file system") == 2
+        with Services(f"http://127.0.0.1:{http_port}", token=TOKEN) as services:
+            services.create_cluster(cluster("east"))
+            services.publish_policy(catalog.document("first_fit"))
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        with connect(f"ws://127.0.0.1:{port}", additional_headers=bearer) as connection:
+            asked = ask_message(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60})
+            connection.send(json.dumps(asked))
+            assert heard(connection)["lease"]["state"] == "granted"
+
+
+@pytest.mark.parametrize("client_authority", [False, True])
+def test_health_is_asked_over_tls_where_the_server_speaks_it(
+    engine: Podman, tmp_path: Path, *, client_authority: bool
+) -> None:
+    signer = certificate("an authority")
+    files = dict(zip(("tls.crt", "tls.key"), pem_of(*certificate("moored", signer)), strict=True))
+    for name, text in {**files, "ca.crt": pem_of(*signer)[0]}.items():
+        (tmp_path / name).write_bytes(text)
+    tmp_path.chmod(0o755)
+    variables = {"MOORAGE_TLS_CERT": "/tls/tls.crt", "MOORAGE_TLS_KEY": "/tls/tls.key"}
+    if client_authority:
+        variables["MOORAGE_TLS_CLIENT_CA"] = "/tls/ca.crt"
+    with served(engine, f"--volume={tmp_path}:/tls:ro", plain=False, **variables):
+        closed = "--env=MOORAGE_HTTP_PORT=1"
+        silent = engine.run("exec", closed, "moored", "moored", "health", fails=True)
+        assert "no answer at 127.0.0.1:1" in silent
+
+
+def test_without_tokens_it_says_what_it_lacks(engine: Podman) -> None:
+    said = engine.run("run", "--rm", *SAFE, *engine.bounds, IMAGE, fails=True)
+    assert "MOORAGE_TOKENS" in said
+
+
+def test_attacks_of_policies_get_nowhere_inside(engine: Podman, tmp_path: Path) -> None:
+    """The suite of the sandbox, in the image and under its restrictions."""
+    copy_modules(tmp_path, TESTED_WITH)
+    said = engine.run(
+        *("run", "--rm", *SAFE, *engine.bounds, "--no-healthcheck", "--entrypoint=python"),
+        *(f"--volume={ROOT / 'tests'}:/tests:ro", f"--volume={tmp_path}:/with:ro"),
+        *("--env=PYTHONPATH=/with", "--env=PYTHONDONTWRITEBYTECODE=1", IMAGE),
+        *("-m", "pytest", "-q", "-c/dev/null", "--rootdir=/tests", "--noconftest"),
+        *("-pno:cacheprovider", "-oasyncio_mode=auto"),
+        "/tests/sandbox/attacks",
+    )
+    last = said.rstrip().rpartition("\n")[2]
+    assert " passed" in last, said
+    assert int(last.split(" passed")[0].split()[-1]) > 100
+    assert "skipped" not in last
+
+
+def copy_modules(folder: Path, names: Sequence[str]) -> None:
+    """Copy modules of this Python's packages that need no other Python, and what names them."""
+    for name in names:
+        found = importlib.util.find_spec(name)
+        assert found is not None, name
+        assert found.origin is not None, name
+        source = Path(found.origin)
+        package = source.name == "__init__.py"
+        for about in source.parents[package].glob(f"{name}-*.dist-info"):
+            shutil.copytree(about, folder / about.name)
+        if package:
+            unwanted = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source.parent, folder / name, ignore=unwanted)
+        else:
+            shutil.copy(source, folder)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+
+
+def test_a_change_of_the_source_installs_no_dependency_again(engine: Podman, context: Path) -> None:
+    with (context / "server" / "moorage" / "__init__.py").open("a") as file:
+        file.write("# Changed.\n")
+    said = engine.build(context)
+    assert "Successfully built moorage" in said
+    assert "Using cache" in said
+    assert "Collecting" not in said
