@@ -132,8 +132,10 @@ class _Agent:
         self._deadline = HeardFile(self._folder, options.unheard_seconds)
 
     def _note(self, **known: Any) -> None:
-        self._known |= known
-        workload_store.write(self._file, self._known)
+        after = self._known | known
+        if after != self._known:  # A full disk keeps no agent away that has joined.
+            workload_store.write(self._file, after)
+            self._known = after
 
     async def run(self) -> None:
         """Connect, again and again, until a signal."""

@@ -250,7 +250,7 @@ class FleetBackend:
         """
         found = _value(await link.call(wire.DiscoverOrder()), list[WorkloadReport])
         orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]
-        for report in found:
+        for report in map(wire.bounded, found):
             if report.id not in orphans:
                 self._remember(report.id, machine)
                 self._tell(report)
@@ -260,7 +260,7 @@ class FleetBackend:
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
         """Tell the listener what an agent says of a workload, unless that is elsewhere by now."""
         if self._machine_of(report.id) is machine:
-            self._tell(report)
+            self._tell(wire.bounded(report))
 
     def _tell(self, report: WorkloadReport) -> None:
         if self._listener is not None:
@@ -418,6 +418,7 @@ class FleetBackend:
 
 def _value(raw: msgspec.Raw, kind: type[T]) -> T:
     try:
-        return msgspec.msgpack.decode(raw, type=kind)
+        value = msgspec.msgpack.decode(raw, type=kind)
+        return wire.bounded(value) if isinstance(value, WorkloadReport) else value
     except msgspec.MsgspecError as error:
         raise BackendError(f"the agent answers what this server does not read: {error}") from error

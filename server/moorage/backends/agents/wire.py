@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.backends.base import (
+    LOG_TAIL_LINES,
     Backend,
     BackendError,
     Order,
@@ -35,6 +36,7 @@ __all__ = [
     "AgentHello",
     "AgentNews",
     "AgentWelcome",
+    "AnyHello",
     "ControlOrder",
     "DiscoverOrder",
     "ExecuteOrder",
@@ -46,6 +48,8 @@ __all__ = [
     "StartOrder",
     "StatusOrder",
     "StopOrder",
+    "bounded",
+    "decode_hello",
     "decode_instruction",
     "decode_report",
     "encode",
@@ -53,6 +57,8 @@ __all__ = [
 
 VERSION: Final = 2
 """Of these frames. An agent of another version is refused with a sentence."""
+SENTENCE_CHARS_MAX: Final = 4_000
+"""Of a text of an agent that goes to leases and logs; the rest is cut off."""
 
 
 class _Frame(msgspec.Struct, tag=True):
@@ -77,6 +83,13 @@ class AgentHello(_Frame):
     agent: str
     node: dict[str, Any]
     unheard_seconds: float
+
+
+class AnyHello(msgspec.Struct, tag="AgentHello"):
+    """What the hello of an agent of any version has."""
+
+    version: int
+    release: str = ""
 
 
 class AgentBeat(_Frame):
@@ -133,7 +146,7 @@ class AgentFailure(_Frame):
             return UnknownAttemptError(workload, self.attempts)
         if self.kind == "unknown_workload":
             return UnknownWorkloadError(workload)
-        return _ERRORS.get(self.kind, BackendError)(self.reason)
+        return _ERRORS.get(self.kind, BackendError)(self.reason[:SENTENCE_CHARS_MAX])
 
 
 _ERRORS: Final[dict[str, type[Exception]]] = {
@@ -301,6 +314,19 @@ class AgentCancel(_Frame):
 Report = AgentHello | AgentBeat | AgentNews | AgentDone | AgentFailure
 Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
+
+def bounded(report: WorkloadReport) -> WorkloadReport:
+    """Return what an agent says of a workload, with texts no longer than leases may have."""
+    lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
+    return dataclasses.replace(
+        report,
+        endpoint=report.endpoint[:SENTENCE_CHARS_MAX],
+        detail=report.detail[:SENTENCE_CHARS_MAX],
+        log_tail=lines,
+    )
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
+decode_hello: Final = msgspec.msgpack.Decoder(AnyHello).decode
 decode_report: Final = msgspec.msgpack.Decoder(Report).decode
 decode_instruction: Final = msgspec.msgpack.Decoder(Instruction).decode

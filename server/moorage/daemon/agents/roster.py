@@ -86,6 +86,7 @@ class AgentRoster:
         self._audit = audit
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
+        self._changing = asyncio.Lock()  # Nodes of a document are read, changed and put back.
 
     def open(self) -> None:
         """Make known which machines have agents, before leases are looked at.
@@ -169,17 +170,21 @@ class AgentRoster:
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 frame = await socket.receive()
-            hello = wire.decode_report(frame or b"")
+            any_hello = wire.decode_hello(frame or b"")
         except (TimeoutError, msgspec.MsgspecError):
-            hello = None
-        if not isinstance(hello, wire.AgentHello):
-            raise _Refusal("the first frame of an agent is its hello")
-        if hello.version != wire.VERSION:
+            raise _Refusal("the first frame of an agent is its hello") from None
+        if any_hello.version != wire.VERSION:
             reason = (
-                f"the agent (release {hello.release}) speaks version {hello.version} of the agents'"
-                f" protocol, and this server (release {version('moorage')}) version {wire.VERSION}"
+                f"the agent (release {any_hello.release[:40]}) speaks version {any_hello.version}"
+                f" of the agents' protocol, and this server (release {version('moorage')}) version"
+                f" {wire.VERSION}"
             )
             raise _Refusal(f"{reason}; install the same release on both")
+        try:
+            hello = wire.decode_report(frame or b"")
+        except msgspec.MsgspecError as error:
+            raise _Refusal(f"the hello of the agent cannot be read: {error}") from error
+        assert isinstance(hello, wire.AgentHello)
         if hello.unheard_seconds and not self._outlasts(hello.unheard_seconds):
             raise _Refusal(
                 f"the agent ends what it runs when it is unheard for {hello.unheard_seconds:g} s, "
@@ -219,7 +224,10 @@ class AgentRoster:
         self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello
     ) -> tuple[AgentMachine, str]:
         """Return the machine of a new agent, registered, and its key."""
-        place = ClusterId(token.cluster_id), NodeId(str(hello.node.get("id")))
+        name = hello.node.get("id")
+        if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
+            raise _Refusal(f"the name of a machine is a text without `/`, not {str(name)[:40]!r}")
+        place = ClusterId(token.cluster_id), NodeId(name)
         machine = await self._take_over(fleet, place, hello)
         is_new = place not in self._store.agents()
         try:
@@ -287,7 +295,10 @@ class AgentRoster:
 
     async def _register(self, place: Place, node: dict[str, Any]) -> None:
         """Put a machine's node into its cluster, as it is."""
-        node = {**node, "id": place[1]}
+        async with self._changing:
+            await self._put(place, {**node, "id": place[1]})
+
+    async def _put(self, place: Place, node: dict[str, Any]) -> None:
         if await self._node(place) == node:
             return
         metadata = {"name": place[0], "description": "Machines with agents"}
@@ -331,11 +342,14 @@ class AgentRoster:
 
     async def _lose(self, machine: AgentMachine) -> None:
         """Have nothing new placed on a machine; what runs there goes on."""
-        node = await self._node(machine.place)
-        if node is not None:
-            reason = f"lost: {machine.absence}"
-            await self._register(machine.place, {**node, "unavailable": reason})
         machine.note(lost=True)
+        async with self._changing:
+            node = await self._node(machine.place)
+            if machine.link is not None:  # It has come meanwhile, and puts its node in next.
+                return
+            if node is not None:
+                reason = f"lost: {machine.absence}"
+                await self._put(machine.place, {**node, "unavailable": reason})
         log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
 
     def _give_up(self, machine: AgentMachine, unheard_seconds: float) -> None:
@@ -380,9 +394,10 @@ class AgentRoster:
 
     async def _take_out(self, place: Place) -> None:
         """Take a machine's node out of its cluster."""
-        if await self._node(place) is None:
-            return
-        document = await self._clusters.get(place[0])
-        left = [each for each in nodes_of(document) if each.get("id") != place[1]]
-        nodes = {**document["nodes"], "count": len(left), "nodeData": left}
-        await self._clusters.update(place[0], {"nodes": nodes})
+        async with self._changing:
+            if await self._node(place) is None:
+                return
+            document = await self._clusters.get(place[0])
+            left = [each for each in nodes_of(document) if each.get("id") != place[1]]
+            nodes = {**document["nodes"], "count": len(left), "nodeData": left}
+            await self._clusters.update(place[0], {"nodes": nodes})
