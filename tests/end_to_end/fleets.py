@@ -62,11 +62,11 @@ class Fleet:
         document = self.server.http.get("/clusters/lab").json()
         return next(each for each in document["nodes"]["nodeData"] if each["id"] == name)
 
-    def ask(self, command: str, **provision) -> dict:
+    def ask(self, command: str, nodes: int = 1, **provision) -> dict:
         spec = {"category": "process", "command": ["sh", "-c", command]}
         answer = self.server.ask(
             clusters=["lab"],
-            resources={"cpu_milli": 100},
+            resources={"cpu_milli": 100, "nodes": nodes},
             lease={"ttl_seconds": 600},
             provision={"backend": "local", "spec": spec, **provision},
         )

@@ -65,6 +65,7 @@ class AgentOptions:
         labels: Of the node.
         machine_id: Whether the machine says which one it is.
         unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
+        address: Where other machines find it; empty: at that with which it reaches the server.
 
     """
 
@@ -75,6 +76,7 @@ class AgentOptions:
     labels: Mapping[str, str]
     machine_id: bool
     unheard_seconds: float
+    address: str
 
 
 class _Refused(Exception):  # noqa: N818  # It is an answer.
@@ -141,7 +143,7 @@ class _Agent:
         """Connect, again and again, until a signal."""
         data = self._options.data
         backend = LocalBackend(self._folder, hidden=data)
-        host = AgentHost(backend, data, self._deadline.heard)
+        host = AgentHost(backend, data, self._deadline.heard, self._options.address)
         main = asyncio.current_task()
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):

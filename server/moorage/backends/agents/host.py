@@ -17,6 +17,7 @@ import msgspec
 from moorage.backends.agents import wire
 from moorage.backends.base import Backend, BackendError, WorkloadReport
 from moorage.backends.local import deadline, workload_store
+from moorage.backends.local.orders import free_port
 from moorage.protocol.agent_socket import AgentSocket
 
 __all__ = ["AgentHost"]
@@ -32,14 +33,21 @@ class AgentHost:
         backend: Of this machine.
         folder: Where the fencing numbers of the last orders are kept.
         on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
+        address: Where members of a gang on other machines find this one; empty: by the address
+            with which it reaches the server.
 
     """
 
     def __init__(
-        self, backend: Backend, folder: Path, on_heard: Callable[[float], None] = lambda _: None
+        self,
+        backend: Backend,
+        folder: Path,
+        on_heard: Callable[[float], None] = lambda _: None,
+        address: str = "",
     ) -> None:
         self._backend = backend
         self._on_heard = on_heard
+        self._address = address
         self._file = folder / "fences.json"
         self._fences: dict[str, int] = workload_store.read(self._file) or {}
         self._starts: dict[str, asyncio.Task[WorkloadReport]] = {}
@@ -93,7 +101,7 @@ class AgentHost:
     async def _carry_out(self, socket: AgentSocket, number: int, order: wire.AnyOrder) -> None:
         report: wire.AgentDone | wire.AgentFailure
         try:
-            value = wire.encode(await self._done(order))
+            value = wire.encode(await self._done(order, socket))
             report = wire.AgentDone(number, msgspec.Raw(value))
         except asyncio.CancelledError:
             report = wire.AgentFailure(number, "failed", "it was given up")
@@ -104,13 +112,20 @@ class AgentHost:
                 self._calls.pop(number, None)
         await self._send(socket, report)
 
-    async def _done(self, order: wire.AnyOrder) -> Any:
+    async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> Any:
+        match order:
+            case wire.MeetOrder():
+                return wire.Meeting(self._address or socket.own_address, free_port(""))
+            case wire.StartOrder():
+                return await self._start(order)
+            case _:
+                return await self._at_backend(order)
+
+    async def _at_backend(self, order: wire.BackendOrder) -> Any:
         backend = self._backend
         match order:
             case wire.DiscoverOrder():
                 return list(await backend.discover())
-            case wire.StartOrder():
-                return await self._start(order)
             case wire.StopOrder(workload, stop_seconds_max):
                 return await backend.stop(workload, stop_seconds_max)
             case wire.StatusOrder(workload):

@@ -22,7 +22,6 @@ from moorage.backends.agents.wire import (
     AgentHello,
     AgentNews,
     AnyOrder,
-    DiscoverOrder,
     decode_report,
     encode,
 )
@@ -125,7 +124,7 @@ class AgentLink:
         if order is None or report is None or report.done():
             return
         if isinstance(outcome, AgentFailure):
-            name = "" if isinstance(order, DiscoverOrder) else order.workload
+            name = getattr(order, "workload", "")
             report.set_exception(outcome.error(name))
             report.exception()  # As above.
         else:

@@ -42,6 +42,8 @@ __all__ = [
     "ExecuteOrder",
     "Instruction",
     "LogsOrder",
+    "MeetOrder",
+    "Meeting",
     "ProbeOrder",
     "Report",
     "ResetOrder",
@@ -55,7 +57,7 @@ __all__ = [
     "encode",
 ]
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of these frames. An agent of another version is refused with a sentence."""
 SENTENCE_CHARS_MAX: Final = 4_000
 """Of a text of an agent that goes to leases and logs; the rest is cut off."""
@@ -195,6 +197,23 @@ class AgentHeard(_Frame):
     at: float
 
 
+class MeetOrder(_Frame):
+    """Asks where the members of a gang may find this machine; the answer is a `Meeting`."""
+
+
+class Meeting(msgspec.Struct):
+    """Where a machine is found by others.
+
+    Args:
+        address: Of the machine.
+        port: A free one.
+
+    """
+
+    address: str
+    port: int
+
+
 class _WorkloadOrder(_Frame):
     workload: str
 
@@ -285,9 +304,8 @@ class LogsOrder(_WorkloadOrder):
     attempt: int
 
 
-AnyOrder = (
+BackendOrder = (
     DiscoverOrder
-    | StartOrder
     | StopOrder
     | StatusOrder
     | ProbeOrder
@@ -296,6 +314,8 @@ AnyOrder = (
     | ExecuteOrder
     | LogsOrder
 )
+"""What a backend of the machine carries out as it is."""
+AnyOrder = BackendOrder | StartOrder | MeetOrder
 
 
 class AgentCall(_Frame):
