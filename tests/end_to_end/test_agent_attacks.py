@@ -38,7 +38,7 @@ def dialled(fleet: Fleet, secret: str) -> Iterator[ClientConnection]:
 
 
 def hello(node: dict, agent: str = "x", version: int = wire.VERSION) -> bytes:
-    return wire.encode(wire.AgentHello(version, "9.9", agent, node, 0.0))
+    return wire.encode(wire.AgentHello(version, "9.9", agent, node, 0.0, {}))
 
 
 def answer(raw: ClientConnection) -> wire.Instruction:

@@ -75,7 +75,7 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
     token = fleet.token()
     headers = {"Authorization": f"Bearer {token}"}
     with connect(fleet.server.running.ws + AGENT_PATH, additional_headers=headers) as raw:
-        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"}, 0.0)))
+        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"}, 0.0, {})))
         farewell = wire.decode_instruction(raw.recv(10))
     assert isinstance(farewell, wire.AgentFarewell)
     assert "release 9.9) speaks version 99" in farewell.reason

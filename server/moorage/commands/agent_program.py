@@ -143,7 +143,9 @@ class _Agent:
         """Connect, again and again, until a signal."""
         data = self._options.data
         backend = LocalBackend(self._folder, hidden=data)
-        host = AgentHost(backend, data, self._deadline.heard, self._options.address)
+        host = AgentHost(
+            backend, data, self._deadline.heard, self._options.address, backend.measured
+        )
         main = asyncio.current_task()
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -206,6 +208,7 @@ class _Agent:
             raise _Refused(reason, final=True) from None
         async with connection:
             socket = AgentSocket(connection)
+            busy = await host.busy()
             sent_at = deadline.now()
             hello = wire.AgentHello(
                 wire.VERSION,
@@ -213,6 +216,7 @@ class _Agent:
                 self._known["agent"],
                 self._node,
                 self._options.unheard_seconds,
+                busy,
             )
             await socket.send(wire.encode(hello))
             async with asyncio.timeout(WELCOME_SECONDS_MAX):

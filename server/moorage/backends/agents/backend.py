@@ -23,10 +23,13 @@ from moorage.backends.base import (
     Backend,
     BackendError,
     CommandExecution,
+    FilePiece,
+    FileSource,
     Listener,
     Log,
     Order,
     Phase,
+    RunFiles,
     Support,
     UnknownWorkloadError,
     UnsupportedSpecError,
@@ -74,6 +77,7 @@ class AgentMachine:
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
         self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
+        self._measured: tuple[wire.AgentMetrics, float] | None = None
         self._is_known = False  # Since this server started, its workloads have been looked at.
         self._change = asyncio.Event()
 
@@ -86,6 +90,13 @@ class AgentMachine:
     def heard_at(self) -> float:
         """When it was last heard of, on the monotonic clock; at first, when this was made."""
         return self._made_at if self._latest is None else self._latest.heard_at
+
+    @property
+    def measured(self) -> tuple[wire.AgentMetrics, float] | None:
+        """What it last said that it does, and when, in seconds since the epoch."""
+        if self._latest is not None and self._latest.metrics is not None:
+            self._measured = self._latest.metrics, self._latest.measured_at
+        return self._measured
 
     @property
     def absence(self) -> str:
@@ -105,6 +116,7 @@ class AgentMachine:
 
     def hear(self, link: AgentLink) -> None:
         """Note that its agent has come, over a connection that is not in use yet."""
+        self._measured = self.measured
         self._latest = link
 
     def connect(self, link: AgentLink) -> None:
@@ -283,7 +295,7 @@ class FleetBackend:
         for report in map(wire.bounded, found):
             if report.id not in orphans:
                 if machine not in self._machines_of(report.id):
-                    del self._places[report.id]  # Its lease has moved here since.
+                    self._places.pop(report.id, None)  # Its lease has moved here since.
                 self._remember(report.id, self._machines_of(report.id))
                 self._tell_member(machine, report)
         machine.connect(link)
@@ -399,8 +411,10 @@ class FleetBackend:
             pairs = zip(machines, member_orders(order, meetings), strict=True)
             starting = [asyncio.ensure_future(each.start(member)) for each, member in pairs]
             reports = await _all_or_none(starting)
-        except BaseException:
-            await finished(asyncio.gather(*(each.stop(order.id, 0.0) for each in touched)))
+        except BaseException as error:
+            # A server that stops while it finds a gang again leaves it running.
+            if not (order.resumed and isinstance(error, asyncio.CancelledError)):
+                await finished(asyncio.gather(*(each.stop(order.id, 0.0) for each in touched)))
             raise
         nodes = [each.place[1] for each in machines]
         news = self._members.get(order.id, {})
@@ -499,6 +513,28 @@ class FleetBackend:
         if not machines:
             return await self._own.logs(workload, offset, attempt)
         return await machines[0].look(wire.LogsOrder(workload, offset, attempt), Log)
+
+    async def files(self, workload: str, attempt: int = 0) -> RunFiles:
+        """List the files of a run, of a gang those of rank 0; see `FileSource.files`."""
+        machines = self._machines_of(workload)
+        if not machines:
+            return await self._source().files(workload, attempt)
+        return await machines[0].look(wire.FilesOrder(workload, attempt), RunFiles)
+
+    async def read_file(
+        self, workload: str, path: str, offset: int = 0, attempt: int = 0
+    ) -> FilePiece:
+        """Read a file of a run; see `FileSource.read_file`."""
+        machines = self._machines_of(workload)
+        if not machines:
+            return await self._source().read_file(workload, path, offset, attempt)
+        order = wire.ReadFileOrder(workload, path, offset, attempt)
+        return await machines[0].look(order, FilePiece)
+
+    def _source(self) -> FileSource:
+        if not isinstance(self._own, FileSource):
+            raise UnsupportedSpecError("this backend gives out no files")
+        return self._own
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""

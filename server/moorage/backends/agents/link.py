@@ -20,6 +20,7 @@ from moorage.backends.agents.wire import (
     AgentFailure,
     AgentHeard,
     AgentHello,
+    AgentMetrics,
     AgentNews,
     AnyOrder,
     decode_report,
@@ -47,11 +48,15 @@ class AgentLink:
 
     Attributes:
         heard_at: When the last frame came, on the monotonic clock.
+        metrics: What the machine did when it was last measured.
+        measured_at: When that was, in seconds since the epoch.
 
     """
 
     def __init__(self, socket: AgentSocket, on_news: Callable[[WorkloadReport], None]) -> None:
         self.heard_at = time.monotonic()
+        self.metrics: AgentMetrics | None = None
+        self.measured_at = 0.0
         self._socket = socket
         self._on_news = on_news
         self._ids = itertools.count(1)
@@ -77,6 +82,9 @@ class AgentLink:
                         self._on_news(report)
                     case AgentBeat(at):
                         await self._socket.send(encode(AgentHeard(at)))
+                    case AgentMetrics() as metrics:
+                        self.metrics = metrics
+                        self.measured_at = time.time()
                     case AgentHello():
                         pass
                     case _ as never:

@@ -16,6 +16,7 @@ from moorage.backends.base import (
     BackendError,
     Order,
     UnknownAttemptError,
+    UnknownFileError,
     UnknownWorkloadError,
     UnsupportedSpecError,
     WorkloadReport,
@@ -34,17 +35,21 @@ __all__ = [
     "AgentFarewell",
     "AgentHeard",
     "AgentHello",
+    "AgentMetrics",
     "AgentNews",
     "AgentWelcome",
     "AnyHello",
     "ControlOrder",
     "DiscoverOrder",
     "ExecuteOrder",
+    "FileOrder",
+    "FilesOrder",
     "Instruction",
     "LogsOrder",
     "MeetOrder",
     "Meeting",
     "ProbeOrder",
+    "ReadFileOrder",
     "Report",
     "ResetOrder",
     "StartOrder",
@@ -77,6 +82,7 @@ class AgentHello(_Frame):
         node: Its machine, as a node of a cluster document.
         unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
             it likes.
+        busy: Devices that others use; see `backends.local.measurements.Measurement`.
 
     """
 
@@ -85,6 +91,7 @@ class AgentHello(_Frame):
     agent: str
     node: dict[str, Any]
     unheard_seconds: float
+    busy: dict[str, str]
 
 
 class AnyHello(msgspec.Struct, tag="AgentHello"):
@@ -104,6 +111,14 @@ class AgentNews(_Frame):
     """Says what became of a workload."""
 
     report: WorkloadReport
+
+
+class AgentMetrics(_Frame):
+    """Says what the machine is doing; see `backends.local.measurements.Measurement`."""
+
+    groups: dict[str, dict[str, float]]
+    gpus: list[dict[str, float]]
+    busy: dict[str, str]
 
 
 class AgentDone(_Frame):
@@ -155,6 +170,7 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
     "unknown_attempt": UnknownAttemptError,
     "unknown_workload": UnknownWorkloadError,
     "unsupported": UnsupportedSpecError,
+    "unknown_file": UnknownFileError,
     "timeout": TimeoutError,
 }
 
@@ -304,6 +320,20 @@ class LogsOrder(_WorkloadOrder):
     attempt: int
 
 
+class FilesOrder(_WorkloadOrder):
+    """See `FileSource.files`."""
+
+    attempt: int
+
+
+class ReadFileOrder(_WorkloadOrder):
+    """See `FileSource.read_file`."""
+
+    path: str
+    offset: int
+    attempt: int
+
+
 BackendOrder = (
     DiscoverOrder
     | StopOrder
@@ -315,7 +345,8 @@ BackendOrder = (
     | LogsOrder
 )
 """What a backend of the machine carries out as it is."""
-AnyOrder = BackendOrder | StartOrder | MeetOrder
+FileOrder = FilesOrder | ReadFileOrder
+AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 
 
 class AgentCall(_Frame):
@@ -331,7 +362,7 @@ class AgentCancel(_Frame):
     id: int
 
 
-Report = AgentHello | AgentBeat | AgentNews | AgentDone | AgentFailure
+Report = AgentHello | AgentBeat | AgentMetrics | AgentNews | AgentDone | AgentFailure
 Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
 

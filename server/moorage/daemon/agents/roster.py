@@ -26,11 +26,12 @@ from moorage.daemon.agents.agent_store import (
     AgentStoreError,
     JoiningToken,
 )
+from moorage.daemon.agents.measurements import AgentMeasurements, without_busy
 from moorage.model import ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.registry import ClusterDocuments
+from moorage.protocol.registry import ClusterDocuments, Metrics
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
 
@@ -68,6 +69,7 @@ class AgentRoster:
         clusters: Documents of the registry.
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
+        metrics: Documents of what clusters are doing.
 
     """
 
@@ -78,12 +80,16 @@ class AgentRoster:
         clusters: ClusterDocuments,
         lost_seconds: float,
         audit: Callable[[AuditEntry], None],
+        metrics: Metrics,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._clusters = clusters
         self._lost_seconds = lost_seconds
         self._audit = audit
+        self._measurements = AgentMeasurements(metrics)
+        self._nodes: dict[Place, dict[str, Any]] = {}  # As agents have described them.
+        self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
         self._changing = asyncio.Lock()  # Nodes of a document are read, changed and put back.
@@ -131,7 +137,7 @@ class AgentRoster:
             await asyncio.to_thread(come, machine.place, *shown, time.time())
             welcome = wire.AgentWelcome(*machine.place, key, EPOCH, self._beat_seconds)
             await socket.send(wire.encode(welcome))
-            await self._take_part(fleet, machine, link, hello.node)
+            await self._take_part(fleet, machine, link, hello)
         except AgentStoreError as error:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
         finally:
@@ -142,7 +148,7 @@ class AgentRoster:
                     await asyncio.to_thread(note, machine.place, time.time())
 
     async def _take_part(
-        self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, node: dict[str, Any]
+        self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
     ) -> None:
         name = "/".join(machine.place)
         running = asyncio.ensure_future(link.run())
@@ -152,7 +158,8 @@ class AgentRoster:
             if attaching.done():
                 await attaching
                 self._coming.discard(machine.place)
-                await self._register(machine.place, node)
+                self._nodes[machine.place] = hello.node
+                await self._describe(machine, hello.busy)
                 log.info("agent_connected", machine=name)
             await running
         except LinkLost:
@@ -233,7 +240,7 @@ class AgentRoster:
         try:
             if is_new:
                 await self._check_name(place)
-            await self._register(place, hello.node)
+            await self._register(place, without_busy(hello.node, hello.busy))
             key = await asyncio.to_thread(self._store.join, token, place, hello.agent, time.time())
         except BaseException as error:
             if is_new:
@@ -298,6 +305,11 @@ class AgentRoster:
         async with self._changing:
             await self._put(place, {**node, "id": place[1]})
 
+    async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
+        """Put a connected machine's node into its cluster, without devices that others use."""
+        self._busy[machine.place] = busy
+        await self._register(machine.place, without_busy(self._nodes[machine.place], busy))
+
     async def _put(self, place: Place, node: dict[str, Any]) -> None:
         if await self._node(place) == node:
             return
@@ -325,6 +337,9 @@ class AgentRoster:
                     await self._look(machine, records.get(machine.place))
                 except ServiceError as error:
                     log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
+            await self._measurements.publish(
+                self._fleet.machines() if self._fleet is not None else ()
+            )
 
     async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
         link, now = machine.link, time.monotonic()
@@ -334,6 +349,8 @@ class AgentRoster:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or record.revoked:
                 link.abort()
+            elif (metrics := link.metrics) and metrics.busy != self._busy.get(machine.place):
+                await self._describe(machine, metrics.busy)
         elif now - machine.heard_at > self._lost_seconds:
             if not machine.lost:
                 await self._lose(machine)
@@ -387,6 +404,7 @@ class AgentRoster:
         """Have a machine be no part of the fleet any more."""
         if self._fleet is None or machine.gone:
             return
+        self._nodes.pop(machine.place, None)
         self._fleet.forget(machine)
         if machine.link is not None:
             machine.link.abort()
