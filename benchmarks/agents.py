@@ -41,9 +41,12 @@ LINES: Final = (10, 60)
 """Of a command, one each tenth of a second."""
 RESTART_SECONDS: Final = (0.0, 2.0)
 """How long an agent or the server stays away after a kill."""
-SETTLE_SECONDS_MAX: Final = 180.0
-ASKED_PAUSE_SECONDS: Final = 0.3
+SETTLE_SECONDS_MAX: Final = 240.0
+"""How long one command may take to end, with what befalls its machine."""
+ASKED_PAUSE_SECONDS: Final = 0.8
 """Between two requests of one client."""
+AGAIN_SECONDS: Final = 0.3
+"""Before what was not answered is said again."""
 LOOKS: Final = 20
 """Starts that are timed on an agent, and as many without."""
 MOORED: Final = [sys.executable, "-P", "-m", "moorage"]
@@ -111,7 +114,7 @@ class FaultWorld:
         self.proxies: dict[str, Proxy] = {}
         self.running: dict[str, tuple[ExitStack, subprocess.Popen[str]]] = {}
         self.joining: list[float] = []
-        self.leases: dict[str, tuple[Message, int]] = {}
+        self.leases: dict[str, tuple[int, asyncio.Task[tuple[str, int | None, str]]]] = {}
         self.refusals: Counter[str] = Counter()
         self.port = _free_port()
         self.http_port = _free_port()
@@ -169,7 +172,7 @@ class FaultWorld:
                         answer: Message = json.loads(await connection.recv())
                     return answer
             except (OSError, WebSocketException, TimeoutError):
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(AGAIN_SECONDS)
 
     def request(self, key: str, command: str, cluster: str = "lab") -> Message:
         """Return a request for a command."""
@@ -197,7 +200,8 @@ class FaultWorld:
             )
             answer = await self.say(self.request(f"{client}-{number}", command))
             if answer["success"]:
-                self.leases[answer["lease"]["id"]] = answer["lease"], lines
+                reading = asyncio.create_task(self.output(answer["lease"]))
+                self.leases[answer["lease"]["id"]] = lines, reading
             else:
                 self.refusals[answer["error"]["code"]] += 1
             await asyncio.sleep(ASKED_PAUSE_SECONDS)
@@ -212,7 +216,11 @@ class FaultWorld:
             answer = await self.say({"op": "logs", **about, "wait_seconds": 5})
             if not answer["success"]:
                 trouble = answer["message"]
-                await asyncio.sleep(0.5)
+                seen = await self.say({"op": "status", "lease": lease["id"]})
+                gone = answer["error"]["code"] == "not_found"
+                if gone and seen["lease"]["state"] == "ended":  # A start that failed, say.
+                    return text, None, seen["lease"].get("reason") or trouble
+                await asyncio.sleep(AGAIN_SECONDS)
                 continue
             data = answer["data"]
             text, offset = text + data["text"], data["offset"]
@@ -315,11 +323,12 @@ async def _restart(
 
 async def _examined(world: FaultWorld) -> Figures:
     """Return what is wrong with leases and workloads, once all have ended."""
-    outputs = await asyncio.gather(*(world.output(lease) for lease, _ in world.leases.values()))
-    lost, failed = [], []
-    for (name, (_, lines)), (text, code, trouble) in zip(
-        world.leases.items(), outputs, strict=True
-    ):
+    lost, failed, not_reached = [], [], []
+    for name, (lines, reading) in world.leases.items():
+        text, code, trouble = await reading
+        if not text and "is not heard of since" in trouble:
+            not_reached.append(name)
+            continue
         whole = "".join(f"{number}\n" for number in range(lines)) + "whole\n"
         if text != whole:
             lost.append(f"{name}: {len(text)} of {len(whole)} characters; {trouble}")
@@ -327,14 +336,24 @@ async def _examined(world: FaultWorld) -> Figures:
             failed.append(f"{name}: {code}; {trouble}")
     starts = Counter(world.starts.read_text().split() if world.starts.exists() else ())
     orphans = [name for name in starts if name not in world.leases]
-    running = [each for each in world.folder.glob("*/local/running/*") if each.is_dir()]
+    end = time.monotonic() + SETTLE_SECONDS_MAX
+    while (running := _running(world)) and time.monotonic() < end:
+        await asyncio.sleep(AGAIN_SECONDS)  # What has ended is being stopped.
     return {
         "double": [name for name, times in starts.items() if times > 1],
-        "never_started": [name for name in world.leases if name not in starts],
+        "ended_unstarted_on_a_lost_machine": len(not_reached),
+        "started_all_the_same": [name for name in not_reached if name in starts],
+        "never_started": [
+            name for name in world.leases if name not in starts and name not in not_reached
+        ],
         "orphaned": [*orphans, *(f"{each.parents[2].name}/{each.name}" for each in running)],
         "lost_output": lost,
         "ended_badly": failed,
     }
+
+
+def _running(world: FaultWorld) -> list[Path]:
+    return [each for each in world.folder.glob("*/local/running/*") if each.is_dir()]
 
 
 def _marked(folder: Path) -> list[int]:
@@ -367,7 +386,15 @@ def main(
         counts = agents, agent_kills, server_kills, partitions
         figures = asyncio.run(measure(Path(folder), counts))
     typer.echo(json.dumps(figures, indent=2))
-    wrong = ("double", "never_started", "orphaned", "lost_output", "ended_badly", "left_behind")
+    wrong = (
+        "double",
+        "started_all_the_same",
+        "never_started",
+        "orphaned",
+        "lost_output",
+        "ended_badly",
+        "left_behind",
+    )
     raise typer.Exit(int(any(figures[each] for each in wrong)))
 
 

@@ -137,7 +137,7 @@ class AgentHost:
                 return await self._start(order)
             case wire.FilesOrder() | wire.ReadFileOrder():
                 return await self._look_at_files(order)
-            case _:
+            case _:  # The rest is a `BackendOrder`, whose match is closed.
                 return await self._at_backend(order)
 
     async def _look_at_files(self, order: wire.FileOrder) -> Any:
