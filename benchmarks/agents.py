@@ -337,7 +337,7 @@ async def _examined(world: FaultWorld) -> Figures:
     starts = Counter(world.starts.read_text().split() if world.starts.exists() else ())
     orphans = [name for name in starts if name not in world.leases]
     end = time.monotonic() + SETTLE_SECONDS_MAX
-    while (running := _running(world)) and time.monotonic() < end:
+    while (running := _running(world)) and time.monotonic() < end:  # noqa: ASYNC110  # No event.
         await asyncio.sleep(AGAIN_SECONDS)  # What has ended is being stopped.
     return {
         "double": [name for name, times in starts.items() if times > 1],
