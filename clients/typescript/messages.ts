@@ -376,6 +376,49 @@ export interface FailureReason {
   ttl_max_seconds?: number;
 }
 
+/** A piece of a file; the next one starts at `offset`. */
+export interface FilePart {
+  base64: string;
+  offset: number;
+  over: boolean;
+}
+
+/**
+ * List the files that the workload of a lease left in its own folder, or read one of them.
+ *
+ * Without `path` the reply lists them; with it, the reply is a piece of that file from `offset`
+ * on. `attempt` and `token` are as with `logs`.
+ */
+export interface Files {
+  op: "files";
+  /** Echoed in the reply; messages with ids are answered concurrently. Expected: a string of at most 128 characters, or a 64-bit whole number. */
+  id?: string | number | null;
+  /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
+  strict?: boolean;
+  /** The id of the lease. Expected: a string of 1 to 128 characters. */
+  lease: string;
+  /** That of the lease, from the reply that granted it. */
+  token?: string | null;
+  /** The number of the start; 0: the last one. Expected: a whole number, 0 or more. */
+  attempt?: number;
+  /** A file within the run's folder; left out: all are listed. Expected: a path within the run's folder, of 1024 characters. */
+  path?: string;
+  /** Where to begin, in bytes. Expected: a whole number of bytes, 0 or more. */
+  offset?: number;
+}
+
+/** The reply to `Files`, where it succeeds. */
+export interface FilesReply {
+  success: true;
+  data: RunFileList | FilePart;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
 export interface FleetListing {
   op: "fleet";
@@ -597,6 +640,12 @@ export interface LeaseRequest {
 export interface LeasesOfOthers {
   leases: number;
   tenants: number;
+}
+
+/** What is in the folder of a workload and is not fetched: a link, a pipe, one file too many. */
+export interface LeftOutFile {
+  path: string;
+  reason: string;
 }
 
 /**
@@ -1226,6 +1275,19 @@ export interface ResumedWaiter {
   position: number | null;
 }
 
+/** A file that a workload left in its folder. */
+export interface RunFile {
+  path: string;
+  size: number;
+}
+
+/** The files of one start of a workload. */
+export interface RunFileList {
+  files: RunFile[];
+  left_out: LeftOutFile[];
+  attempt: number;
+}
+
 /** Let a tenant, or one of its projects, hold so much. What is left out is as it is at first. */
 export interface SetQuota {
   op: "set_quota";
@@ -1552,6 +1614,7 @@ export interface Operations {
   manage: { message: Manage; reply: ManageReply };
   logs: { message: Logs; reply: LogsReply };
   exec: { message: Exec; reply: ExecReply };
+  files: { message: Files; reply: FilesReply };
   whatif: { message: WhatIf; reply: WhatIfReply };
   watch: { message: WatchTopics; reply: WatchTopicsReply };
   resume: { message: Resume; reply: ResumeReply };

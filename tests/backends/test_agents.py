@@ -206,3 +206,41 @@ def test_a_deadline_holds_until_the_server_has_agreed_to_another_one(tmp_path: P
     assert not shorter.passed
     later.agreed(before)
     assert not file.exists()
+
+
+async def test_a_gang_that_is_found_again_outlives_a_server_that_stops_meanwhile(
+    world: World,
+) -> None:
+    away = NodeId("n2")
+    world.fleet.machine((PLACE[0], away))
+    await world.agents.start(order())
+    gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], away)), resumed=True)
+    finding = asyncio.create_task(world.fleet.start(gang))
+    told: list[WorkloadReport] = []
+    world.agents.listen(told.append)
+    await asyncio.sleep(0.1)  # Nothing happens: it waits for the other machine.
+    assert not finding.done()
+    finding.cancel()
+    with suppress(asyncio.CancelledError):
+        await finding
+    assert list(world.there) == ["a"]
+    assert told == []
+
+
+async def test_a_gang_starts_once_all_its_machines_are_reachable(world: World) -> None:
+    away = world.fleet.machine((PLACE[0], NodeId("n2")))
+    away.note(_is_known=True)  # This server has seen what it ran: not this.
+    gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], NodeId("n2"))))
+    starting = asyncio.create_task(world.fleet.start(gang))
+    await asyncio.sleep(0.1)  # Nothing happens: it waits for the other machine.
+    assert (starting.done(), world.there) == (False, {})
+    away.note(lost=True)
+    with pytest.raises(BackendError, match="the machine n2 is not heard of since"):
+        await starting
+    assert not world.there
+
+
+async def test_a_gang_with_a_machine_that_has_no_agent_is_refused(world: World) -> None:
+    gang = Order("a", MemoryResourceSpec(), (*PLACEMENT, Share(PLACE[0], NodeId("n9"))))
+    with pytest.raises(BackendError, match="runs on machines with agents, and n9 has none"):
+        await world.fleet.start(gang)

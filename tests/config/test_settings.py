@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from moorage.backends.registry import kinds
+from moorage.commands.agent import agent
 from moorage.config.described import settings_help, settings_markdown
 from moorage.config.settings import (
     EXTERNAL_SERVICES,
@@ -19,6 +21,7 @@ from moorage.config.settings import (
     service_links,
     settings,
 )
+from moorage.config.sources import OTHER_NAMES
 from moorage.model import Amounts, Quota
 from moorage.protocol.origins import is_loopback
 from moorage.records.rights import Role
@@ -507,3 +510,10 @@ def test_kubernetes_clusters_are_contexts_with_an_id(given: str, clusters: dict[
 def test_what_is_no_cluster_id_is_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="CLUSTER_ID=CONTEXT"):
         Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given})
+
+
+def test_variables_of_an_agent_are_no_settings() -> None:
+    """An agent loads a configuration, too."""
+    names = {each.envvar for each in get_command(agent).params if isinstance(each.envvar, str)}
+    assert "MOORAGE_AGENT_DATA" in names
+    assert names <= OTHER_NAMES

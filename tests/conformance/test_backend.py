@@ -7,7 +7,9 @@ after a crash), and specs with and without faults.
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -23,7 +25,7 @@ from ray_world import RayBench, RayJobBench
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
-from moorage.backends.agents.backend import FleetBackend
+from moorage.backends.agents.backend import AgentMachine, FleetBackend
 from moorage.backends.agents.host import AgentHost
 from moorage.backends.agents.link import AgentLink
 from moorage.backends.base import (
@@ -188,29 +190,49 @@ class ProcessBench:
 
 
 class AgentBench(ProcessBench):
-    """The same, of a machine whose agent is on the other side of a socket."""
+    """The same, of machines whose agents are on the other side of a socket."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.placement = shares("n1")
 
     def backend(self) -> Backend:
-        return AgentBackend(self.root)
+        return AgentBackend(self)
+
+    def gang(self) -> Gang | None:
+        self.placement = shares("n1", "n2")
+        spec = ProcessResourceSpec(command=["sh", "-c", "exec sleep 1000"])
+
+        async def lose() -> str:
+            note = self.root / "n2" / "running" / "a" / "process.json"
+            os.kill(json.loads(note.read_text())["pid"], signal.SIGKILL)
+            return "n2"
+
+        return Order("a", spec, self.placement), lose
 
 
 class AgentBackend(FleetBackend):
-    """A server's side: all that it starts is placed on the node of the agent."""
+    """A server's side: all that it starts is placed on the nodes of the agents."""
 
-    def __init__(self, root: Path) -> None:
-        self.placement = shares("n1")
-        lease = Lease(
-            *(RequestId("a"), Tenant("t"), "", PolicyRef("p", ""), self.placement, 1, 0.0, 0.0),
-            LeaseTerms(60),
+    def __init__(self, bench: AgentBench) -> None:
+        self.bench = bench
+        super().__init__(LocalBackend(bench.root / "server"), lambda _: self.made_lease())
+        self.attached = asyncio.Event()
+        self.attached_agents = 0
+        self.agents = [self.machine((ClusterId("c"), NodeId(each))) for each in ("n1", "n2")]
+        roots = bench.root, bench.root / "n2"
+        pairs = zip(self.agents, roots, strict=True)
+        self.running = [asyncio.ensure_future(self.run(each, root)) for each, root in pairs]
+
+    def made_lease(self) -> Lease:
+        return Lease(
+            *(RequestId("a"), Tenant("t"), "", PolicyRef("p", ""), self.bench.placement),
+            *(1, 0.0, 0.0, LeaseTerms(60)),
             state="active",
         )
-        super().__init__(LocalBackend(root / "server"), lambda _: lease)
-        self.agent = self.machine((ClusterId("c"), NodeId("n1")))
-        self.running = asyncio.ensure_future(self.run(root))
-        self.attached = asyncio.Event()
 
-    async def run(self, root: Path) -> None:
-        async with serve(self.take, "127.0.0.1", 0) as server:
+    async def run(self, machine: AgentMachine, root: Path) -> None:
+        async with serve(partial(self.take, machine), "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             url, host = f"ws://127.0.0.1:{port}", AgentHost(LocalBackend(root), root)
             try:
@@ -219,28 +241,34 @@ class AgentBackend(FleetBackend):
             finally:
                 await host.close()
 
-    async def take(self, connection: ServerConnection) -> None:
-        link = AgentLink(AgentSocket(connection), partial(self.tell, self.agent))
-        attaching = asyncio.ensure_future(self.attach(self.agent, link))
-        attaching.add_done_callback(lambda _: self.attached.set())
+    async def take(self, machine: AgentMachine, connection: ServerConnection) -> None:
+        link = AgentLink(AgentSocket(connection), partial(self.tell, machine))
+        attaching = asyncio.ensure_future(self.attach(machine, link))
+        attaching.add_done_callback(lambda _: self.note_attached())
         await link.run()
         await attaching
-        self.agent.disconnect(link)
+        machine.disconnect(link)
+
+    def note_attached(self) -> None:
+        self.attached_agents += 1
+        if self.attached_agents == len(self.agents):
+            self.attached.set()
 
     async def discover(self) -> Collection[WorkloadReport]:
         await self.attached.wait()
         return await super().discover()
 
     async def start(self, order: Order) -> WorkloadReport:
-        return await super().start(replace(order, placement=self.placement))
+        return await super().start(replace(order, placement=self.bench.placement))
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
-        if not self.running.done():  # Another one may be tried after it was closed.
+        if not self.running[0].done():  # Another one may be tried after it was closed.
             await super().stop(workload, stop_seconds_max)
 
     async def close(self) -> None:
-        self.running.cancel()
-        await asyncio.gather(self.running, return_exceptions=True)
+        for each in self.running:
+            each.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
         await super().close()
 
 

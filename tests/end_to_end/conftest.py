@@ -1,6 +1,8 @@
 """A real daemon per test file: `moored serve` as a child, real sockets, a real jail."""
 
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,3 +42,22 @@ def _nothing_held(request) -> Iterator[None]:
         for lease in server.leases:
             server.release(lease)
         server.leases = []
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if os.getuid() != 0 or mount is None:
+        pytest.skip("only root can make a small disk")
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=56m", "none", str(place)],
+        check=False,
+        capture_output=True,
+    )
+    if done.returncode != 0:
+        pytest.skip("only root can make a small disk")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

@@ -10,14 +10,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from fleets import MOORED, Fleet, moored, served
 from served import Server, until
 from websockets.exceptions import InvalidStatus
 from websockets.http11 import Request, Response
@@ -26,101 +26,13 @@ from websockets.sync.server import ServerConnection, serve
 
 from moorage.backends.agents import wire
 from moorage.protocol.agent_socket import AGENT_PATH
-from moorage.testing.daemon_process import Running, child, daemon, serve_variables
+from moorage.testing.daemon_process import Running, child, serve_variables
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy
 
-MOORED = [sys.executable, "-P", "-m", "moorage"]
 LOST = {"MOORAGE_AGENT_LOST_SECONDS": "3"}
 COUNTING = "for i in $(seq 40); do echo $i; sleep 0.1; done; echo whole; exit 3"
-
-
-def moored(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [*MOORED, *map(str, words)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-
-
-class Fleet:
-    """A server, and agents that join the cluster `lab`."""
-
-    def __init__(self, folder: Path, server: Server, stack: ExitStack) -> None:
-        self.folder = folder
-        self.server = server
-        self.stack = stack
-
-    def token(self) -> str:
-        made = moored("agent", "token", "--cluster", "lab", "--data", self.folder / "data")
-        assert made.returncode == 0, made.stderr
-        return made.stdout.strip()
-
-    def command(self, name: str, *more: str, data: str = "") -> list[str]:
-        place = ["--server", self.server.running.ws, "--data", str(self.folder / (data or name))]
-        return [*MOORED, "agent", *place, "--name", name, "--no-machine-id", *more]
-
-    def agent(self, name: str, token: str | None = None, *more: str) -> subprocess.Popen[str]:
-        shown = ["--token", token] if token else []
-        log = self.folder / f"{name}.log"
-        running = child(self.command(name, *shown, *more), log, serve_variables())
-        process, ready = self.stack.enter_context(running)
-        assert ready == {"event": "connected", "cluster_id": "lab", "node_id": name}
-        return process
-
-    def refused(self, command: list[str]) -> str:
-        """Run an agent that must not get in; return what it says."""
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 3, done.stderr
-        return done.stderr
-
-    def listed(self) -> dict[str, dict]:
-        rows = json.loads(moored("agent", "list", "--json", "--data", self.folder / "data").stdout)
-        return {row["node_id"]: row for row in rows}
-
-    def node(self, name: str) -> dict:
-        document = self.server.http.get("/clusters/lab").json()
-        return next(each for each in document["nodes"]["nodeData"] if each["id"] == name)
-
-    def now(self) -> dict:
-        now: dict = self.server.http.get("/history").json()["data"]["now"]
-        return now
-
-    def ask(self, command: str, **provision) -> dict:
-        spec = {"category": "process", "command": ["sh", "-c", command]}
-        answer = self.server.ask(
-            clusters=["lab"],
-            resources={"cpu_milli": 100},
-            lease={"ttl_seconds": 600},
-            provision={"backend": "local", "spec": spec, **provision},
-        )
-        assert answer["success"], answer
-        return answer["lease"]
-
-    def output(self, lease: dict) -> tuple[str, int]:
-        """Return all that a workload writes, once it has ended, and its exit code."""
-        text, reply = "", {"over": False, "offset": 0}
-        while not reply["over"]:
-            message = {"op": "logs", "lease": lease["id"], "token": lease["token"]}
-            (answer,) = self.server.say(message | {"offset": reply["offset"], "wait_seconds": 5})
-            if answer["success"]:
-                reply = answer["data"]
-                text += reply["text"]
-            else:  # The machine is away.
-                assert "is not heard of since" in answer["message"]
-        return text, reply["exit_code"]
-
-    def state(self, lease: dict) -> str:
-        message = {"op": "status", "lease": lease["id"]}
-        return self.server.say(message)[0]["lease"]["state"]
-
-
-@contextmanager
-def served(folder: Path, *options: str, **environment: str) -> Iterator[Fleet]:
-    with ExitStack() as stack:
-        running = daemon(folder / "data", options=options, environment=environment)
-        server = Server(stack.enter_context(running))
-        stack.callback(server.close)
-        server.publish(catalog.document("first_fit"))
-        yield Fleet(folder, server, stack)
 
 
 @pytest.fixture
@@ -211,7 +123,7 @@ def test_strangers_are_not_let_in(fleet: Fleet) -> None:
     token = fleet.token()
     headers = {"Authorization": f"Bearer {token}"}
     with connect(fleet.server.running.ws + AGENT_PATH, additional_headers=headers) as raw:
-        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"}, 0.0)))
+        raw.send(wire.encode(wire.AgentHello(99, "9.9", "x", {"id": "box"}, 0.0, {})))
         farewell = wire.decode_instruction(raw.recv(10))
     assert isinstance(farewell, wire.AgentFarewell)
     assert "release 9.9) speaks version 99" in farewell.reason

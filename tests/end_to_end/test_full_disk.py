@@ -1,41 +1,12 @@
 """A disk that is full: nothing new is promised, what is promised can end, nothing is lost."""
 
-import contextlib
 import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
+from disks import fill
 from served import cluster, serving, until
 
 SHORT = {"ttl_seconds": 3_600}
-DISK = "size=56m"
-
-
-@pytest.fixture
-def disk(tmp_path: Path):
-    """A small disk of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount")
-    if os.getuid() != 0 or mount is None:
-        pytest.skip("only root can make a small disk")
-    done = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", DISK, "none", str(place)], check=False, capture_output=True
-    )
-    if done.returncode != 0:
-        pytest.skip("only root can make a small disk")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def fill(filler: Path) -> None:
-    """Write until there is no room."""
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"\0" * 4096)
 
 
 @pytest.mark.heavy

@@ -27,6 +27,7 @@ EVERY_OPERATION = {
     "cancel": {"request": "x"},
     "flush": {},
     "exec": {"lease": "x", "token": "t", "command": ["true"]},
+    "files": {"lease": "x", "token": "t"},
     "manage": {"policy_rule_uri": FIRST_FIT, "action": "x"},
     "cordon": {"cluster": "none"},
     "drain": {"cluster": "none"},

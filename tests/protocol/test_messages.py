@@ -80,8 +80,8 @@ def test_a_block_request_is_read() -> None:
 
 def test_every_operation_has_its_name() -> None:
     names = (
-        "release renew flush status why cancel queue leases fleet manage logs exec whatif watch "
-        "resume cordon drain uncordon forget set_quota remove_quota quotas "
+        "release renew flush status why cancel queue leases fleet manage logs exec files whatif "
+        "watch resume cordon drain uncordon forget set_quota remove_quota quotas "
         "decisions decision_fleet past_fleet reserve unreserve reservations"
     )
     assert sorted(OPERATIONS) == sorted(names.split())

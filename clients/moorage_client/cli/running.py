@@ -24,6 +24,7 @@ from moorage_client.cli.asking import (
     keep,
     stored_token,
 )
+from moorage_client.cli.fetching import check_folder, fetch
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
 from moorage_client.errors import LeaseLost, MoorageError, NotFound, RequestRefused, refusal
@@ -41,6 +42,8 @@ SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
 REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
 """The first start is none of them."""
+NOT_FETCHED: Final = 1
+"""The exit code of a run that ended well, and whose files were not all fetched."""
 _NOT_RUN: Final = (126, 127)
 """Of a program that cannot be run, or is not there: it has not said so itself."""
 _SIGNALLED: Final = 128
@@ -62,6 +65,9 @@ def run(
     model: Annotated[list[str] | None, typer.Option(help="GPU models, any of them")] = None,
     cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=0, help="Memory in MiB")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="So many nodes, each with all of this: a gang")
+    ] = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -91,6 +97,10 @@ def run(
             min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, so many times"
         ),
     ] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run it in a folder of its own, and fetch its files into this empty one"),
+    ] = None,
 ) -> None:
     """Hold GPUs while a command runs on them; its output and exit code are this one's.
 
@@ -101,14 +111,18 @@ def run(
         raise typer.BadParameter(
             "--workdir is for processes; a container runs where its image says"
         )
+    if out is not None and (image is not None or workdir is not None):
+        raise typer.BadParameter("--out is for processes in a folder of their own")
+    fetched = None if out is None else check_folder(out)
     spec: dict[str, Any] = {"command": command, "environment": _variables(env or [])}
-    folder = str((workdir or Path.cwd()).absolute())
+    folder = "" if out is not None else str((workdir or Path.cwd()).absolute())
     resources = {
         "gpus": gpus,
         "gpu_milli": gpu_milli,
         "models": model or None,
         "cpu_milli": cpu_milli,
         "memory_mib": memory_mib,
+        "nodes": nodes,
     }
     terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
     terms["preemptible"] = preemptible
@@ -126,7 +140,8 @@ def run(
         }
         if requeue:
             provision |= {"on_failure": "requeue", "attempts_max": requeue + 1}
-        return await _hold(client, write, choice.policy, {**request, "provision": provision})
+        whole = {**request, "provision": provision}
+        return await _hold(client, write, choice.policy, whole, fetched)
 
     async def work(client: Any) -> tuple[str, int]:
         choice = _Choice(policy or DEFAULT_POLICY, backend or DEFAULT_BACKEND)
@@ -211,13 +226,24 @@ def _place(backend: str, image: str | None, folder: str) -> dict[str, Any]:
     if backend in CONTAINERS_ONLY:
         expected = f"the image to run it in: the backend {backend} starts containers only"
         raise typer.BadParameter(f"--image: expected {expected}")
-    return {"workdir": folder} if backend == DEFAULT_BACKEND else {}
+    return {"workdir": folder} if backend == DEFAULT_BACKEND and folder else {}
 
 
 async def _hold(
-    client: Any, write: Callable[[bytes], object], policy: str, request: dict[str, Any]
+    client: Any,
+    write: Callable[[bytes], object],
+    policy: str,
+    request: dict[str, Any],
+    out: Path | None,
 ) -> tuple[str, int]:
     """Hold a lease until its workload ends; return the lease's id, and the exit code.
+
+    Args:
+        client: Connected.
+        write: Takes the output.
+        policy: The policy that decides.
+        request: What is asked for.
+        out: Where its files go; None: they stay where they are.
 
     Raises:
         LeaseLost: It was never started, or its end was not seen.
@@ -236,6 +262,8 @@ async def _hold(
             note(f"lease {name} on {where(held.placement)}")
             reader = _Reader(client, name, held.token, write)
             code = await reader.follow()
+            if out is not None and not await fetch(client, name, held.token, out):
+                code = code or NOT_FETCHED
             if code < 0 or code in _NOT_RUN:
                 await _say_why(client, name)
     except LeaseLost:

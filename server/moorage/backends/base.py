@@ -8,6 +8,7 @@ given again, and nothing is started twice.
     BackendError                 the backend cannot do that; the message says why
     ├── UnknownWorkloadError     nothing of that name runs, or ran lately
     │   └── UnknownAttemptError  it does, or did; of that start nothing is known any more
+    ├── UnknownFileError         a run has no such file
     ├── UnsupportedSpecError     this backend never can: another backend or spec is needed
     ├── BackendUnavailableError  nothing says where the backend is, or how to log in there
     └── EngineClosedError        the resource engine was closed while the caller waited
@@ -20,7 +21,7 @@ import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Protocol, assert_never
+from typing import Any, Final, Protocol, assert_never, runtime_checkable
 
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import DeviceId, Placement
@@ -29,6 +30,11 @@ LOG_TAIL_LINES: Final = 20
 """Last lines of a workload's output that come with the news of its failure."""
 LOG_BYTES_MAX: Final = 256 * 1024
 """Most that one call of `logs` returns."""
+
+RUN_FILES_MAX: Final = 10_000
+"""Files of a run that are listed."""
+FILE_BYTES_MAX: Final = 256 * 1024
+"""Most that one call of `read_file` returns."""
 
 
 class BackendError(Exception):
@@ -54,6 +60,10 @@ class UnknownAttemptError(UnknownWorkloadError):
     def __init__(self, workload: str, attempts: tuple[int, ...]) -> None:
         super().__init__(workload)
         self.kept = attempts
+
+
+class UnknownFileError(BackendError):
+    """The folder of a run has no such plain file."""
 
 
 class UnsupportedSpecError(BackendError, ValueError):
@@ -240,6 +250,61 @@ class Log:
         rest, _ = decoder.getstate()
         whole = data[: len(data) - len(rest)]
         return cls(text, start + len(whole), over, exit_code, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a workload left in its folder.
+
+    Args:
+        files: Path and size of each plain file.
+        left_out: Path of what cannot be fetched, and why.
+
+    """
+
+    files: tuple[tuple[str, int], ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """A piece of a file.
+
+    Args:
+        data: What it is.
+        offset: Where to go on.
+        over: Nothing follows.
+
+    """
+
+    data: bytes
+    offset: int
+    over: bool
+
+
+@runtime_checkable
+class FileSource(Protocol):
+    """A backend whose workloads have a folder that can be read, also after they have ended."""
+
+    async def files(self, workload: str, attempt: int = 0) -> RunFiles:
+        """List the files of a start of a workload; `attempt` is as in `logs`.
+
+        Raises:
+            UnsupportedSpecError: This workload has no folder of its own.
+            UnknownWorkloadError: There is none of that name.
+
+        """
+
+    async def read_file(
+        self, workload: str, path: str, offset: int = 0, attempt: int = 0
+    ) -> FilePiece:
+        """Read a file of a start of a workload; at most `FILE_BYTES_MAX` at a time.
+
+        Raises:
+            UnknownFileError: There is none, or the path would leave the folder.
+            UnsupportedSpecError: As `files`; so does `UnknownWorkloadError`.
+
+        """
 
 
 class Backend(Protocol):

@@ -74,6 +74,14 @@ def agent_run(
             help="End what runs here when the server has not been heard for so long; 0: never.",
         ),
     ] = 0.0,
+    address: Annotated[
+        str,
+        typer.Option(
+            envvar="MOORAGE_AGENT_ADDRESS",
+            help="Where the members of a gang on other machines find this one; default the address "
+            "with which it reaches the server.",
+        ),
+    ] = "",
 ) -> None:
     """Run the agent of this machine until SIGTERM or Ctrl-C; what it runs goes on.
 
@@ -91,7 +99,7 @@ def agent_run(
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     folder = (data or Path(state) / "moored-agent").absolute()
     options = AgentOptions(
-        server, token, folder, name or "", labels, not no_machine_id, unheard_seconds
+        server, token, folder, name or "", labels, not no_machine_id, unheard_seconds, address
     )
     raise typer.Exit(run(options, load_config({"data_dir": options.data}, None)))
 

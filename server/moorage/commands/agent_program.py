@@ -74,6 +74,7 @@ class AgentOptions:
         labels: Of the node.
         machine_id: Whether the machine says which one it is.
         unheard_seconds: How long what runs goes on unheard; 0: as long as it likes.
+        address: Where other machines find it; empty: at that with which it reaches the server.
 
     """
 
@@ -84,6 +85,7 @@ class AgentOptions:
     labels: Mapping[str, str]
     machine_id: bool
     unheard_seconds: float
+    address: str
 
 
 class _Refused(Exception):  # noqa: N818  # It is an answer.
@@ -155,14 +157,18 @@ class _Agent:
         self._deadline = HeardFile(self._folder, options.unheard_seconds)
 
     def _note(self, **known: Any) -> None:
-        self._known |= known
-        workload_store.write(self._file, self._known)
+        after = self._known | known
+        if after != self._known:  # A full disk keeps no agent away that has joined.
+            workload_store.write(self._file, after)
+            self._known = after
 
     async def run(self) -> None:
         """Connect, again and again, until a signal."""
         data = self._options.data
         backend = LocalBackend(self._folder, hidden=data)
-        host = AgentHost(backend, data, self._deadline.heard)
+        host = AgentHost(
+            backend, data, self._deadline.heard, self._options.address, backend.measured
+        )
         main = asyncio.current_task()
         assert main is not None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -252,6 +258,7 @@ class _Agent:
             raise self._not_let_in(at, error) from None
         async with connection:
             socket = AgentSocket(connection)
+            busy = await host.busy()
             sent_at = deadline.now()
             hello = wire.AgentHello(
                 wire.VERSION,
@@ -259,6 +266,7 @@ class _Agent:
                 self._known["agent"],
                 self._node,
                 self._options.unheard_seconds,
+                busy,
             )
             await socket.send(wire.encode(hello))
             async with asyncio.timeout(WELCOME_SECONDS_MAX):

@@ -26,10 +26,14 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_TOKEN",
         "MOORAGE_CA_FILE",
         "MOORAGE_STATE",
+        "MOORAGE_AGENT_DATA",
+        "MOORAGE_AGENT_ADDRESS",
+        "MOORAGE_AGENT_UNHEARD_SECONDS",
         "MOORAGE_POOL_ADDRESS",
         "MOORAGE_CLUSTER_ID",
         "MOORAGE_NODE_ID",
         "MOORAGE_NODES",
+        "MOORAGE_ADDRESSES",
         "MOORAGE_RANK",
         "MOORAGE_LEASE_ID",
         "MOORAGE_FENCING",
@@ -49,8 +53,8 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_COORD_PORT",
     }
 )
-"""No settings: names of clients and of slices, and what a workload is told, are left alone, since a
-daemon often shares their environment."""
+"""No settings: names of clients, agents and slices, and what a workload is told, are left alone,
+since a daemon often shares their environment."""
 
 _LINK: Final = re.compile(
     rf"{PREFIX}(\w+_)?"

@@ -480,8 +480,10 @@ def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
-    clusters, audit = stores.catalog.clusters, stores.audit.note
-    roster = AgentRoster(stores.agents, fleet, clusters, config.agent_lost_seconds, audit)
+    catalog, audit, lost_seconds = stores.catalog, stores.audit.note, config.agent_lost_seconds
+    roster = AgentRoster(
+        stores.agents, fleet, catalog.clusters, lost_seconds, audit, catalog.metrics
+    )
     roster.open()
     return roster
 

@@ -26,6 +26,11 @@ class AgentSocket:
         self._connection = connection
         connection.protocol.max_message_size = FRAME_BYTES_MAX
 
+    @property
+    def own_address(self) -> str:
+        """By which address of this machine the other side is reached."""
+        return str(self._connection.local_address[0])
+
     async def send(self, frame: bytes) -> None:
         """Send a frame; where the connection is gone, do nothing."""
         with suppress(ConnectionClosed):

@@ -37,6 +37,7 @@ from moorage.protocol.operations import (
     DecisionListing,
     Drain,
     Exec,
+    Files,
     FleetListing,
     Flush,
     ForgetMachine,
@@ -79,6 +80,7 @@ __all__ = [
     "DecisionListing",
     "Drain",
     "Exec",
+    "Files",
     "FleetListing",
     "Flush",
     "ForgetMachine",
@@ -228,6 +230,7 @@ Operation = (
     | Manage
     | Logs
     | Exec
+    | Files
     | WhatIf
     | WatchTopics
     | Resume

@@ -260,6 +260,20 @@ class Exec(OpMessage, frozen=True, kw_only=True, tag="exec"):
     environment: f.Variables = {}  # msgspec copies it.
 
 
+class Files(OpMessage, frozen=True, kw_only=True, tag="files"):
+    """List the files that the workload of a lease left in its own folder, or read one of them.
+
+    Without `path` the reply lists them; with it, the reply is a piece of that file from `offset`
+    on. `attempt` and `token` are as with `logs`.
+    """
+
+    lease: f.Identifier
+    token: f.Identifier | None = None
+    attempt: f.AttemptNumber = 0
+    path: f.RunPath = ""
+    offset: f.FileOffset = 0
+
+
 class WatchTopics(OpMessage, frozen=True, kw_only=True, tag="watch"):
     """Get the news of these topics from now on."""
 

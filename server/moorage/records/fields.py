@@ -176,6 +176,12 @@ Command = Annotated[
 Variables = Annotated[
     dict[str, str], Meta(max_length=COMMAND_PARTS_MAX, description="an object of strings")
 ]
+RunPath = Annotated[
+    str, Meta(max_length=1024, description="a path within the run's folder, of 1024 characters")
+]
+FileOffset = Annotated[
+    int, Meta(ge=0, le=_INT64_MAX, description="a whole number of bytes, 0 or more")
+]
 Offset = Annotated[
     int,
     Meta(

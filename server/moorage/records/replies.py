@@ -303,6 +303,36 @@ class ExecutionAnswer(Struct):
     output: str
 
 
+class RunFile(Struct):
+    """A file that a workload left in its folder."""
+
+    path: str
+    size: int
+
+
+class LeftOutFile(Struct):
+    """What is in the folder of a workload and is not fetched: a link, a pipe, one file too many."""
+
+    path: str
+    reason: str
+
+
+class RunFileList(Struct):
+    """The files of one start of a workload."""
+
+    files: Annotated[list[RunFile], ESSENTIAL]
+    left_out: list[LeftOutFile]
+    attempt: StartNumber
+
+
+class FilePart(Struct):
+    """A piece of a file; the next one starts at `offset`."""
+
+    base64: Annotated[str, ESSENTIAL]
+    offset: int
+    over: bool
+
+
 class WatchedTopics(Struct):
     """All topics that the session watches now."""
 

@@ -11,24 +11,31 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import structlog
 
 from moorage.backends.agents import wire
+from moorage.backends.agents.gangs import joined, member_orders
 from moorage.backends.agents.link import AgentLink, LinkLost
 from moorage.backends.base import (
     Backend,
     BackendError,
     CommandExecution,
+    FilePiece,
+    FileSource,
     Listener,
     Log,
     Order,
     Phase,
+    RunFiles,
     Support,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
     WorkloadReport,
 )
+from moorage.backends.completion import finished
 from moorage.backends.specs import BaseResourceSpec
 from moorage.model import ClusterId, Lease, NodeId
 
@@ -70,6 +77,7 @@ class AgentMachine:
         self._made_at = time.monotonic()
         self._link: AgentLink | None = None
         self._latest: AgentLink | None = None  # It need not be in use yet, or any more.
+        self._measured: tuple[wire.AgentMetrics, float] | None = None
         self._is_known = False  # Since this server started, its workloads have been looked at.
         self._change = asyncio.Event()
 
@@ -82,6 +90,13 @@ class AgentMachine:
     def heard_at(self) -> float:
         """When it was last heard of, on the monotonic clock; at first, when this was made."""
         return self._made_at if self._latest is None else self._latest.heard_at
+
+    @property
+    def measured(self) -> tuple[wire.AgentMetrics, float] | None:
+        """What it last said that it does, and when, in seconds since the epoch."""
+        if self._latest is not None and self._latest.metrics is not None:
+            self._measured = self._latest.metrics, self._latest.measured_at
+        return self._measured
 
     @property
     def absence(self) -> str:
@@ -101,6 +116,7 @@ class AgentMachine:
 
     def hear(self, link: AgentLink) -> None:
         """Note that its agent has come, over a connection that is not in use yet."""
+        self._measured = self.measured
         self._latest = link
 
     def connect(self, link: AgentLink) -> None:
@@ -152,6 +168,31 @@ class AgentMachine:
             may_run = True
             with suppress(LinkLost):
                 return _value(await self._call(link, frame), WorkloadReport)
+
+    async def has(self, order: Order) -> bool:
+        """Return whether a workload is here; wait for the machine as `start` does.
+
+        Raises:
+            BackendError: The machine is lost.
+
+        """
+        unless_lost = not (order.resumed or not self._is_known)
+        while True:
+            try:
+                link = await self._linked(unless_lost=unless_lost)
+            except BackendError:
+                if not order.resumed:
+                    raise
+                return False
+            with suppress(LinkLost, UnknownWorkloadError):
+                _value(await self._call(link, wire.StatusOrder(order.id)), WorkloadReport)
+                return True
+            if link is self._link:
+                return False
+
+    async def meet(self) -> wire.Meeting:
+        """Return where other machines find this one."""
+        return await self.look(wire.MeetOrder(), wire.Meeting)
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
         """Stop a workload, however long the machine is away; see `Backend.stop`."""
@@ -208,7 +249,8 @@ class FleetBackend:
         self._lease = lease
         self._listener: Listener | None = None
         self._machines: dict[Place, AgentMachine] = {}
-        self._places: dict[str, AgentMachine | None] = {}
+        self._places: dict[str, tuple[AgentMachine, ...]] = {}
+        self._members: dict[str, dict[str, WorkloadReport]] = {}
         self._nodes: frozenset[str] = frozenset()
 
     # For the daemon ----------------------------------------------------------------------------
@@ -237,7 +279,7 @@ class FleetBackend:
         self._fail_all(machine)
 
     def _fail_all(self, machine: AgentMachine) -> None:
-        for name in [each for each, there in self._places.items() if there is machine]:
+        for name in [each for each, there in self._places.items() if machine in there]:
             self._tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
 
     async def attach(self, machine: AgentMachine, link: AgentLink) -> None:
@@ -250,17 +292,35 @@ class FleetBackend:
         """
         found = _value(await link.call(wire.DiscoverOrder()), list[WorkloadReport])
         orphans = [each.id for each in found if not self._is_held(each.id, machine.place)]
-        for report in found:
+        for report in map(wire.bounded, found):
             if report.id not in orphans:
-                self._remember(report.id, machine)
-                self._tell(report)
+                if machine not in self._machines_of(report.id):
+                    self._places.pop(report.id, None)  # Its lease has moved here since.
+                self._remember(report.id, self._machines_of(report.id))
+                self._tell_member(machine, report)
         machine.connect(link)
         await asyncio.gather(*(self._end(link, each) for each in orphans))
 
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
         """Tell the listener what an agent says of a workload, unless that is elsewhere by now."""
-        if self._machine_of(report.id) is machine:
+        if machine in self._machines_of(report.id):
+            self._tell_member(machine, wire.bounded(report))
+
+    def _tell_member(self, machine: AgentMachine, report: WorkloadReport) -> None:
+        """Tell the listener of a workload, or of a gang what changes by how a member is."""
+        machines = self._machines_of(report.id)
+        if len(machines) < 2:  # noqa: PLR2004  # A gang has more than one.
             self._tell(report)
+            return
+        known = self._members.setdefault(report.id, {})
+        known[machine.place[1]] = report
+        nodes = [each.place[1] for each in machines]
+        if report.phase is Phase.SUCCEEDED and not known.keys() >= set(nodes):
+            return
+        state = joined({node: known[node] for node in nodes if node in known})
+        # It starts and stops as a whole, which `start` and `stop` say.
+        if state.phase in {Phase.FAILED, Phase.SUCCEEDED, Phase.PULLING, Phase.STARTING}:
+            self._tell(state)
 
     def _tell(self, report: WorkloadReport) -> None:
         if self._listener is not None:
@@ -291,7 +351,8 @@ class FleetBackend:
     def support(self) -> Support:
         """See `Backend.support`."""
         own = self._own.support
-        return replace(own, nodes=own.nodes | self._nodes) if own.nodes else own
+        nodes = own.nodes | self._nodes if own.nodes else own.nodes
+        return replace(own, nodes=nodes, gangs=bool(self._machines))
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Backend.listen`."""
@@ -304,64 +365,122 @@ class FleetBackend:
 
     async def discover(self) -> Collection[WorkloadReport]:
         """Return what is here, and on the machines that are connected; see `Backend.discover`."""
-        found = [*await self._own.discover()]
+        found: dict[str, dict[str, WorkloadReport]] = {}
         for machine in self.machines():
             if machine.link is not None:
-                found += await machine.look(wire.DiscoverOrder(), list[WorkloadReport])
-        return found
+                for report in await machine.look(wire.DiscoverOrder(), list[WorkloadReport]):
+                    found.setdefault(report.id, {})[machine.place[1]] = wire.bounded(report)
+        there = [joined(each) for each in found.values()]
+        return [*await self._own.discover(), *there]
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload; see `Backend.start`."""
-        machine = None
-        if len(order.placement) == 1:  # The own machine says why it takes no gang.
-            (share,) = order.placement
-            machine = self._machines.get((share.cluster_id, share.node_id))
-        if machine is None:
-            self._remember(order.id, None)
+        found = [self._machines.get((each.cluster_id, each.node_id)) for each in order.placement]
+        machines = [each for each in found if each is not None]
+        if len(found) > 1:
+            return await self._start_gang(order, found)
+        self._remember(order.id, machines)
+        if not machines:
             return await self._own.start(order)
-        self._remember(order.id, machine)
-        return await machine.start(order)
+        return await machines[0].start(order)
+
+    async def _start_gang(
+        self, order: Order, found: Sequence[AgentMachine | None]
+    ) -> WorkloadReport:
+        """Start a member on each machine once all are reachable; see `Backend.start`."""
+        machines = [each for each in found if each is not None]
+        missing = [s.node_id for s, each in zip(order.placement, found, strict=True) if not each]
+        self._remember(order.id, machines)
+        if missing:
+            reason = f"a gang runs on machines with agents, and {', '.join(missing)} has none"
+            if order.resumed:
+                return WorkloadReport(order.id, Phase.FAILED, detail=reason)
+            raise UnsupportedSpecError(reason)
+        self._members[order.id] = {}
+        touched = [each for each in machines if each.link is not None]
+        try:
+            there = await self._members_there(order, machines)
+            if order.resumed and len(there) < len(machines):
+                lost = ", ".join(each.place[1] for each in machines if each not in there)
+                reason = f"of the gang, the member on node {lost} is gone"
+                return WorkloadReport(order.id, Phase.FAILED, detail=reason)
+            touched = machines
+            if there and len(there) < len(machines):
+                await asyncio.gather(*(each.stop(order.id, None) for each in there))
+            meetings = await asyncio.gather(*(each.meet() for each in machines))
+            pairs = zip(machines, member_orders(order, meetings), strict=True)
+            starting = [asyncio.ensure_future(each.start(member)) for each, member in pairs]
+            reports = await _all_or_none(starting)
+        except BaseException as error:
+            # A server that stops while it finds a gang again leaves it running.
+            if not (order.resumed and isinstance(error, asyncio.CancelledError)):
+                await finished(asyncio.gather(*(each.stop(order.id, 0.0) for each in touched)))
+            raise
+        nodes = [each.place[1] for each in machines]
+        news = self._members.get(order.id, {})
+        ended = {node: report for node, report in news.items() if report.phase.over}
+        known = self._members[order.id] = dict(zip(nodes, reports, strict=True)) | ended
+        return joined({node: known[node] for node in nodes})
+
+    async def _members_there(
+        self, order: Order, machines: Sequence[AgentMachine]
+    ) -> list[AgentMachine]:
+        """Wait until all machines are reachable; return those that have their member."""
+        seen = await asyncio.gather(*(each.has(order) for each in machines))
+        return [each for each, there in zip(machines, seen, strict=True) if there]
 
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
         """Stop a workload; see `Backend.stop`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             await self._own.stop(workload, stop_seconds_max)
-        else:
-            await machine.stop(workload, stop_seconds_max)
+            return
+        await asyncio.gather(*(each.stop(workload, stop_seconds_max) for each in machines))
+        if self._members.pop(workload, None) is not None:
+            self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> WorkloadReport:
         """Look at a workload; see `Backend.status`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             return await self._own.status(workload)
-        return await machine.look(wire.StatusOrder(workload), WorkloadReport)
+        return await self._joined(machines, wire.StatusOrder(workload))
 
     async def probe(self, workload: str) -> WorkloadReport:
         """Look at a workload and ask whether it answers; see `Backend.probe`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             return await self._own.probe(workload)
-        return await machine.look(wire.ProbeOrder(workload), WorkloadReport)
+        return await self._joined(machines, wire.ProbeOrder(workload))
+
+    async def _joined(
+        self, machines: Sequence[AgentMachine], order: wire.StatusOrder | wire.ProbeOrder
+    ) -> WorkloadReport:
+        seen = await asyncio.gather(*(each.look(order, WorkloadReport) for each in machines))
+        if len(seen) == 1:
+            return seen[0]
+        return joined({m.place[1]: each for m, each in zip(machines, seen, strict=True)})
 
     def glance(self, workload: str) -> WorkloadReport | None:
         """Look at a process of this machine at once; see `Backend.glance`."""
-        return None if self._places.get(workload) else self._own.glance(workload)
+        return None if self._machines_of(workload) else self._own.glance(workload)
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
         """Change limits of a workload; see `Backend.control`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             await self._own.control(workload, limits)
-        else:
-            await machine.look(wire.ControlOrder(workload, dict(limits)), type(None))
+        order = wire.ControlOrder(workload, dict(limits))
+        await asyncio.gather(*(each.look(order, type(None)) for each in machines))
 
     async def reset(self, workload: str) -> Any:
         """Make a used workload as new; see `Backend.reset`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             return await self._own.reset(workload)
-        return await machine.look(wire.ResetOrder(workload), object, again=False)
+        order = wire.ResetOrder(workload)
+        done = (each.look(order, object, again=False) for each in machines)
+        return (await asyncio.gather(*done))[0]
 
     async def execute(
         self,
@@ -374,8 +493,8 @@ class FleetBackend:
         environment: Mapping[str, str] | None = None,
     ) -> CommandExecution:
         """Run a command inside of a workload; see `Backend.execute`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             return await self._own.execute(
                 workload,
                 command,
@@ -386,38 +505,74 @@ class FleetBackend:
             )
         variables = None if environment is None else dict(environment)
         order = wire.ExecuteOrder(workload, command, timeout_seconds, workdir, user, variables)
-        return await machine.look(order, CommandExecution, again=False)
+        return await machines[0].look(order, CommandExecution, again=False)
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read a workload's output; see `Backend.logs`."""
-        machine = self._machine_of(workload)
-        if machine is None:
+        machines = self._machines_of(workload)
+        if not machines:
             return await self._own.logs(workload, offset, attempt)
-        return await machine.look(wire.LogsOrder(workload, offset, attempt), Log)
+        return await machines[0].look(wire.LogsOrder(workload, offset, attempt), Log)
+
+    async def files(self, workload: str, attempt: int = 0) -> RunFiles:
+        """List the files of a run, of a gang those of rank 0; see `FileSource.files`."""
+        machines = self._machines_of(workload)
+        if not machines:
+            return await self._source().files(workload, attempt)
+        return await machines[0].look(wire.FilesOrder(workload, attempt), RunFiles)
+
+    async def read_file(
+        self, workload: str, path: str, offset: int = 0, attempt: int = 0
+    ) -> FilePiece:
+        """Read a file of a run; see `FileSource.read_file`."""
+        machines = self._machines_of(workload)
+        if not machines:
+            return await self._source().read_file(workload, path, offset, attempt)
+        order = wire.ReadFileOrder(workload, path, offset, attempt)
+        return await machines[0].look(order, FilePiece)
+
+    def _source(self) -> FileSource:
+        if not isinstance(self._own, FileSource):
+            raise UnsupportedSpecError("this backend gives out no files")
+        return self._own
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""
         self._listener = None
         await self._own.close()
 
-    def _remember(self, workload: str, machine: AgentMachine | None) -> None:
+    def _remember(self, workload: str, machines: Iterable[AgentMachine]) -> None:
         self._places.pop(workload, None)
-        self._places[workload] = machine
+        self._places[workload] = tuple(machines)
         if len(self._places) > PLACES_MAX:
-            del self._places[next(iter(self._places))]
+            old = next(iter(self._places))
+            del self._places[old]
+            self._members.pop(old, None)
 
-    def _machine_of(self, workload: str) -> AgentMachine | None:
-        """Return the machine of a workload; None: this one."""
+    def _machines_of(self, workload: str) -> tuple[AgentMachine, ...]:
+        """Return the machines of a workload, that of rank 0 first; none: it is this one."""
         if not self._machines or workload in self._places:
-            return self._places.get(workload)
+            return self._places.get(workload, ())
         lease = self._lease(workload)
         places = lease.placement if lease is not None else ()
         found = (self._machines.get((each.cluster_id, each.node_id)) for each in places)
-        return next((each for each in found if each is not None), None)
+        return tuple(each for each in found if each is not None)
+
+
+async def _all_or_none(starting: Sequence["asyncio.Task[WorkloadReport]"]) -> list[WorkloadReport]:
+    """Await all members; where one fails, give up the others first."""
+    try:
+        return await asyncio.gather(*starting)
+    except BaseException:
+        for each in starting:
+            each.cancel()
+        await finished(asyncio.gather(*starting, return_exceptions=True))
+        raise
 
 
 def _value(raw: msgspec.Raw, kind: type[T]) -> T:
     try:
-        return msgspec.msgpack.decode(raw, type=kind)
+        value = msgspec.msgpack.decode(raw, type=kind)
+        return cast("T", wire.bounded(value)) if isinstance(value, WorkloadReport) else value
     except msgspec.MsgspecError as error:
         raise BackendError(f"the agent answers what this server does not read: {error}") from error

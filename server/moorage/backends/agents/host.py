@@ -13,16 +13,29 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 import msgspec
+import structlog
 
 from moorage.backends.agents import wire
-from moorage.backends.base import Backend, BackendError, WorkloadReport
+from moorage.backends.base import (
+    Backend,
+    BackendError,
+    FileSource,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
 from moorage.backends.local import deadline, workload_store
+from moorage.backends.local.measurements import Measurement
+from moorage.backends.local.orders import free_port
 from moorage.protocol.agent_socket import AgentSocket
 
 __all__ = ["AgentHost"]
 
 FENCES_MAX: Final = 1_000
 """Workloads whose fencing number is remembered: the last ones."""
+BEATS_A_MEASUREMENT: Final = 2
+"""Between two looks at the machine."""
+
+log = structlog.get_logger("moored")
 
 
 class AgentHost:
@@ -32,14 +45,24 @@ class AgentHost:
         backend: Of this machine.
         folder: Where the fencing numbers of the last orders are kept.
         on_heard: Called when the server has heard what was sent at a time of `deadline.now`.
+        address: Where members of a gang on other machines find this one; empty: by the address
+            with which it reaches the server.
+        measure: Looks at the machine, in a thread; None: the server does not learn of it.
 
     """
 
     def __init__(
-        self, backend: Backend, folder: Path, on_heard: Callable[[float], None] = lambda _: None
+        self,
+        backend: Backend,
+        folder: Path,
+        on_heard: Callable[[float], None] = lambda _: None,
+        address: str = "",
+        measure: Callable[[], Measurement] | None = None,
     ) -> None:
         self._backend = backend
         self._on_heard = on_heard
+        self._address = address
+        self._measure = measure
         self._file = folder / "fences.json"
         self._fences: dict[str, int] = workload_store.read(self._file) or {}
         self._starts: dict[str, asyncio.Task[WorkloadReport]] = {}
@@ -60,7 +83,8 @@ class AgentHost:
     async def serve(self, socket: AgentSocket, beat_seconds: float) -> None:
         """Carry out what comes over a connection until it is gone."""
         self._socket = socket
-        beating = asyncio.create_task(self._beat(beat_seconds))
+        beating = [asyncio.create_task(self._beat(beat_seconds))]
+        beating.append(asyncio.create_task(self._report_metrics(beat_seconds)))
         try:
             while (frame := await socket.receive()) is not None:
                 match wire.decode_instruction(frame):
@@ -77,7 +101,8 @@ class AgentHost:
                         assert_never(never)
         finally:
             self._socket = None
-            beating.cancel()
+            for each in beating:
+                each.cancel()
             for order, task in self._calls.values():
                 if not isinstance(order, wire.StartOrder | wire.StopOrder):
                     task.cancel()
@@ -93,7 +118,7 @@ class AgentHost:
     async def _carry_out(self, socket: AgentSocket, number: int, order: wire.AnyOrder) -> None:
         report: wire.AgentDone | wire.AgentFailure
         try:
-            value = wire.encode(await self._done(order))
+            value = wire.encode(await self._done(order, socket))
             report = wire.AgentDone(number, msgspec.Raw(value))
         except asyncio.CancelledError:
             report = wire.AgentFailure(number, "failed", "it was given up")
@@ -104,13 +129,31 @@ class AgentHost:
                 self._calls.pop(number, None)
         await self._send(socket, report)
 
-    async def _done(self, order: wire.AnyOrder) -> Any:
+    async def _done(self, order: wire.AnyOrder, socket: AgentSocket) -> Any:
+        match order:
+            case wire.MeetOrder():
+                return wire.Meeting(self._address or socket.own_address, free_port(""))
+            case wire.StartOrder():
+                return await self._start(order)
+            case wire.FilesOrder() | wire.ReadFileOrder():
+                return await self._look_at_files(order)
+            case _:  # The rest is a `BackendOrder`, whose match is closed.
+                return await self._at_backend(order)
+
+    async def _look_at_files(self, order: wire.FileOrder) -> Any:
+        if not isinstance(self._backend, FileSource):
+            raise UnsupportedSpecError("this machine gives out no files")
+        if isinstance(order, wire.FilesOrder):
+            return await self._backend.files(order.workload, order.attempt)
+        return await self._backend.read_file(
+            order.workload, order.path, order.offset, order.attempt
+        )
+
+    async def _at_backend(self, order: wire.BackendOrder) -> Any:
         backend = self._backend
         match order:
             case wire.DiscoverOrder():
                 return list(await backend.discover())
-            case wire.StartOrder():
-                return await self._start(order)
             case wire.StopOrder(workload, stop_seconds_max):
                 return await backend.stop(workload, stop_seconds_max)
             case wire.StatusOrder(workload):
@@ -171,6 +214,27 @@ class AgentHost:
             await asyncio.sleep(seconds)
             if self._socket is not None:
                 await self._send(self._socket, wire.AgentBeat(deadline.now()))
+
+    async def busy(self) -> dict[str, str]:
+        """Return which devices others use, as a hello has it."""
+        metrics = await self._metrics()
+        return {} if metrics is None else metrics.busy
+
+    async def _metrics(self) -> wire.AgentMetrics | None:
+        if self._measure is None:
+            return None
+        try:
+            return wire.AgentMetrics(*await asyncio.to_thread(self._measure))
+        except Exception as error:  # noqa: BLE001  # A driver may say anything; the rest goes on.
+            log.warning("measuring_failed", reason=f"{type(error).__name__}: {error}")
+            return None
+
+    async def _report_metrics(self, beat_seconds: float) -> None:
+        while True:
+            metrics = await self._metrics()
+            if self._socket is not None and metrics is not None:
+                await self._send(self._socket, metrics)
+            await asyncio.sleep(BEATS_A_MEASUREMENT * beat_seconds)
 
     def _tell(self) -> None:
         """Send news; without a connection there are none: the server looks when there is one."""

@@ -20,9 +20,9 @@ from moorage.backends.agents.wire import (
     AgentFailure,
     AgentHeard,
     AgentHello,
+    AgentMetrics,
     AgentNews,
     AnyOrder,
-    DiscoverOrder,
     decode_report,
     encode,
 )
@@ -48,11 +48,15 @@ class AgentLink:
 
     Attributes:
         heard_at: When the last frame came, on the monotonic clock.
+        metrics: What the machine did when it was last measured.
+        measured_at: When that was, in seconds since the epoch.
 
     """
 
     def __init__(self, socket: AgentSocket, on_news: Callable[[WorkloadReport], None]) -> None:
         self.heard_at = time.monotonic()
+        self.metrics: AgentMetrics | None = None
+        self.measured_at = 0.0
         self._socket = socket
         self._on_news = on_news
         self._ids = itertools.count(1)
@@ -78,6 +82,9 @@ class AgentLink:
                         self._on_news(report)
                     case AgentBeat(at):
                         await self._socket.send(encode(AgentHeard(at)))
+                    case AgentMetrics() as metrics:
+                        self.metrics = metrics
+                        self.measured_at = time.time()
                     case AgentHello():
                         pass
                     case _ as never:
@@ -125,7 +132,7 @@ class AgentLink:
         if order is None or report is None or report.done():
             return
         if isinstance(outcome, AgentFailure):
-            name = "" if isinstance(order, DiscoverOrder) else order.workload
+            name = getattr(order, "workload", "")
             report.set_exception(outcome.error(name))
             report.exception()  # As above.
         else:

@@ -11,10 +11,12 @@ from typing import Any, Final
 import msgspec
 
 from moorage.backends.base import (
+    LOG_TAIL_LINES,
     Backend,
     BackendError,
     Order,
     UnknownAttemptError,
+    UnknownFileError,
     UnknownWorkloadError,
     UnsupportedSpecError,
     WorkloadReport,
@@ -33,26 +35,37 @@ __all__ = [
     "AgentFarewell",
     "AgentHeard",
     "AgentHello",
+    "AgentMetrics",
     "AgentNews",
     "AgentWelcome",
+    "AnyHello",
     "ControlOrder",
     "DiscoverOrder",
     "ExecuteOrder",
+    "FileOrder",
+    "FilesOrder",
     "Instruction",
     "LogsOrder",
+    "MeetOrder",
+    "Meeting",
     "ProbeOrder",
+    "ReadFileOrder",
     "Report",
     "ResetOrder",
     "StartOrder",
     "StatusOrder",
     "StopOrder",
+    "bounded",
+    "decode_hello",
     "decode_instruction",
     "decode_report",
     "encode",
 ]
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of these frames. An agent of another version is refused with a sentence."""
+SENTENCE_CHARS_MAX: Final = 4_000
+"""Of a text of an agent that goes to leases and logs; the rest is cut off."""
 
 
 class _Frame(msgspec.Struct, tag=True):
@@ -69,6 +82,7 @@ class AgentHello(_Frame):
         node: Its machine, as a node of a cluster document.
         unheard_seconds: How long what it runs goes on while the server is not heard; 0: as long as
             it likes.
+        busy: Devices that others use; see `backends.local.measurements.Measurement`.
 
     """
 
@@ -77,6 +91,14 @@ class AgentHello(_Frame):
     agent: str
     node: dict[str, Any]
     unheard_seconds: float
+    busy: dict[str, str]
+
+
+class AnyHello(msgspec.Struct, tag="AgentHello"):
+    """What the hello of an agent of any version has."""
+
+    version: int
+    release: str = ""
 
 
 class AgentBeat(_Frame):
@@ -89,6 +111,14 @@ class AgentNews(_Frame):
     """Says what became of a workload."""
 
     report: WorkloadReport
+
+
+class AgentMetrics(_Frame):
+    """Says what the machine is doing; see `backends.local.measurements.Measurement`."""
+
+    groups: dict[str, dict[str, float]]
+    gpus: list[dict[str, float]]
+    busy: dict[str, str]
 
 
 class AgentDone(_Frame):
@@ -133,13 +163,14 @@ class AgentFailure(_Frame):
             return UnknownAttemptError(workload, self.attempts)
         if self.kind == "unknown_workload":
             return UnknownWorkloadError(workload)
-        return _ERRORS.get(self.kind, BackendError)(self.reason)
+        return _ERRORS.get(self.kind, BackendError)(self.reason[:SENTENCE_CHARS_MAX])
 
 
 _ERRORS: Final[dict[str, type[Exception]]] = {
     "unknown_attempt": UnknownAttemptError,
     "unknown_workload": UnknownWorkloadError,
     "unsupported": UnsupportedSpecError,
+    "unknown_file": UnknownFileError,
     "timeout": TimeoutError,
 }
 
@@ -180,6 +211,23 @@ class AgentHeard(_Frame):
     """The server has read a beat; `at` is as in the beat."""
 
     at: float
+
+
+class MeetOrder(_Frame):
+    """Asks where the members of a gang may find this machine; the answer is a `Meeting`."""
+
+
+class Meeting(msgspec.Struct):
+    """Where a machine is found by others.
+
+    Args:
+        address: Of the machine.
+        port: A free one.
+
+    """
+
+    address: str
+    port: int
 
 
 class _WorkloadOrder(_Frame):
@@ -272,9 +320,22 @@ class LogsOrder(_WorkloadOrder):
     attempt: int
 
 
-AnyOrder = (
+class FilesOrder(_WorkloadOrder):
+    """See `FileSource.files`."""
+
+    attempt: int
+
+
+class ReadFileOrder(_WorkloadOrder):
+    """See `FileSource.read_file`."""
+
+    path: str
+    offset: int
+    attempt: int
+
+
+BackendOrder = (
     DiscoverOrder
-    | StartOrder
     | StopOrder
     | StatusOrder
     | ProbeOrder
@@ -283,6 +344,9 @@ AnyOrder = (
     | ExecuteOrder
     | LogsOrder
 )
+"""What a backend of the machine carries out as it is."""
+FileOrder = FilesOrder | ReadFileOrder
+AnyOrder = BackendOrder | FileOrder | StartOrder | MeetOrder
 
 
 class AgentCall(_Frame):
@@ -298,9 +362,22 @@ class AgentCancel(_Frame):
     id: int
 
 
-Report = AgentHello | AgentBeat | AgentNews | AgentDone | AgentFailure
+Report = AgentHello | AgentBeat | AgentMetrics | AgentNews | AgentDone | AgentFailure
 Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCancel
 
+
+def bounded(report: WorkloadReport) -> WorkloadReport:
+    """Return what an agent says of a workload, with texts no longer than leases may have."""
+    lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
+    return dataclasses.replace(
+        report,
+        endpoint=report.endpoint[:SENTENCE_CHARS_MAX],
+        detail=report.detail[:SENTENCE_CHARS_MAX],
+        log_tail=lines,
+    )
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
+decode_hello: Final = msgspec.msgpack.Decoder(AnyHello).decode
 decode_report: Final = msgspec.msgpack.Decoder(Report).decode
 decode_instruction: Final = msgspec.msgpack.Decoder(Instruction).decode

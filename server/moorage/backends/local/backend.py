@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from moorage.backends.base import (
     BackendError,
     CommandExecution,
+    FilePiece,
     Listener,
     Log,
     Order,
+    RunFiles,
     Support,
+    UnknownWorkloadError,
     UnsupportedSpecError,
     WorkloadReport,
 )
@@ -24,12 +27,16 @@ from moorage.backends.local import containers, processes
 from moorage.backends.local.confinement import Confinement, find
 from moorage.backends.local.containers import Containers
 from moorage.backends.local.devices import Devices
+from moorage.backends.local.measurements import Measurement, measured
 from moorage.backends.local.processes import Processes
+from moorage.backends.local.run_files import listed, piece
 from moorage.backends.local.workload_store import WorkloadStore
 from moorage.backends.local.workloads import LIMITS, LocalWorkloads
 from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
 
 __all__ = ["LocalBackend"]
+
+T = TypeVar("T")
 
 log = structlog.get_logger("moored")
 
@@ -77,9 +84,11 @@ class LocalBackend:
         outlive: bool = True,
         hidden: Path | None = None,
     ) -> None:
+        self._root = root
         self._nodes = frozenset(nodes)
         self._listener: Listener | None = None
         folders, boxes = WorkloadStore(root), WorkloadStore(root.absolute() / "containers")
+        self._folders, self._boxes = folders, boxes
         for finding in (*folders.quarantined, *boxes.quarantined):
             log.warning("backend", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
@@ -181,6 +190,37 @@ class LocalBackend:
         with _plain():
             part = self._containers if self._containers.keeps(workload) else self._processes
             return await part.logs(workload, offset, attempt)
+
+    async def files(self, workload: str, attempt: int = 0) -> RunFiles:
+        """List the files of a run; see `FileSource.files`."""
+        with _plain():
+            return await asyncio.to_thread(self._in_folder, workload, attempt, listed)
+
+    async def read_file(
+        self, workload: str, path: str, offset: int = 0, attempt: int = 0
+    ) -> FilePiece:
+        """Read a file of a run; see `FileSource.read_file`."""
+
+        def read(folder: int) -> FilePiece:
+            return piece(folder, path, offset)
+
+        with _plain():
+            return await asyncio.to_thread(self._in_folder, workload, attempt, read)
+
+    def _in_folder(self, workload: str, attempt: int, look: Callable[[int], T]) -> T:
+        """Look into the folder of a run. Blocks."""
+        store = self._boxes if self._containers.keeps(workload) else self._folders
+        folder = store.work(workload, attempt)
+        if folder is None:
+            raise UnknownWorkloadError(workload)
+        try:
+            return look(folder)
+        finally:
+            os.close(folder)
+
+    def measured(self) -> Measurement:
+        """Return what this machine is doing, and which of its GPUs others use. Blocks."""
+        return measured(self._root, self._devices.held_gpus())
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""

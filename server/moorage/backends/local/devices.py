@@ -134,6 +134,18 @@ class Devices:
                 return {}
             return {} if named == held else _visible(named)
 
+    def held_gpus(self) -> frozenset[str]:
+        """Return all names, in small letters, of GPUs and instances that workloads have."""
+        with self._lock:
+            rows = [
+                row
+                for each in self._held.values()
+                for row in (*each.get(_LEASED, ()), *each.get("gpus", ()))
+            ]
+        names = {str(row["id"]) for row in rows}
+        names |= {(row["device"][1] or row["device"][0]) for row in rows if row.get("device")}
+        return frozenset(name.lower() for name in names)
+
     def cpu_count(self, workload: str) -> float | None:
         """Return how many processors a workload is bound to; None for any."""
         with self._lock:

@@ -22,7 +22,7 @@ class Device(NamedTuple):
 
 def gpus_here() -> list[str]:
     """Return the ids of the NVIDIA GPUs of this machine, as CUDA takes them; none without NVML."""
-    nvml = _nvml()
+    nvml = nvml_here()
     if nvml is None:
         return []
     handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
@@ -74,7 +74,7 @@ def look_again() -> None:
 @lru_cache(1)
 def _known() -> dict[str, Device]:
     """Return all names of all devices, in small letters; none without NVML."""
-    nvml = _nvml()
+    nvml = nvml_here()
     if nvml is None:
         return {}
     names: dict[str, Device] = {}
@@ -104,7 +104,7 @@ def _instances(nvml: Any, handle: Any) -> list[tuple[int, str]]:
     return found
 
 
-def _nvml() -> Any:
+def nvml_here() -> Any:
     """Return the bindings, ready for use; None where there is no driver, and so are no GPUs."""
     try:
         nvml = importlib.import_module("pynvml")

@@ -18,7 +18,7 @@ from moorage.backends.specs import (
     memory_bytes,
 )
 
-__all__ = ["document", "process"]
+__all__ = ["document", "free_port", "process"]
 
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a workload's log; beyond it the older half is dropped."""
@@ -76,7 +76,7 @@ def document(
     command, environment = spec.command, dict(spec.environment)
     if isinstance(spec, ServiceResourceSpec):
         host, probe = spec.host, asdict(spec.readiness or Readiness())
-        port = spec.port or _free_port(spec.host)
+        port = spec.port or free_port(spec.host)
         command = [part.replace("{port}", str(port)) for part in command]
         environment = {"PORT": str(port), **environment}
     if grant.environment:
@@ -115,7 +115,8 @@ def document(
     }
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """Return a port of an address of this machine that is free now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.bind((host, 0))

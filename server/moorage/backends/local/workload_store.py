@@ -40,6 +40,7 @@ from moorage.backends.base import (
     BackendError,
     Log,
     Phase,
+    UnsupportedSpecError,
     WorkloadReport,
 )
 
@@ -53,6 +54,7 @@ _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES,
 _NAME_MAX: Final = 150
 """Longer names are cut and told apart by a digest; file systems take 255 bytes."""
 _TAIL_BYTES: Final = 16 * 1024
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FLOCK: Final = "hhqqi"
 """`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
 
@@ -222,6 +224,38 @@ class WorkloadStore:
             return None if last is None else _piece(last, offset, attempt, over=True)
         return found or _piece(self._archived(workload, attempt), offset, attempt, over=True)
 
+    def work(self, workload: str, attempt: int = 0) -> int | None:
+        """Open the folder that a start of a workload runs in, also of what was stopped.
+
+        Args:
+            workload: Its name.
+            attempt: Which start of it; 0 for the last one.
+
+        Returns:
+            A descriptor; None where nothing of it is kept.
+
+        Raises:
+            UnsupportedSpecError: It ran elsewhere.
+
+        """
+        # In this order, as in `log`.
+        archives = [self._archived(workload, each) for each in self.attempts(workload)]
+        last = sorted(archives, key=_changed, reverse=True)
+        for folder in (self.folder(workload), *last, self._archived(workload, attempt)):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                opened = os.open(folder, _FOLDER)
+                try:
+                    order = read(Path("order.json"), opened)
+                    if order is None or attempt not in {0, order.get("attempt", 1)}:
+                        continue
+                    if order.get("workdir") or not os.path.lexists(folder / "work"):
+                        reason = "it did not run in a folder of its own, but in a container or"
+                        raise UnsupportedSpecError(f"{reason} where its `workdir` says")
+                    return os.open("work", _FOLDER, dir_fd=opened)
+                finally:
+                    os.close(opened)
+        return None
+
     def _archived(self, workload: str, attempt: int) -> Path:
         return self._ended / f"{_file_name(workload)}@{attempt}"
 
@@ -233,7 +267,7 @@ def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None
     it away, and the next start makes its own.
     """
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        opened = os.open(folder, _FOLDER)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:

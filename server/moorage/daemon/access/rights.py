@@ -25,6 +25,7 @@ RIGHT_OF: Final[Mapping[type[Request], Right]] = {
     wire.Cancel: Right.LEASE,
     wire.Flush: Right.LEASE,
     wire.Exec: Right.EXEC,
+    wire.Files: Right.EXEC,
     wire.Manage: Right.POLICY,
     wire.Cordon: Right.CORDON,
     wire.Drain: Right.CORDON,

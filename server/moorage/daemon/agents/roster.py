@@ -26,11 +26,12 @@ from moorage.daemon.agents.agent_store import (
     AgentStoreError,
     JoiningToken,
 )
+from moorage.daemon.agents.measurements import AgentMeasurements, without_busy
 from moorage.model import ClusterId, Code, NodeId
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.cluster_documents import nodes_of
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.registry import ClusterDocuments
+from moorage.protocol.registry import ClusterDocuments, Metrics
 from moorage.records.audit import AuditEntry
 from moorage.records.history import AbsentAgent, AgentsNow
 from moorage.records.rights import SERVER_ITSELF, Caller
@@ -71,6 +72,7 @@ class AgentRoster:
         clusters: Documents of the registry.
         lost_seconds: How long a machine may be unheard of before it counts as lost.
         audit: Takes entries of the audit log.
+        metrics: Documents of what clusters are doing.
 
     """
 
@@ -81,14 +83,19 @@ class AgentRoster:
         clusters: ClusterDocuments,
         lost_seconds: float,
         audit: Callable[[AuditEntry], None],
+        metrics: Metrics,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._clusters = clusters
         self._lost_seconds = lost_seconds
         self._audit = audit
+        self._measurements = AgentMeasurements(metrics)
+        self._nodes: dict[Place, dict[str, Any]] = {}  # As agents have described them.
+        self._busy: dict[Place, dict[str, str]] = {}  # As `_describe` has put it there.
         self._beat_seconds = min(BEAT_SECONDS_MAX, lost_seconds / (2 * BEATS_MISSED_MAX))
         self._coming: set[Place] = set()
+        self._changing = asyncio.Lock()  # Nodes of a document are read, changed and put back.
 
     def open(self) -> None:
         """Make known which machines have agents, before leases are looked at.
@@ -143,7 +150,7 @@ class AgentRoster:
             await asyncio.to_thread(come, machine.place, *shown, time.time())
             welcome = wire.AgentWelcome(*machine.place, key, EPOCH, self._beat_seconds)
             await socket.send(wire.encode(welcome))
-            await self._take_part(fleet, machine, link, hello.node)
+            await self._take_part(fleet, machine, link, hello)
         except AgentStoreError as error:
             log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
         finally:
@@ -154,7 +161,7 @@ class AgentRoster:
                     await asyncio.to_thread(note, machine.place, time.time())
 
     async def _take_part(
-        self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, node: dict[str, Any]
+        self, fleet: FleetBackend, machine: AgentMachine, link: AgentLink, hello: wire.AgentHello
     ) -> None:
         name = "/".join(machine.place)
         running = asyncio.ensure_future(link.run())
@@ -164,7 +171,8 @@ class AgentRoster:
             if attaching.done():
                 await attaching
                 self._coming.discard(machine.place)
-                await self._register(machine.place, node)
+                self._nodes[machine.place] = hello.node
+                await self._describe(machine, hello.busy)
                 log.info("agent_connected", machine=name)
             await running
         except LinkLost:
@@ -182,17 +190,21 @@ class AgentRoster:
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 frame = await socket.receive()
-            hello = wire.decode_report(frame or b"")
+            any_hello = wire.decode_hello(frame or b"")
         except (TimeoutError, msgspec.MsgspecError):
-            hello = None
-        if not isinstance(hello, wire.AgentHello):
-            raise _Refusal("the first frame of an agent is its hello")
-        if hello.version != wire.VERSION:
+            raise _Refusal("the first frame of an agent is its hello") from None
+        if any_hello.version != wire.VERSION:
             reason = (
-                f"the agent (release {hello.release}) speaks version {hello.version} of the agents'"
-                f" protocol, and this server (release {version('moorage')}) version {wire.VERSION}"
+                f"the agent (release {any_hello.release[:40]}) speaks version {any_hello.version}"
+                f" of the agents' protocol, and this server (release {version('moorage')}) version"
+                f" {wire.VERSION}"
             )
             raise _Refusal(f"{reason}; install the same release on both")
+        try:
+            hello = wire.decode_report(frame or b"")
+        except msgspec.MsgspecError as error:
+            raise _Refusal(f"the hello of the agent cannot be read: {error}") from error
+        assert isinstance(hello, wire.AgentHello)
         if hello.unheard_seconds and not self._outlasts(hello.unheard_seconds):
             raise _Refusal(
                 f"the agent ends what it runs when it is unheard for {hello.unheard_seconds:g} s, "
@@ -232,13 +244,16 @@ class AgentRoster:
         self, fleet: FleetBackend, token: JoiningToken, hello: wire.AgentHello
     ) -> tuple[AgentMachine, str]:
         """Return the machine of a new agent, registered, and its key."""
-        place = ClusterId(token.cluster_id), NodeId(str(hello.node.get("id")))
+        name = hello.node.get("id")
+        if not isinstance(name, str) or not name.strip() or "/" in name or not name.isprintable():
+            raise _Refusal(f"the name of a machine is a text without `/`, not {str(name)[:40]!r}")
+        place = ClusterId(token.cluster_id), NodeId(name)
         machine = await self._take_over(fleet, place, hello)
         is_new = place not in self._store.agents()
         try:
             if is_new:
                 await self._check_name(place)
-            await self._register(place, hello.node)
+            await self._register(place, without_busy(hello.node, hello.busy))
             key = await asyncio.to_thread(self._store.join, token, place, hello.agent, time.time())
         except BaseException as error:
             if is_new:
@@ -300,7 +315,15 @@ class AgentRoster:
 
     async def _register(self, place: Place, node: dict[str, Any]) -> None:
         """Put a machine's node into its cluster, as it is."""
-        node = {**node, "id": place[1]}
+        async with self._changing:
+            await self._put(place, {**node, "id": place[1]})
+
+    async def _describe(self, machine: AgentMachine, busy: dict[str, str]) -> None:
+        """Put a connected machine's node into its cluster, without devices that others use."""
+        self._busy[machine.place] = busy
+        await self._register(machine.place, without_busy(self._nodes[machine.place], busy))
+
+    async def _put(self, place: Place, node: dict[str, Any]) -> None:
         if await self._node(place) == node:
             return
         metadata = {"name": place[0], "description": "Machines with agents"}
@@ -327,6 +350,9 @@ class AgentRoster:
                     await self._look(machine, records.get(machine.place))
                 except ServiceError as error:
                     log.warning("agent_failed", machine="/".join(machine.place), reason=str(error))
+            await self._measurements.publish(
+                self._fleet.machines() if self._fleet is not None else ()
+            )
 
     async def _look(self, machine: AgentMachine, record: AgentRecord | None) -> None:
         link, now = machine.link, time.monotonic()
@@ -336,6 +362,8 @@ class AgentRoster:
             silent = now - link.heard_at > BEATS_MISSED_MAX * self._beat_seconds
             if silent or record is None or record.revoked:
                 link.abort()
+            elif (metrics := link.metrics) and metrics.busy != self._busy.get(machine.place):
+                await self._describe(machine, metrics.busy)
         elif now - machine.heard_at > self._lost_seconds:
             if not machine.lost:
                 await self._lose(machine)
@@ -344,11 +372,14 @@ class AgentRoster:
 
     async def _lose(self, machine: AgentMachine) -> None:
         """Have nothing new placed on a machine; what runs there goes on."""
-        node = await self._node(machine.place)
-        if node is not None:
-            reason = f"lost: {machine.absence}"
-            await self._register(machine.place, {**node, "unavailable": reason})
         machine.note(lost=True)
+        async with self._changing:
+            node = await self._node(machine.place)
+            if machine.link is not None:  # It has come meanwhile, and puts its node in next.
+                return
+            if node is not None:
+                reason = f"lost: {machine.absence}"
+                await self._put(machine.place, {**node, "unavailable": reason})
         log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
 
     def _give_up(self, machine: AgentMachine, unheard_seconds: float) -> None:
@@ -386,6 +417,7 @@ class AgentRoster:
         """Have a machine be no part of the fleet any more."""
         if self._fleet is None or machine.gone:
             return
+        self._nodes.pop(machine.place, None)
         self._fleet.forget(machine)
         if machine.link is not None:
             machine.link.abort()
@@ -393,12 +425,13 @@ class AgentRoster:
 
     async def _take_out(self, place: Place) -> None:
         """Take a machine's node out of its cluster."""
-        if await self._node(place) is None:
-            return
-        document = await self._clusters.get(place[0])
-        left = [each for each in nodes_of(document) if each.get("id") != place[1]]
-        nodes = {**document["nodes"], "count": len(left), "nodeData": left}
-        await self._clusters.update(place[0], {"nodes": nodes})
+        async with self._changing:
+            if await self._node(place) is None:
+                return
+            document = await self._clusters.get(place[0])
+            left = [each for each in nodes_of(document) if each.get("id") != place[1]]
+            nodes = {**document["nodes"], "count": len(left), "nodeData": left}
+            await self._clusters.update(place[0], {"nodes": nodes})
 
 
 def _absent_longest(machine: AgentMachine) -> tuple[bool, float]:

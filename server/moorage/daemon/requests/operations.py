@@ -188,7 +188,7 @@ class Operations:
                 self._replies.answer_later(to, self._manage(to, tenant, message))
             case wire.DecisionListing() | wire.DecisionFleet() | wire.PastFleet() | wire.WhatIf():
                 self._replies.answer_later(to, self._lookups.answer(message, caller))
-            case wire.Logs() | wire.Exec():
+            case wire.Logs() | wire.Exec() | wire.Files():
                 self._look_into(to, tenant, message)
             case wire.WatchTopics():
                 self._replies.answer(to, self._watch(to, caller, message))
@@ -262,7 +262,9 @@ class Operations:
         sees_all = caller.may(Right.READ_ALL)
         self._inbox.post(DryRun(to, event, sees_all, beside, stops), tenant)
 
-    def _look_into(self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec) -> None:
+    def _look_into(
+        self, to: Address, tenant: Tenant, message: wire.Logs | wire.Exec | wire.Files
+    ) -> None:
         """Read or enter a workload; without the lease's token, only one of the caller's tenant."""
         if message.token is None and isinstance(message, wire.Exec):
             _note(tenant, self._replies.remote(to), {"what": "exec", "lease": message.lease})

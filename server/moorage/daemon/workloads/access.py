@@ -1,4 +1,4 @@
-"""Looks into the workloads of leases for their owners: what they wrote, and commands inside."""
+"""Looks into the workloads of leases for their owners: output, files, and commands inside."""
 
 import asyncio
 import base64
@@ -9,8 +9,10 @@ from typing import Any, Final, assert_never
 from moorage.backends.base import (
     Backend,
     BackendError,
+    FileSource,
     Log,
     UnknownAttemptError,
+    UnknownFileError,
     UnknownWorkloadError,
     UnsupportedSpecError,
 )
@@ -33,7 +35,7 @@ EXECUTIONS_ALL_MAX: Final = 64
 
 
 class WorkloadAccess:
-    """Answers `logs` and `exec`.
+    """Answers `logs`, `exec` and `files`.
 
     Args:
         backends: Who runs what.
@@ -55,7 +57,7 @@ class WorkloadAccess:
         return self._backends.stop_seconds(lease)
 
     async def answer(
-        self, message: wire.Logs | wire.Exec, tenant: Tenant, session: SessionId
+        self, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant, session: SessionId
     ) -> Information | Refusal:
         """Do what a message says; whatever goes wrong is a refusal.
 
@@ -75,18 +77,9 @@ class WorkloadAccess:
         if (busy := self._busy(lease, message)) is not None:
             return busy
         try:
-            match message:
-                case wire.Logs():
-                    return await self._read(backend, lease, message, tenant, session)
-                case wire.Exec():
-                    self._executing[lease.workload] += 1
-                    try:
-                        return Information(await self._exec(backend, lease.workload, message))
-                    finally:
-                        self._executing[lease.workload] -= 1
-                        self._executing += Counter()  # Forgets what is none any more.
-                case _:
-                    assert_never(message)
+            return await self._look_into(backend, lease, message, tenant, session)
+        except UnknownFileError as error:
+            return Refusal(Code.NOT_FOUND, f"{error}.", "path", "a file that `files` lists")
         except UnknownWorkloadError:
             reason = f"Nothing runs for lease {message.lease}; it is {lease.state}."
             return Refusal(Code.NOT_FOUND, reason, "lease", "a lease whose workload was started")
@@ -97,7 +90,30 @@ class WorkloadAccess:
         except (BackendError, OSError) as error:
             return Refusal(Code.ENGINE_FAILED, f"{error}.")
 
-    def _busy(self, lease: Lease, message: wire.Logs | wire.Exec) -> Refusal | None:
+    async def _look_into(
+        self,
+        backend: Backend,
+        lease: Lease,
+        message: wire.Logs | wire.Exec | wire.Files,
+        tenant: Tenant,
+        session: SessionId,
+    ) -> Information | Refusal:
+        match message:
+            case wire.Logs():
+                return await self._read(backend, lease, message, tenant, session)
+            case wire.Exec():
+                self._executing[lease.workload] += 1
+                try:
+                    return Information(await self._exec(backend, lease.workload, message))
+                finally:
+                    self._executing[lease.workload] -= 1
+                    self._executing += Counter()  # Forgets what is none any more.
+            case wire.Files():
+                return Information(await self._files(backend, lease, message))
+            case _:
+                assert_never(message)
+
+    def _busy(self, lease: Lease, message: wire.Logs | wire.Exec | wire.Files) -> Refusal | None:
         """Refuse what would take more of this server than one caller may have of it."""
         reason = ""
         if not descriptors.spare():
@@ -108,7 +124,9 @@ class WorkloadAccess:
             reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
         return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
 
-    def _owned(self, message: wire.Logs | wire.Exec, tenant: Tenant) -> Lease | Refusal:
+    def _owned(
+        self, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant
+    ) -> Lease | Refusal:
         """Return the lease, or why the caller may not look into its workload."""
         lease = self._lease(RequestId(message.lease))
         if lease is None or (message.token is None and lease.tenant != tenant):
@@ -118,7 +136,7 @@ class WorkloadAccess:
         if lease.over and lease.likeness and lease.outcome is None:
             reason = f"Lease {message.lease} was released, and others may use its workload now."
             return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
-        if isinstance(message, wire.Logs) and message.attempt > lease.attempt:
+        if not isinstance(message, wire.Exec) and message.attempt > lease.attempt:
             reason = f"Lease {message.lease} has been started {lease.attempt} times."
             expected = f"at most {lease.attempt}"
             return Refusal(Code.NOT_FOUND, reason, "attempt", expected)
@@ -191,6 +209,20 @@ class WorkloadAccess:
             if attempt == lease.attempt and lease.state in {"starting", "queued"}:
                 return Log("", 0)
             raise
+
+    async def _files(self, backend: Backend, lease: Lease, message: wire.Files) -> dict[str, Any]:
+        if not isinstance(backend, FileSource):
+            raise UnsupportedSpecError(f"the backend {backend.name} gives out no files of a run")
+        attempt = message.attempt or lease.attempt
+        name, start = self._backends.start_of(lease, attempt)
+        if message.path:
+            part = await backend.read_file(name, message.path, message.offset, start)
+            text = base64.b64encode(part.data).decode()
+            return {"base64": text, "offset": part.offset, "over": part.over}
+        found = await backend.files(name, start)
+        files = [{"path": path, "size": size} for path, size in found.files]
+        left_out = [{"path": path, "reason": reason} for path, reason in found.left_out]
+        return {"files": files, "left_out": left_out, "attempt": attempt}
 
     async def _exec(self, backend: Backend, workload: str, message: wire.Exec) -> dict[str, Any]:
         done = await backend.execute(

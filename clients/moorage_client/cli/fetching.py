@@ -1,0 +1,81 @@
+"""`moorage run --out DIR`: the files that a run left in its folder, fetched into an empty one."""
+
+import base64
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from moorage.records.replies import FilePart, RunFileList
+from moorage_client.answers import UnreadableError, read_as
+from moorage_client.cli.output import note
+from moorage_client.errors import MoorageError
+
+__all__ = ["check_folder", "fetch"]
+
+FETCHED_BYTES_MAX: Final = 1 << 30
+"""Of all files of a run together."""
+_SHOWN_MAX: Final = 10
+
+
+def check_folder(folder: Path) -> Path:
+    """Return the folder that files go to, made where it is not there.
+
+    Raises:
+        typer.BadParameter: It is no empty folder, or cannot be made.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise typer.BadParameter(f"--out {folder}: expected an empty folder, or a new one")
+    except OSError as error:
+        raise typer.BadParameter(f"--out {folder}: {error.strerror}") from error
+    return folder.resolve()
+
+
+async def fetch(client: Any, lease: str, token: str, folder: Path) -> bool:
+    """Fetch what the last start of a lease left; say what is not fetched, and return if all is.
+
+    The paths come from the machine of the run, and none of them leads out of the folder.
+    """
+    message = {"op": "files", "lease": lease, "token": token}
+    try:
+        found = read_as(RunFileList, await client.call(message))
+        left_out = [f"{each.path}: {each.reason}" for each in found.left_out]
+        size = 0
+        for each in found.files:
+            size += each.size
+            if size > FETCHED_BYTES_MAX:
+                left_out.insert(0, f"{each.path} and what follows: more than 1 GiB is not fetched")
+                break
+            await _file(client, message | {"attempt": found.attempt}, each.path, folder)
+    except (MoorageError, OSError) as error:
+        note(f"moorage: files of lease {lease} were not fetched: {error}")
+        return False
+    for line in left_out[:_SHOWN_MAX]:
+        note(f"moorage: not fetched: {line}")
+    if len(left_out) > _SHOWN_MAX:
+        note(f"moorage: and {len(left_out) - _SHOWN_MAX} more")
+    return not left_out
+
+
+async def _file(client: Any, message: dict[str, Any], path: str, folder: Path) -> None:
+    parts = path.split("/")
+    if any(each in {"", ".", ".."} or "\0" in each for each in parts):
+        raise UnreadableError(f"{path!r} would leave the folder")
+    place = folder.joinpath(*parts)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.parent.resolve().is_relative_to(folder):
+        raise UnreadableError(f"{path!r} would leave the folder")
+    with place.open("xb") as file:
+        over, offset, size = False, 0, 0
+        while not over:
+            answer = await client.call(message | {"path": path, "offset": offset})
+            part = read_as(FilePart, answer)
+            data = base64.b64decode(part.base64, validate=True)
+            size += len(data)
+            if (not part.over and part.offset <= offset) or size > FETCHED_BYTES_MAX:
+                raise UnreadableError(f"{path!r} has no end")
+            file.write(data)
+            over, offset = part.over, part.offset

@@ -1,0 +1,72 @@
+"""One workload on several machines with agents: a member on each, ready and over together.
+
+`backend` starts and stops members; this module says what a member learns of the others, and how the
+gang is by how its members are. Nothing here waits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from moorage.backends.agents.wire import Meeting
+from moorage.backends.base import Order, Phase, WorkloadReport
+
+__all__ = ["joined", "member_orders"]
+
+_ORDER: Final = (
+    *(Phase.FAILED, Phase.STOPPED, Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY),
+)
+"""A gang is as the first of these that any member is; once all have succeeded, it has, too."""
+
+
+def member_orders(order: Order, meetings: Sequence[Meeting]) -> list[Order]:
+    """Return the order of each member: its share, and where the others are.
+
+    Args:
+        order: Of the gang.
+        meetings: Of each machine, in the order of the placement; the first one's port is met at.
+
+    """
+    common = {
+        "MOORAGE_ADDRESSES": ",".join(each.address for each in meetings),
+        "MASTER_ADDR": meetings[0].address,
+        "MASTER_PORT": str(meetings[0].port),
+        "WORLD_SIZE": str(len(meetings)),
+    }
+    # `torchrun` takes its options from these.
+    common |= {f"PET_{name}": common[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    common["PET_NNODES"] = common["WORLD_SIZE"]
+    return [
+        replace(
+            order,
+            placement=(share,),
+            devices=order.devices[rank : rank + 1],
+            environment={**order.environment, **common, **_own(share.node_id, str(rank))},
+        )
+        for rank, share in enumerate(order.placement)
+    ]
+
+
+def _own(node: str, rank: str) -> dict[str, str]:
+    return {
+        "MOORAGE_NODE_ID": node,
+        **dict.fromkeys(("MOORAGE_RANK", "RANK", "PET_NODE_RANK"), rank),
+    }
+
+
+def joined(members: Mapping[str, WorkloadReport]) -> WorkloadReport:
+    """Return how a gang is.
+
+    Args:
+        members: How each member is, by its node, in the order of their ranks.
+
+    """
+    first = next(iter(members.values()))
+    if len(members) == 1:
+        return first
+    for phase in _ORDER:
+        for node, report in members.items():
+            if report.phase is phase:
+                detail = f"node {node}: {report.detail}" if report.detail else f"on node {node}"
+                return replace(report, endpoint=first.endpoint, detail=detail)
+    return first

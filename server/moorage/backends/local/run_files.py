@@ -1,0 +1,103 @@
+"""Files that a workload wrote into its own folder, read without leaving it.
+
+A workload may put anything there at any time: links, pipes, folders without end. So every step of a
+path is opened by itself and follows no link, and nothing but plain files is read.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from typing import Final
+
+from moorage.backends.base import (
+    FILE_BYTES_MAX,
+    RUN_FILES_MAX,
+    FilePiece,
+    RunFiles,
+    UnknownFileError,
+)
+
+__all__ = ["listed", "piece"]
+
+_DEPTH_MAX: Final = 32
+_LEFT_OUT_MAX: Final = 100
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_KINDS: Final = (
+    (stat.S_ISLNK, "it is a link"),
+    (stat.S_ISDIR, f"it is a folder {_DEPTH_MAX} folders deep"),
+)
+
+
+def listed(folder: int) -> RunFiles:
+    """Return all plain files below a folder, and what is left out, by descriptor. Blocks."""
+    files: list[tuple[str, int]] = []
+    left_out: list[tuple[str, str]] = []
+    _walk(folder, "", files, left_out, _DEPTH_MAX)
+    return RunFiles(tuple(files[:RUN_FILES_MAX]), tuple(left_out[:_LEFT_OUT_MAX]))
+
+
+def _walk(
+    folder: int,
+    above: str,
+    files: list[tuple[str, int]],
+    left_out: list[tuple[str, str]],
+    deep: int,
+) -> None:
+    for name in sorted(os.listdir(folder)):
+        path = f"{above}{name}"
+        if len(files) >= RUN_FILES_MAX:
+            left_out.insert(0, (path, f"{RUN_FILES_MAX} files are fetched at most"))
+            return
+        with suppress(OSError):  # It has gone meanwhile.
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and _is_text(path):
+                files.append((path, found.st_size))
+            elif stat.S_ISDIR(found.st_mode) and deep:
+                inner = os.open(name, _FLAGS | os.O_DIRECTORY, dir_fd=folder)
+                try:
+                    _walk(inner, f"{path}/", files, left_out, deep - 1)
+                finally:
+                    os.close(inner)
+            else:
+                reasons = (why for is_kind, why in _KINDS if is_kind(found.st_mode))
+                shown = path.encode(errors="replace").decode()
+                left_out.append((shown, next(reasons, "it is no plain file with a name of UTF-8")))
+
+
+def piece(folder: int, path: str, offset: int) -> FilePiece:
+    """Return a piece of a file below a folder. Blocks.
+
+    Raises:
+        UnknownFileError: There is no such plain file, or the path would leave the folder.
+
+    """
+    *above, name = path.split("/")
+    if any(each in {"", ".", ".."} or "\0" in each for each in (*above, name)) or offset < 0:
+        raise UnknownFileError(f"{path!r} is no path within the run's folder")
+    here = os.dup(folder)
+    try:
+        for each in above:
+            inner = os.open(each, _FLAGS | os.O_DIRECTORY, dir_fd=here)
+            os.close(here)
+            here = inner
+        file = os.open(name, _FLAGS, dir_fd=here)
+    except OSError as error:
+        raise UnknownFileError(f"{path!r} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(here)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise UnknownFileError(f"{path!r} is no plain file")
+        data = os.pread(file, FILE_BYTES_MAX, offset)
+        end = offset + len(data)
+        return FilePiece(data, end, over=not data or end >= os.fstat(file).st_size)
+    finally:
+        os.close(file)
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(path) <= 1024  # noqa: PLR2004  # As `records.fields.RunPath`.

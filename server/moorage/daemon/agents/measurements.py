@@ -1,0 +1,159 @@
+"""Metrics of machines with agents, for the metrics documents of their clusters.
+
+`roster` has them published; policies, searches and HTTP read them where all metrics are.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import structlog
+
+from moorage.backends.agents.backend import AgentMachine
+from moorage.backends.agents.wire import AgentMetrics
+from moorage.catalog.documents.metrics import aggregate
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import Metrics
+
+__all__ = ["AgentMeasurements", "without_busy"]
+
+PUBLISH_SECONDS: Final = 2.0
+"""At least so long lies between two versions of a cluster's document."""
+STALE_SECONDS: Final = 60.0
+"""From this age on a measurement no longer says how things are."""
+GPUS_MAX: Final = 64
+FIELDS_MAX: Final = 32
+SOURCE: Final = "agent"
+"""The field `source` of node trees made here; no other tree is touched."""
+_GROUPS: Final = ("memory", "vcpu", "storage", "gpu")
+_OWNERS: Final = frozenset({"prometheus"})
+"""Sources that have documents of their own: agents leave those alone."""
+
+log = structlog.get_logger("moored")
+
+Tree = dict[str, Any]
+
+
+class AgentMeasurements:
+    """See the module.
+
+    Args:
+        metrics: The documents.
+
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._published: dict[str, list[tuple[Any, ...]]] = {}
+        self._next = 0.0
+        self._trouble = ""
+
+    async def publish(self, machines: Iterable[AgentMachine]) -> None:
+        """Put what was measured since the last call into the documents, not too often."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + PUBLISH_SECONDS
+        now = time.time()
+        trees: dict[str, list[Tree]] = {cluster: [] for cluster in self._published}
+        for machine in machines:
+            measured = machine.measured
+            if measured is not None:
+                tree = _tree(machine.place[1], *measured)
+                tree["stale"] = machine.link is None or now - measured[1] > STALE_SECONDS
+                trees.setdefault(machine.place[0], []).append(tree)
+        for cluster, found in trees.items():
+            marks = sorted((each["id"], each["timestamp"], each["stale"]) for each in found)
+            if marks != self._published.get(cluster):
+                try:
+                    await self._put(cluster, found, now)
+                except ServiceError as error:
+                    self._complain(f"{cluster}: {error}")
+                    continue
+                self._published[cluster] = marks
+        for cluster in [each for each, found in trees.items() if not found]:
+            self._published.pop(cluster, None)
+
+    async def _put(self, cluster: str, trees: list[Tree], now: float) -> None:
+        try:
+            known = await self._metrics.get(cluster)
+        except ServiceError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            known = {}
+        if known.get("source") in _OWNERS:
+            return
+        ours = {each["id"] for each in trees}
+        others = [
+            each
+            for each in known.get("nodes") or ()
+            if each.get("source") != SOURCE and each.get("id") not in ours
+        ]
+        nodes = [*others, *trees]
+        if not nodes and known:
+            await self._metrics.delete(cluster)
+        elif nodes:
+            fresh = [each for each in nodes if not each.get("stale")]
+            totals = aggregate([_measures(each) for each in fresh or nodes])
+            document = {"clusterId": cluster, "timestamp": now, "stale": not fresh}
+            await self._metrics.put({**document, "cluster": totals, "nodes": nodes})
+        self._trouble = ""
+
+    def _complain(self, reason: str) -> None:
+        if reason != self._trouble:
+            self._trouble = reason
+            log.warning("agent_metrics_failed", reason=reason)
+
+
+def _measures(tree: Tree) -> Tree:
+    return {name: value for name, value in tree.items() if name not in {"source", "stale"}}
+
+
+def _tree(node: str, metrics: AgentMetrics, at: float) -> Tree:
+    """Return a node of a metrics document; what is no number of the documented groups goes."""
+    groups: Tree = {
+        name: _numbers(metrics.groups[name]) for name in _GROUPS if name in metrics.groups
+    }
+    gpus = [_numbers(each) for each in metrics.gpus[:GPUS_MAX]]
+    whole = {"gpus": [{**each, "gpu_id": int(each.get("gpu_id", 0))} for each in gpus]}
+    return {"id": node, "source": SOURCE, **groups, **(whole if gpus else {}), "timestamp": at}
+
+
+def _numbers(group: Mapping[str, float]) -> dict[str, float]:
+    finite = {name[:FIELDS_MAX]: value for name, value in group.items() if math.isfinite(value)}
+    return dict(list(finite.items())[:FIELDS_MAX])
+
+
+def without_busy(node: Mapping[str, Any], busy: Mapping[str, str]) -> dict[str, Any]:
+    """Return the document of a node without the devices that others use, which `busy` then names.
+
+    Args:
+        node: As its agent has said when it came.
+        busy: Why a device cannot be used, by UUID.
+
+    """
+    group = node.get("gpus")
+    devices = group.get("gpus") if isinstance(group, dict) else None
+    if not isinstance(group, dict) or not isinstance(devices, list):
+        return {**node}
+    names = {uuid.lower(): reason for uuid, reason in busy.items()}
+    used, free = [], []
+    for index, device in enumerate(devices):
+        reason = (
+            names.get(str(device.get("uuid", "")).lower()) if isinstance(device, dict) else None
+        )
+        named = {"id": str(index), **device} if isinstance(device, dict) else device
+        if reason is None:
+            free.append(named)
+        else:
+            used.append({"id": named["id"], "uuid": device["uuid"], "reason": reason[:500]})
+    if not used:
+        return {**node}
+    left = {
+        **group,
+        "count": len(free),
+        "memory": sum(each.get("memory", 0) for each in free),
+        "gpus": free,
+    }
+    return {**node, "gpus": left, "busy": used}

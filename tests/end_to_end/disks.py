@@ -1,0 +1,11 @@
+"""Disks that are full."""
+
+import contextlib
+from pathlib import Path
+
+
+def fill(filler: Path) -> None:
+    """Write until there is no room."""
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
