@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -179,7 +180,8 @@ async def _exchange(
         async with asyncio.timeout(60):
             head = await reader.readuntil(b"\r\n\r\n")
             status = int(head.split(b" ", 2)[1])
-            return status, head if status == 101 else head + await reader.read()  # noqa: PLR2004
+            opened = status == HTTPStatus.SWITCHING_PROTOCOLS
+            return status, head if opened else head + await reader.read()
     finally:
         writer.close()
 

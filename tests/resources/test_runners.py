@@ -54,8 +54,9 @@ def elsewhere(home: Path) -> dict[str, str]:
     return given | dict.fromkeys(("TMPDIR", "HOME", "XDG_RUNTIME_DIR"), str(home))
 
 
+@pytest.mark.heavy
 def test_a_backend_that_is_not_there_leaves_no_caretaker(tmp_path):
-    pytest.importorskip("kubernetes")
+    pytest.importorskip("kubernetes.client", reason="the extra `kubernetes` is not installed")
     command = [sys.executable, "-c", NOWHERE]
     done = subprocess.run(
         command, env=elsewhere(tmp_path), capture_output=True, text=True, check=True

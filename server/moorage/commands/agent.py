@@ -78,8 +78,7 @@ def agent_run(
         str,
         typer.Option(
             envvar="MOORAGE_AGENT_ADDRESS",
-            help="Where the members of a gang on other machines find this one; default the address "
-            "with which it reaches the server.",
+            help="Where members of a gang find this machine; default: as it reaches the server.",
         ),
     ] = "",
 ) -> None:

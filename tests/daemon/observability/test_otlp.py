@@ -1,14 +1,14 @@
 """Receivers of spans that misbehave."""
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.exporter", reason="the extra `otel` is not installed")
-
-from moorage.daemon.observability.otlp import ANSWER_BYTES_MAX, Spans
+pytestmark = pytest.mark.heavy
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 BODY_BYTES_MAX = 64 << 20
@@ -57,15 +57,22 @@ def receiving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Re
         thread.join()
 
 
-async def send_one() -> dict[str, float]:
+@pytest.fixture
+def otlp() -> Any:
+    """The module, which needs the extra `otel`."""
+    pytest.importorskip("opentelemetry.exporter", reason="the extra `otel` is not installed")
+    return importlib.import_module("moorage.daemon.observability.otlp")
+
+
+async def send_one(otlp: Any) -> dict[str, float]:
     """Send a span; return the counters."""
-    spans = Spans()
+    spans = otlp.Spans()
     spans.end(spans.begin_request(""))
     await spans.close()
     return {sample.name: sample.value for each in spans.metrics() for sample in each.samples}
 
 
-async def test_an_answer_without_end_is_not_read(receiving) -> None:
+async def test_an_answer_without_end_is_not_read(otlp, receiving) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.end_headers()
@@ -78,12 +85,12 @@ async def test_an_answer_without_end_is_not_read(receiving) -> None:
             handler.close_connection = True
 
     receiver = receiving(answer)
-    assert (await send_one())["moorage_spans_sent_total"] == 1
+    assert (await send_one(otlp))["moorage_spans_sent_total"] == 1
     assert receiver.over.wait(30)
-    assert ANSWER_BYTES_MAX <= receiver.bytes < BODY_BYTES_MAX
+    assert otlp.ANSWER_BYTES_MAX <= receiver.bytes < BODY_BYTES_MAX
 
 
-async def test_a_batch_that_is_sent_elsewhere_counts_as_dropped(receiving) -> None:
+async def test_a_batch_that_is_sent_elsewhere_counts_as_dropped(otlp, receiving) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(307)
         handler.send_header("Location", f"http://127.0.0.1:{receiver.server_port}/other")
@@ -91,7 +98,7 @@ async def test_a_batch_that_is_sent_elsewhere_counts_as_dropped(receiving) -> No
         handler.end_headers()
 
     receiver = receiving(answer)
-    counted = await send_one()
+    counted = await send_one(otlp)
     assert counted["moorage_spans_sent_total"] == 0
     assert counted["moorage_spans_dropped_total"] == 1
     assert receiver.batches == 1
