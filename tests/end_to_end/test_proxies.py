@@ -106,6 +106,7 @@ class Site:
             additional_headers={"Authorization": f"Bearer {TOKEN}"},
             origin=None if origin is None else Origin(origin),
             ping_interval=None,
+            open_timeout=60,  # A handshake over TLS that is given up can leave its reader behind.
         )
 
     def say(
