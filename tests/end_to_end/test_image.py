@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -118,11 +119,15 @@ def engine(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             pytest.skip(f"{tool} is not here; on Debian: apt-get install {tool}")
     if os.getuid() != 0:
         pytest.skip("debootstrap and the tests' own Podman need root")
-    made = Podman(tmp_path_factory.mktemp("podman"))
-    made.run("import", base(), BASE)
-    made.build(context)
-    yield made
-    made.run("rm", "--all", "--force", "--volumes")
+    folder = Path(tempfile.mkdtemp(prefix="pod-", dir="/tmp"))  # Podman takes 50 characters.
+    try:
+        made = Podman(folder)
+        made.run("import", base(), BASE)
+        made.build(context)
+        yield made
+        made.run("rm", "--all", "--force", "--volumes")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_ports() -> tuple[int, int]:
