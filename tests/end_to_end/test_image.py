@@ -112,7 +112,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+def engine(context: Path) -> Iterator[Podman]:
     """A Podman that has built the image."""
     for tool in ("podman", "runc", "debootstrap"):
         if shutil.which(tool) is None:
