@@ -46,8 +46,11 @@ class Effects(Protocol):
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Take note of a step that took so long, before anything of it leaves."""
 
-    def committed(self, seconds: float) -> None:
-        """Take note of how long a group of facts took to become durable."""
+    def committed(self, facts: Sequence[Fact], seconds: float) -> None:
+        """Take note of a group of facts that became durable, and how long that took.
+
+        This comes before what `durable` says of each turn, and before any effect of the group.
+        """
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Take note of the facts of a turn once they are on the disk, before its effects."""
@@ -151,7 +154,7 @@ class CommitLoop:
                 body = list(condense(self._allocator.state))
             self._commit_began = time.monotonic()
             await self._ledger.append(facts, self._now)
-            self._effects.committed(time.monotonic() - self._commit_began)
+            self._effects.committed(facts, time.monotonic() - self._commit_began)
             self._commit_began = None
             self._facts_waiting -= len(facts)
             until = time.monotonic() + BATCH_SECONDS_MAX

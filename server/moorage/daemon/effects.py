@@ -103,15 +103,15 @@ class EffectCarrier:
         if self._traces is not None:
             self._traces.stepped(event, turn)
 
-    def committed(self, seconds: float) -> None:
-        """Note how long a group of facts took to become durable."""
+    def committed(self, facts: Sequence[Fact], seconds: float) -> None:
+        """Note a group of facts in the audit log, and how long it took to be durable."""
         self._durations.committed(seconds)
+        self._trail.committed(facts)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""
         if self._traces is not None:
             self._traces.durable(facts)
-        self._trail.durable(facts)
         self._watchers.durable(facts)
 
     def carry_out(self, effect: Effect) -> None:

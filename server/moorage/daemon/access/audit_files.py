@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -77,7 +77,6 @@ class AuditFiles:
             OSError: They cannot be written; then none of them is there.
 
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self._folder):
             noted = self._end
             path = self._catch_up()
@@ -86,13 +85,7 @@ class AuditFiles:
                 log.error("audit_cut", **about)
                 entries = [AuditEntry(now, "audit.cut", "moored", about=about), *entries]
             lines, end = _chained(entries, self._end)
-            with os.fdopen(os.open(path, _APPEND, 0o600), "ab", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                try:
-                    _write(file.fileno(), lines)
-                except OSError:
-                    os.ftruncate(file.fileno(), size)
-                    raise
+            size = _append(path, lines)
             begun = self._seen is None or self._seen[0] != path
             self._end, self._seen = end, (path, size + len(lines))
             if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
@@ -101,6 +94,11 @@ class AuditFiles:
 
     def _catch_up(self) -> Path:
         """Learn what another process wrote; return the file to append to."""
+        if self._seen is not None:
+            path, size = self._seen
+            with suppress(FileNotFoundError):  # No other begins a file before this one is full.
+                if size < FILE_BYTES_MAX and path.stat().st_size == size:
+                    return path
         files = _files(self._folder)
         path = files[-1] if files else self._folder / _name(1)
         size = path.stat().st_size if files else 0
@@ -118,9 +116,6 @@ class AuditFiles:
                 return
             each.unlink()
             total -= status.st_size
-
-
-_APPEND: Final = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
 def read_lines(folder: Path, after: int = 0) -> Iterator[dict[str, Any]]:
@@ -207,7 +202,7 @@ def _checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> Chai
         missing = f"expected entry {before.number + 1}, found {entry.number}"
         raise ChainError(f"{place}: {missing}: lines are missing, or not in their order")
     origin = entry.prev if begins else before.hash
-    if entry.prev != origin or entry.hash != _hash(origin, body):
+    if entry.prev != origin or entry.hash.encode() != _hash(origin.encode(), body):
         raise ChainError(f"{place}: entry {entry.number} is not as it was written")
     return ChainEnd(entry.number, entry.hash)
 
@@ -221,19 +216,17 @@ class _Sealed(msgspec.Struct):
 def _chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[bytes, ChainEnd]:
     """Return entries as lines, and the end of the chain behind them."""
     lines: list[bytes] = []
-    number, former = end.number, end.hash
+    number, former = end.number, end.hash.encode()
     for entry in entries:
         number += 1
-        body = b'{"number":%d,%b,"prev":"%b' % (number, _encode(entry)[1:-1], former.encode())
-        body += b'"'
-        hashed = _hash(former, body)
-        lines.append(body + _HASH_FIELD + hashed.encode() + b'"}\n')
-        former = hashed
-    return b"".join(lines), ChainEnd(number, former)
+        body = b'{"number":%d,%b,"prev":"%b"' % (number, _encode(entry)[1:-1], former)
+        former = _hash(former, body)
+        lines += body, _HASH_FIELD, former, b'"}\n'
+    return b"".join(lines), ChainEnd(number, former.decode())
 
 
-def _hash(former: str, body: bytes) -> str:
-    return hashlib.sha256(former.encode() + body).hexdigest()
+def _hash(former: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(former + body).hexdigest().encode()
 
 
 def _last(files: Sequence[Path]) -> ChainEnd:
@@ -262,16 +255,32 @@ def _drop_torn_line(path: Path) -> int:
     return size
 
 
-def _write(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+def _append(path: Path, lines: bytes) -> int:
+    """Write lines at the end of a file, all or none; return the size before."""
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        try:
+            view = memoryview(lines)
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+    finally:
+        os.close(file)
+    return size
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which writers take in turn."""
-    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    path, flags = folder / "lock", os.O_CREAT | os.O_RDWR
+    try:
+        lock = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, flags, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

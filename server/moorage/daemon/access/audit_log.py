@@ -1,9 +1,9 @@
 """The audit log of a running server: takes entries at once, writes them in a thread of its own."""
 
-import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -41,7 +41,11 @@ class AuditLog:
     def __init__(self, folder: Path, keep_days: int, keep_mib: int) -> None:
         self.lost = 0
         self._files = AuditFiles(folder, keep_days * 86_400.0, keep_mib << 20)
-        self._pending: queue.SimpleQueue[AuditEntry | None] = queue.SimpleQueue()
+        self.is_on = keep_days > 0
+        self._pending: list[AuditEntry] = []
+        """Entries to be written; only the thread takes some away."""
+        self._bell = threading.Event()
+        self._closing = threading.Event()
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self._unsaid = 0
@@ -53,12 +57,17 @@ class AuditLog:
 
     def note(self, entry: AuditEntry) -> None:
         """Take an entry; it is on the disk soon."""
-        if self._thread is None:
+        self.note_all([entry])
+
+    def note_all(self, entries: Sequence[AuditEntry]) -> None:
+        """Take entries, in order. On the hot path."""
+        if self._thread is None or not entries:
             return
-        if self._pending.qsize() >= PENDING_MAX:
-            self._drop(1)
-        else:
-            self._pending.put(entry)
+        lost = max(0, len(self._pending) + len(entries) - PENDING_MAX)
+        self._pending += entries[: len(entries) - lost]
+        self.lost += lost
+        self._unsaid += lost
+        self._bell.set()
 
     def note_server(self, what: str) -> None:
         """Take note of a start or stop: two starts in a row tell of a kill, which loses entries."""
@@ -103,47 +112,34 @@ class AuditLog:
     def close(self) -> None:
         """Write what is left, for a bounded time, and end the thread."""
         if self._thread is not None:
-            self._pending.put(None)
+            self._closing.set()
+            self._bell.set()
             self._thread.join(10.0)
             self._thread = None
 
-    def _drop(self, count: int) -> None:
-        self.lost += count
-        self._unsaid += count
-
     def _write_forever(self) -> None:
-        entries: list[AuditEntry] = []
-        while (first := self._pending.get()) is not None:
-            entries.append(first)
-            time.sleep(GATHER_SECONDS)  # Many together cost a tenth of each alone.
-            if self._gather(entries):
-                break
-            entries = self._written(entries)
-        self._written(entries)
+        while not self._closing.is_set():
+            self._bell.wait()
+            self._closing.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
+            self._bell.clear()
+            if not self._written():
+                self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
+                self._bell.set()
+        self._written()
 
-    def _gather(self, entries: list[AuditEntry]) -> bool:
-        """Add what is there; return whether the log is to be closed."""
-        while not self._pending.empty():
-            entry = self._pending.get()
-            if entry is None:
-                return True
-            entries.append(entry)
-        return False
-
-    def _written(self, entries: list[AuditEntry]) -> list[AuditEntry]:
-        """Write entries; return those to write again, since they could not be written."""
-        now = time.time()
-        if self._unsaid:
-            unsaid, self._unsaid = self._unsaid, 0
-            gap = AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid})
-            entries = [*entries, gap]
-        if not entries:
-            return entries
+    def _written(self) -> bool:
+        """Write what was taken; return whether that could be."""
+        now, unsaid = time.time(), self._unsaid
+        entries = self._pending[:]
+        taken = len(entries)
+        if unsaid:
+            entries.append(AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid}))
         try:
-            self._files.append(entries, now)
+            if entries:
+                self._files.append(entries, now)
         except (OSError, ValueError) as error:
-            log.error("audit_failed", reason=str(error), waiting=len(entries))  # noqa: TRY400  # It has no more to say.
-            self._drop(max(0, len(entries) - PENDING_MAX))
-            time.sleep(RETRY_SECONDS)  # The disk may have room again.
-            return entries[-PENDING_MAX:]
-        return []
+            log.error("audit_failed", reason=str(error), waiting=taken)  # noqa: TRY400  # It has no more to say.
+            return False
+        del self._pending[:taken]
+        self._unsaid -= unsaid
+        return True

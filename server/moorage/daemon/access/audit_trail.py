@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import time
-from typing import Any, assert_never
-
-import msgspec
+from typing import Any
 
 from moorage.core.state.facts import (
     Cordoned,
@@ -14,6 +12,7 @@ from moorage.core.state.facts import (
     Preempted,
     QuotaSet,
     Refusal,
+    Renewed,
     Requeued,
     Reserved,
     Uncordoned,
@@ -29,17 +28,6 @@ from moorage.records.rights import Caller
 
 __all__ = ["AuditTrail"]
 
-_Audited = (
-    Granted
-    | Ended
-    | Requeued
-    | Preempted
-    | QuotaSet
-    | Cordoned
-    | Uncordoned
-    | Reserved
-    | Unreserved
-)
 Origin = tuple[Caller | None, str]
 """Who caused a fact, and from which address."""
 _UNKNOWN: Origin = (None, "")
@@ -71,27 +59,27 @@ class AuditTrail:
         self._asker = asker
         self._lease = lease
         self._quotas = dict(quotas)
-        self._origins: dict[int, Origin] = {}
+        self._made: dict[int, AuditEntry] = {}
         """By the identity of facts that are not durable yet."""
 
     def stepped(self, event: Event, turn: Turn) -> None:
-        """Note who caused the facts of a step, before its answer leaves. On the hot path."""
+        """Make the entries of a step, before its answer leaves. On the hot path."""
+        if not self._audit.is_on:
+            return
         for fact in turn.facts:
-            if isinstance(fact, _Audited):
-                to = getattr(event, "to", None)
-                if isinstance(fact, Granted):
-                    to = self._asker(fact.lease.id)
-                if to is not None:
-                    self._origins[id(fact)] = self._origin(to)
+            entry = self._entry(fact, getattr(event, "to", None))
+            if entry is not None:
+                self._made[id(fact)] = entry
         for effect in turn.effects:
             if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
                 self._note_refusal(effect.to, effect.answer)
 
-    def durable(self, facts: Sequence[Fact]) -> None:
-        """Note facts that are on the disk. On the hot path."""
-        for fact in facts:
-            if isinstance(fact, _Audited):
-                self._audit.note(self._entry(fact, *self._origins.pop(id(fact), _UNKNOWN)))
+    def committed(self, facts: Sequence[Fact]) -> None:
+        """Note the entries of facts that are on the disk. On the hot path."""
+        made = self._made
+        if made:
+            entries = [made.pop(id(fact), None) for fact in facts]
+            self._audit.note_all([entry for entry in entries if entry is not None])
 
     def _note_refusal(self, to: Address, refusal: Refusal) -> None:
         if refusal.code is Code.QUOTA_EXCEEDED:
@@ -100,72 +88,77 @@ class AuditTrail:
                 self._audit.note_refusal(caller, remote, "quota", refusal.reason)
 
     def _entry(  # noqa: C901  # One case per fact.
-        self, fact: _Audited, caller: Caller | None, remote: str
-    ) -> AuditEntry:
+        self, fact: Fact, to: Address | None
+    ) -> AuditEntry | None:
+        """Return the entry of a fact, where it has one; an answer to what caused it goes `to`."""
+        entry: AuditEntry | None = None
         match fact:
             case Granted(lease):
                 about: dict[str, Any] = {"lease": lease.id}
-                entry = AuditEntry(
-                    lease.granted_at,
-                    "lease.granted",
-                    lease.tenant,
-                    about=about,
-                    after=_places(lease.placement),
-                    why=lease.policy.uri,
+                places = _places(lease.placement)
+                uri, asker = lease.policy.uri, self._asker(lease.id)
+                entry = self._by(
+                    asker, lease.granted_at, "lease.granted", lease.tenant, about, None, places, uri
                 )
             case Ended(name, at, reason):
-                entry = self._about_lease("lease.ended", name, at, reason)
+                entry = self._about_lease(to, at, "lease.ended", name, reason)
+            case Renewed():
+                pass  # The most frequent of those without an entry.
             case Requeued(name, at, reason):
-                entry = self._about_lease("lease.requeued", name, at, reason)
+                entry = self._about_lease(to, at, "lease.requeued", name, reason)
             case Preempted(name, at, by, _, reason):
-                entry = self._about_lease("lease.preempted", name, at, f"{reason} (for {by})")
-            case QuotaSet():
-                entry = self._about_quota(fact)
+                entry = self._about_lease(to, at, "lease.preempted", name, f"{reason} (for {by})")
+            case QuotaSet(tenant, project, quota, at, who):
+                what = "quota.removed" if quota is None else "quota.set"
+                about = {"tenant": tenant, "project": project}
+                before = self._quotas.pop((tenant, project), None)
+                if quota is not None:
+                    self._quotas[tenant, project] = quota
+                entry = self._by(to, at, what, who, about, before, quota)
             case Cordoned(cluster, node, at, who, reason):
-                what = "drained" if fact.drains else "cordoned"
+                what = "fleet.drained" if fact.drains else "fleet.cordoned"
                 about = {"cluster": cluster, "node": node}
-                entry = AuditEntry(at, f"fleet.{what}", who, about=about, why=reason)
+                entry = self._by(to, at, what, who, about, why=reason)
             case Uncordoned(cluster, node, at, who):
                 about = {"cluster": cluster, "node": node}
-                entry = AuditEntry(at, "fleet.uncordoned", who, about=about)
+                entry = self._by(to, at, "fleet.uncordoned", who, about)
             case Reserved(made):
                 about = {"reservation": made.id, "tenant": made.tenant}
                 after = {"nodes": made.nodes, "starts_at": made.starts_at, "ends_at": made.ends_at}
-                entry = AuditEntry(
-                    time(), "reservation.made", made.tenant, about=about, after=after
-                )
+                entry = self._by(to, time(), "reservation.made", made.tenant, about, after=after)
             case Unreserved(name, at, reason):
                 about = {"reservation": name}
-                entry = AuditEntry(at, "reservation.ended", _SERVER, about=about, why=reason)
-            case _:
-                assert_never(fact)
-        if caller is None:
-            return entry
-        return msgspec.structs.replace(
-            entry, who=caller.tenant, role=caller.role, token=caller.token_name, remote=remote
-        )
+                entry = self._by(to, at, "reservation.ended", _SERVER, about, why=reason)
+            case _:  # Others are no one's doing, or part of these.
+                pass
+        return entry
 
-    def _about_lease(self, what: str, name: RequestId, at: float, why: str) -> AuditEntry:
+    def _about_lease(
+        self, to: Address | None, at: float, what: str, name: RequestId, why: str
+    ) -> AuditEntry:
         lease = self._lease(name)
-        about: dict[str, Any] = {"lease": name}
-        if lease is not None:
-            about["tenant"] = lease.tenant
-        before = None if lease is None else _places(lease.placement)
-        return AuditEntry(at, what, _SERVER, about=about, before=before, why=why)
+        if lease is None:
+            return self._by(to, at, what, _SERVER, {"lease": name}, why=why)
+        about: dict[str, Any] = {"lease": name, "tenant": lease.tenant}
+        return self._by(to, at, what, _SERVER, about, _places(lease.placement), why=why)
 
-    def _about_quota(self, fact: QuotaSet) -> AuditEntry:
-        account = fact.tenant, fact.project
-        before = self._quotas.pop(account, None)
-        if fact.quota is not None:
-            self._quotas[account] = fact.quota
-        return AuditEntry(
-            fact.at,
-            "quota.removed" if fact.quota is None else "quota.set",
-            fact.who,
-            about={"tenant": fact.tenant, "project": fact.project},
-            before=before,
-            after=fact.quota,
-        )
+    def _by(
+        self,
+        to: Address | None,
+        at: float,
+        what: str,
+        who: str,
+        about: dict[str, Any],
+        before: Any = None,
+        after: Any = None,
+        why: str = "",
+    ) -> AuditEntry:
+        """Return an entry of the one who awaits an answer `to`, or where none does, of `who`."""
+        caller, remote = _UNKNOWN if to is None else self._origin(to)
+        if caller is None:
+            return AuditEntry(at, what, who, "", "", "", about, before, after, why)
+        role, token = caller.role, caller.token_name
+        return AuditEntry(at, what, caller.tenant, role, token, remote, about, before, after, why)
 
 
 def _places(placement: Placement) -> list[list[Any]]:

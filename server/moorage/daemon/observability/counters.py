@@ -46,12 +46,13 @@ class Measures:
         """Count one step of the core."""
         if isinstance(event, Asked):
             self._asked += 1
+        recorded = self._recorded
         for fact in turn.facts:
             kind = type(fact)
-            if kind in self._recorded:
-                self._recorded[kind] += 1
-            if isinstance(fact, Granted) and fact.lease.inherited:
-                self._taken_over.inc()
+            if kind in recorded:
+                recorded[kind] += 1
+                if isinstance(fact, Granted) and fact.lease.inherited:
+                    self._taken_over.inc()
 
     def _settle(self) -> Iterable[Metric]:
         """Pass on what was counted, before the counters are read."""

@@ -6,15 +6,16 @@ own histograms take a lock each time.
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from moorage.core.state.facts import Fact, Granted, Started
+from moorage.core.state.facts import Granted, Started
 from moorage.core.turns.effects import Consult
-from moorage.core.turns.events import ConsultFailed, Event, Proposed
+from moorage.core.turns.events import CONSULTED, Event
 from moorage.core.turns.turn import Turn
 from moorage.model import Lease, RequestId
 
@@ -39,36 +40,46 @@ class _Histogram:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
+        self._series: dict[str, _Series] = {}
 
     def observe(self, label: str, seconds: float) -> None:
         """Count one duration."""
-        counts = self._counts.get(label)
-        if counts is None:
-            if len(self._counts) >= LABELS_MAX:
-                label = OTHER
-            counts = self._counts.setdefault(label, [0] * (len(self.bounds) + 1))
-        counts[bisect_left(self.bounds, seconds)] += 1
-        self._sums[label] = self._sums.get(label, 0.0) + seconds
+        series = self._series.get(label)
+        if series is None:
+            series = self._new(label)
+        series.counts[bisect_left(self.bounds, seconds)] += 1
+        series.seconds += seconds
+
+    def _new(self, label: str) -> "_Series":
+        if len(self._series) >= LABELS_MAX:
+            label = OTHER
+        return self._series.setdefault(label, _Series([0] * (len(self.bounds) + 1)))
 
     def buckets(self) -> tuple[int, ...]:
         """Return the counts of all labels together, by bucket."""
         none = (0,) * (len(self.bounds) + 1)
-        return tuple(map(sum, zip(none, *self._counts.values(), strict=True)))
+        return tuple(map(sum, zip(none, *(s.counts for s in self._series.values()), strict=True)))
 
     def fill(self, family: HistogramMetricFamily, *, labelled: bool) -> Metric:
         """Add what was counted to a metric."""
         names = [*map(floatToGoString, self.bounds), "+Inf"]
-        if not labelled and not self._counts:
-            self._counts[""] = [0] * len(names)
-        for label, counts in self._counts.items():
+        if not labelled and not self._series:
+            self._new("")
+        for label, series in self._series.items():
             total, buckets = 0, []
-            for name, count in zip(names, counts, strict=True):
+            for name, count in zip(names, series.counts, strict=True):
                 total += count
                 buckets.append((name, float(total)))
-            family.add_metric([label] if labelled else [], buckets, self._sums.get(label, 0.0))
+            family.add_metric([label] if labelled else [], buckets, series.seconds)
         return family
+
+
+@dataclass(slots=True)
+class _Series:
+    """Durations of one label: how many by bucket, and their sum."""
+
+    counts: list[int]
+    seconds: float = 0.0
 
 
 class DurationMetrics:
@@ -115,28 +126,28 @@ class DurationMetrics:
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Note a step of the core and how long it took. On the hot path."""
-        if isinstance(event, Proposed | ConsultFailed):
+        if isinstance(event, CONSULTED):
             begun = self._consulted.pop(event.request, None)
             if begun is not None:
                 self._evaluation.observe(_name(begun[0]), perf_counter() - seconds - begun[1])
             self._verification.observe("", seconds)
         for fact in turn.facts:
-            self._note(fact)
+            if isinstance(fact, Granted):
+                lease = fact.lease
+                waited = max(0.0, lease.granted_at - lease.asked_at)
+                self._waiting.observe(_name(lease.policy.uri), waited)
+            elif isinstance(fact, Started):
+                self._note_start(fact)
 
     def committed(self, seconds: float) -> None:
         """Note how long one group of facts took to become durable."""
         self._commit.observe("", seconds)
 
-    def _note(self, fact: Fact) -> None:
-        if isinstance(fact, Granted):
-            lease = fact.lease
-            waited = max(0.0, lease.granted_at - lease.asked_at)
-            self._waiting.observe(_name(lease.policy.uri), waited)
-        elif isinstance(fact, Started):
-            lease_or_none = self._lease(fact.lease)
-            if lease_or_none is not None and lease_or_none.provision is not None:
-                since = max(0.0, fact.at - lease_or_none.granted_at)
-                self._start.observe(lease_or_none.provision.backend, since)
+    def _note_start(self, started: Started) -> None:
+        lease = self._lease(started.lease)
+        if lease is not None and lease.provision is not None:
+            since = max(0.0, started.at - lease.granted_at)
+            self._start.observe(lease.provision.backend, since)
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the histograms."""
