@@ -53,14 +53,17 @@ test-fast test-portable test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
-	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder --durations 10
+	$(BIN)/pytest -m "not heavy" $(ON_ALL_CORES) --no-loadscope-reorder --durations 10
+
+# Where a worker crashes, another one in its place would wait for ever, and the tests with it.
+ON_ALL_CORES := -n auto --dist loadfile --max-worker-restart 0
 
 # What tells one Python from another: cells and their modules, and what reads users' code and files.
 PORTABLE := $(addprefix tests/,clients policies policy query sandbox slots web)
 
 .PHONY: test-portable
 test-portable: demo $(VENV)/dev ## Show the main job, and run the fast tests that tell one Python from another.
-	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder $(PORTABLE)
+	$(BIN)/pytest -m "not heavy" $(ON_ALL_CORES) --no-loadscope-reorder $(PORTABLE)
 
 # One of the groups in tests/conftest.py; empty for all.
 GROUP ?=
@@ -70,13 +73,13 @@ test-heavy: $(VENV)/heavy $(if $(filter-out kubernetes,$(GROUP)),,kubernetes-too
 # raylet that does not start at once is given up.
 ifeq ($(GROUP),)
 	@mkdir -p build; trap : INT; $(BIN)/pytest -m "heavy and ray" --durations 10 > build/ray.log 2>&1 & ray=$$!; \
-	nice $(BIN)/pytest -m "heavy and not ray" -n auto --dist loadfile --no-loadscope-reorder \
+	nice $(BIN)/pytest -m "heavy and not ray" $(ON_ALL_CORES) --no-loadscope-reorder \
 	    --durations 10; others=$$?; \
 	wait $$ray; ray=$$?; cat build/ray.log; exit $$((others | ray))
 else ifeq ($(GROUP),ray)
 	$(BIN)/pytest -m "heavy and ray" --durations 10
 else
-	$(BIN)/pytest -m "heavy and $(GROUP)" -n auto --dist loadfile --durations 10
+	$(BIN)/pytest -m "heavy and $(GROUP)" $(ON_ALL_CORES) --durations 10
 endif
 
 .PHONY: kubernetes-tools
