@@ -397,7 +397,7 @@ class BackendRunner:
             with contextlib.suppress(UnknownWorkloadError):
                 await finished(self.backend.stop(name))
             raise
-        return self.resource(spec, workload, resource_id, limit)
+        return self.resource_kind(spec)(self.backend, spec, workload, resource_id, limit)
 
     async def _settled(self, workload: WorkloadReport) -> WorkloadReport:
         """Look for a moment whether what has no readiness of its own goes on running."""
@@ -422,16 +422,9 @@ class BackendRunner:
         reason += "; expected what goes on running. It wrote"
         raise BackendError("\n".join([f"{reason}:", *lines]) if lines else f"{reason} nothing.")
 
-    def resource(
-        self,
-        spec: BaseResourceSpec,
-        workload: WorkloadReport,
-        resource_id: str | None,
-        timeout_seconds: float | None,
-    ) -> BackendResource:
-        """Return what a started workload is to its user."""
-        kind = ContainerResource if isinstance(spec, ContainerResourceSpec) else BackendResource
-        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
+    def resource_kind(self, spec: BaseResourceSpec) -> type[BackendResource]:
+        """Return the class of the resource that a started workload becomes."""
+        return ContainerResource if isinstance(spec, ContainerResourceSpec) else BackendResource
 
     async def end_resource(self, resource: BaseResource) -> None:
         """Stop it."""

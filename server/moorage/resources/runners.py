@@ -27,7 +27,6 @@ from moorage.backends.base import (
     BackendError,
     BackendUnavailableError,
     UnsupportedSpecError,
-    WorkloadReport,
 )
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.local.gpus import gpus_here
@@ -263,18 +262,10 @@ async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 class ModelRunner(BackendRunner):
     """A backend that serves models, too."""
 
-    def resource(
-        self,
-        spec: BaseResourceSpec,
-        workload: WorkloadReport,
-        resource_id: str | None,
-        timeout_seconds: float | None,
-    ) -> BackendResource:
-        """Return what a started workload is to its user."""
-        if isinstance(spec, VLLMModelResourceSpec):
-            kind = VLLMModelResource
-            return kind(self.backend, spec, workload, resource_id, timeout_seconds)
-        return super().resource(spec, workload, resource_id, timeout_seconds)
+    def resource_kind(self, spec: BaseResourceSpec) -> type[BackendResource]:
+        """Return the class of the resource that a started workload becomes."""
+        is_model = isinstance(spec, VLLMModelResourceSpec)
+        return VLLMModelResource if is_model else super().resource_kind(spec)
 
 
 class LocalRunner(ModelRunner):
@@ -420,6 +411,7 @@ class _CaredForRunner(ModelRunner):
         self._name, self._root = name, root
         self._caretaker = caretaker.watch(name, root)
         self._started: set[BaseResource] = set()
+        self._unended = 0
 
     async def start_resource(
         self,
@@ -428,16 +420,16 @@ class _CaredForRunner(ModelRunner):
         timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
     ) -> BaseResource:
         """Make a resource and wait until it is ready; see `Runner`."""
-        self._tell(caretaker.BEGUN)
+        self._count(1)
         try:
             resource = await super().start_resource(spec, resource_id, timeout)
         except (BackendUnavailableError, UnsupportedSpecError):
-            self._tell(caretaker.NOTHING)
+            self._count(-1)
             raise
         except Exception:
             with contextlib.suppress(BackendError):
                 if not await self.backend.discover():
-                    self._tell(caretaker.NOTHING)
+                    self._count(-1)
             raise
         self._started.add(resource)
         return resource
@@ -447,28 +439,22 @@ class _CaredForRunner(ModelRunner):
         await super().end_resource(resource)
         with contextlib.suppress(KeyError):  # A second time says nothing.
             self._started.remove(resource)
-            self._tell(caretaker.NOTHING)
+            self._count(-1)
 
-    def _tell(self, word: bytes) -> None:
+    def _count(self, change: int) -> None:
+        """Have the caretaker know of one more, or one less, that it may have to end."""
+        self._unended += change
         try:
-            os.write(self._caretaker, word)
-        except BrokenPipeError:  # It was killed: another one looks for what may be left.
+            os.write(self._caretaker, caretaker.BEGUN if change > 0 else caretaker.NOTHING)
+        except BrokenPipeError:  # It was killed: another one learns of all.
             os.close(self._caretaker)
             self._caretaker = caretaker.watch(self._name, self._root)
-            os.write(self._caretaker, caretaker.BEGUN + word)
+            os.write(self._caretaker, caretaker.BEGUN * self._unended)
 
-    def resource(
-        self,
-        spec: BaseResourceSpec,
-        workload: WorkloadReport,
-        resource_id: str | None,
-        timeout_seconds: float | None,
-    ) -> BackendResource:
-        """Return what a started workload is to its user."""
-        if isinstance(spec, ContainerResourceSpec) and self.backend.name == "ray":
-            kind = RayContainerResource
-            return kind(self.backend, spec, workload, resource_id, timeout_seconds)
-        return super().resource(spec, workload, resource_id, timeout_seconds)
+    def resource_kind(self, spec: BaseResourceSpec) -> type[BackendResource]:
+        """Return the class of the resource that a started workload becomes."""
+        is_ray = isinstance(spec, ContainerResourceSpec) and self.backend.name == "ray"
+        return RayContainerResource if is_ray else super().resource_kind(spec)
 
 
 class RayRunner(LazyRunner):
