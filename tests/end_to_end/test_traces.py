@@ -192,7 +192,6 @@ def test_at_debug_the_log_follows_a_request_by_its_id() -> None:
         assert ended == PARTS
         (admitted,) = [each for each in mine if each.get("part") == "admission"]
         assert admitted["session"]
-        server.release(lease)
 
 
 def test_switched_off_it_imports_nothing_of_opentelemetry() -> None:

@@ -1,6 +1,7 @@
 """A server for tests of others: its fleet, its policies, its settings, and what it refuses."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,23 @@ def test_a_lease_is_granted_and_workloads_start_in_memory() -> None:
         )
         assert granted.lease is not None
         assert granted.lease.placement[0].node_id == "lab-1"
+
+
+def test_what_runs_here_ends_with_the_servers_own_folder(tmp_path) -> None:
+    """No other server would find it."""
+    here = fake_cluster(nodes=1)
+    here["nodes"]["nodeData"][0]["id"] = platform.node()
+    os.mkfifo(tmp_path / "pid")
+    command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"]
+    with server([here]) as running, BlockingClient(running.ws) as client:
+        client.ask(
+            FIRST_FIT,
+            resources={"cpu_milli": 100},
+            lease={"ttl_seconds": 600},
+            provision={"backend": "local", "spec": {"category": "process", "command": command}},
+        )
+        pid = int((tmp_path / "pid").read_text())  # It waits for the command.
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_fleet_policies_and_settings_are_the_callers(tmp_path) -> None:

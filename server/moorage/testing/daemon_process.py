@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.backends.local.workload_store import holder
 from moorage.config.settings import CONFIG_FILE, EXECUTION_NAMES, EXTERNAL_SERVICES
 from moorage.lab.errors import CommandError
 
@@ -63,7 +65,8 @@ def daemon(
     """Run `moored serve` on free loopback ports until the block ends.
 
     Args:
-        data: Its data directory; a temporary one, removed afterwards, where none is given.
+        data: Its data directory; where none is given a temporary one, which is removed afterwards,
+            with the workloads of this machine that it knows.
         options: Further flags.
         environment: Further variables.
 
@@ -77,8 +80,23 @@ def daemon(
         variables = {**serve_variables(), **(environment or {})}
         with child(command, log, variables) as (process, ready):
             yield Running(ready["ws"], ready["http"], process.pid, log)
+        if data is None:
+            _end_workloads(Path(folder) / "data")
         if process.returncode != 0:
             raise ServerError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
+
+
+def _end_workloads(data: Path) -> None:
+    """End what outlives a daemon, by design, whose data folder goes: no other daemon finds it."""
+    for folder in (data / "local" / "running").glob("*"):
+        with contextlib.suppress(ProcessLookupError):  # It has ended meanwhile.
+            if (supervisor := holder(folder)) is not None:
+                ended = os.pidfd_open(supervisor)
+                try:
+                    signal.pidfd_send_signal(ended, signal.SIGTERM)
+                    select.select([ended], [], [], STOP_SECONDS_MAX)
+                finally:
+                    os.close(ended)
 
 
 def serve_command(data: Path) -> list[str]:
