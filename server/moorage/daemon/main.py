@@ -101,7 +101,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    loop.add_signal_handler(signal.SIGHUP, rereading.asked, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, rereading.hang_up, stopping.set)
     jail.hide()  # Tokens live in this process: no core dumps, and only root may look into it.
     _hide_environment()
     # What a start builds stays. To look through it for garbage, again and again while it grows, is
