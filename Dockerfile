@@ -10,7 +10,8 @@ COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['server'], \
 *p['optional-dependencies']['kubernetes'], *p['optional-dependencies']['postgres'], \
-*p['optional-dependencies']['otel'], *p['optional-dependencies']['oidc'], sep='\n')" > needs.txt \
+*p['optional-dependencies']['otel'], *p['optional-dependencies']['oidc'], \
+*p['optional-dependencies']['nvml'], sep='\n')" > needs.txt \
     && python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir -r needs.txt
 
 FROM dependencies AS build
@@ -20,21 +21,28 @@ COPY policies policies
 COPY clients clients
 RUN /opt/moorage/bin/pip install --no-cache-dir --no-deps --prefix /opt/program .
 
-FROM ${BASE}
+FROM ${BASE} AS program
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \
     && install --directory --owner moorage --group moorage --mode 0700 /var/lib/moorage
 COPY --from=dependencies /opt/moorage /opt/moorage
 COPY --from=build /opt/program /opt/moorage
 ENV PATH=/opt/moorage/bin:$PATH \
-    PYTHONUNBUFFERED=1 \
-    MOORAGE_DATA_DIR=/var/lib/moorage \
+    PYTHONUNBUFFERED=1
+USER moorage
+VOLUME /var/lib/moorage
+STOPSIGNAL SIGTERM
+
+# docker build --target agent: an agent, whose workloads run in its container, and end with it.
+FROM program AS agent
+ENV MOORAGE_AGENT_DATA=/var/lib/moorage
+ENTRYPOINT ["moored", "agent"]
+
+FROM program AS server
+ENV MOORAGE_DATA_DIR=/var/lib/moorage \
     MOORAGE_HOST=0.0.0.0
 # Beyond loopback the daemon refuses to start without MOORAGE_TOKENS=tenant:token,... and either
 # MOORAGE_TLS_CERT and MOORAGE_TLS_KEY or MOORAGE_INSECURE_PLAINTEXT.
-USER moorage
-VOLUME /var/lib/moorage
 EXPOSE 8765 8080
-STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["moored", "health"]
 ENTRYPOINT ["moored"]
 CMD ["serve"]

@@ -77,7 +77,7 @@ class Connection:
         watches: Something is to come without a request.
         on_event: Called with every pushed message.
         session: Its name, for `resume`; "" where the server gives none.
-        unanswered: Ids of the messages that had no reply when it ended; none where it cannot be
+        unanswered: Ids of the messages that had no reply when it ended; none if it cannot be
             resumed.
 
     """
@@ -331,7 +331,7 @@ class Connection:
             # A refusal that answers no message is about the connection: everybody's answer.
             self._finish(read_refusal(reply))
         elif not (number.isdecimal() and int(number) <= self._issued):
-            raise ProtocolViolated(self._url, f"answered what was not asked: {text[:100]!r}")
+            raise ProtocolViolated(self._url, f"answered no request of ours: {text[:100]!r}")
 
     def _finish(self, end: MoorageError) -> None:
         if self._end is None:

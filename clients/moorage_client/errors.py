@@ -56,10 +56,10 @@ class CertificateRefused(ConnectionFailed):
 
 
 class AddressesFailed(ConnectionFailed):
-    """None of several addresses leads to a server that does what was asked.
+    """None of several addresses leads to a server that carries out the request.
 
     Args:
-        said: What came of each address, for a person.
+        said: The outcome at each address, for a person.
         final: Another attempt would end likewise.
 
     """

@@ -56,7 +56,7 @@ def origin_of(url: str) -> str:
 
 
 def stored_login(url: str) -> dict[str, Any] | None:
-    """Return the login at the server of a URL; None where there is none that can be read."""
+    """Return the login at the server of a URL; None if there is none that can be read."""
     with contextlib.suppress(HomeMissing, StateUnusable, ValueError):
         return logins().read().get(origin_of(url))
     return None
@@ -160,8 +160,8 @@ def entry_of(answer: Mapping[str, Any], audience: str) -> dict[str, Any]:
         meant = claims.get("aud")
         if audience in (meant if isinstance(meant, list) else [meant]) and "exp" in claims:
             entry = {"token": token, "expires_at": float(claims["exp"])}
-            kept = answer.get("refresh_token")
-            return {**entry, "refresh_token": kept} if kept else entry
+            refresh = answer.get("refresh_token")
+            return {**entry, "refresh_token": refresh} if refresh else entry
     raise SignInFailed(f"the issuer gave no JWT whose `aud` is {audience!r}")
 
 

@@ -3,7 +3,7 @@
 import { ConnectionLost } from "./sockets.ts";
 
 /** What a standby says: ask another one at once, or after a pause. */
-export type Told = "elsewhere" | "later";
+export type Redirection = "elsewhere" | "later";
 
 const PAUSES_MS = [50, 100, 200, 400, 800, 1_600, 3_000];
 const PAUSES_MS_OF_SEVERAL = [50, 100, ...Array<number>(10).fill(200), 400, 800, 1_600, 3_000];
@@ -61,7 +61,7 @@ export class Addresses {
    * The server that is there is not the writer. The one that it names is followed where that has the same transport
    * security, and who names it was named by the user: a token goes along.
    */
-  redirected(details: Record<string, unknown>): Told {
+  redirected(details: Record<string, unknown>): Redirection {
     this.leader = undefined;
     this.passOver();
     const by = this.at;

@@ -3,7 +3,7 @@
  * where one is lost, goes to the server that writes where there are several, and asks nothing twice.
  */
 
-import { Addresses, pause, type Told } from "./addresses.ts";
+import { Addresses, pause, type Redirection } from "./addresses.ts";
 import type { FailureMessage, NewsMessage, Operations } from "./messages.ts";
 import { ConnectionLost, Dialer, type Credential } from "./sockets.ts";
 
@@ -29,7 +29,7 @@ export type Options = {
 };
 
 const RECONNECT_SECONDS = 30;
-/** Where another server may take over, one that owes a reply and is silent is asked for a sign of life. */
+/** Where another server may take over, one that owes a reply and is silent gets a request for a sign of life. */
 const QUIET_MS = 1_000;
 /** What it says to that does not matter. */
 const LIFE_MS_MAX = 2_000;
@@ -40,7 +40,7 @@ const NOT_REPEATED = new Set(["manage", "exec", "reserve"]);
 
 type Names = keyof Operations;
 type Said<N extends Names> = Omit<Operations[N]["message"], "op" | "adhoc" | "id">;
-type Asked = {
+type Pending = {
   readonly id: number;
   readonly text: string;
   readonly repeats: boolean;
@@ -53,9 +53,9 @@ type Asked = {
 };
 
 export class MoorageClient {
-  /** Is told the news of the topics that `watch` named; `reconnected` says that some may be missing, `lost` that no more come. */
+  /** Gets the news of the topics that `watch` named; `reconnected` says that some may be missing, `lost` that no more come. */
   onNews: (news: NewsMessage) => void = () => {};
-  private readonly waiting = new Map<number, Asked>();
+  private readonly waiting = new Map<number, Pending>();
   private readonly topics = new Set<string>();
   private readonly addresses: Addresses;
   private readonly dialer: Dialer;
@@ -121,17 +121,17 @@ export class MoorageClient {
     this.rejectAll(new ConnectionLost("the client closed the socket"));
   }
 
-  private async send(asked: Asked): Promise<void> {
-    this.waiting.set(asked.id, asked);
+  private async send(pending: Pending): Promise<void> {
+    this.waiting.set(pending.id, pending);
     try {
       const socket = await this.connected();
-      if (!this.waiting.has(asked.id)) return; // The client was closed meanwhile.
-      asked.socket = socket;
-      asked.sentAt = Date.now();
-      socket.send(asked.text);
+      if (!this.waiting.has(pending.id)) return; // The client was closed meanwhile.
+      pending.socket = socket;
+      pending.sentAt = Date.now();
+      socket.send(pending.text);
     } catch (error) {
-      this.waiting.delete(asked.id);
-      asked.reject(error as Error);
+      this.waiting.delete(pending.id);
+      pending.reject(error as Error);
     }
   }
 
@@ -188,39 +188,39 @@ export class MoorageClient {
       this.onNews(came);
       return;
     }
-    const asked = this.waiting.get(came.id);
-    if (asked === undefined || asked.socket !== socket) return; // A sign of life, or of a socket that was given up.
+    const pending = this.waiting.get(came.id);
+    if (pending === undefined || pending.socket !== socket) return; // A sign of life, or of a socket that was given up.
     this.waiting.delete(came.id);
     if (came.success) {
       this.dialer.settle();
-      asked.resolve(came as never);
-    } else if (this.isNotWriter(asked, came)) void this.follow(socket, asked, came as FailureMessage);
-    else asked.reject(new Refused(came));
+      pending.resolve(came as never);
+    } else if (this.isNotWriter(pending, came)) void this.follow(socket, pending, came as FailureMessage);
+    else pending.reject(new Refused(came));
     if (socket !== this.socket && ![...this.waiting.values()].some((each) => each.socket === socket)) socket.close();
   }
 
-  private isNotWriter(asked: Asked, { error }: FailureMessage): boolean {
-    const stops = error.code === "shutting_down" && asked.repeats && this.addresses.several;
+  private isNotWriter(pending: Pending, { error }: FailureMessage): boolean {
+    const stops = error.code === "shutting_down" && pending.repeats && this.addresses.several;
     return stops || error.code === "not_leader";
   }
 
   /** A standby did nothing: ask the server that it names, or the next one. */
-  private async follow(socket: WebSocket, asked: Asked, refusal: FailureMessage): Promise<void> {
-    let told: Told = "elsewhere";
+  private async follow(socket: WebSocket, pending: Pending, refusal: FailureMessage): Promise<void> {
+    let target: Redirection = "elsewhere";
     if (socket === this.socket) {
-      told = this.addresses.redirected(refusal.error as unknown as Record<string, unknown>);
+      target = this.addresses.redirected(refusal.error as unknown as Record<string, unknown>);
       this.socket = undefined;
     }
-    asked.socket = undefined;
-    if (asked.givesUpAt === Infinity) asked.givesUpAt = Date.now() + this.reconnectMs;
-    if (this.reconnectMs === 0 || Date.now() >= asked.givesUpAt) {
-      asked.reject(this.addresses.failure());
+    pending.socket = undefined;
+    if (pending.givesUpAt === Infinity) pending.givesUpAt = Date.now() + this.reconnectMs;
+    if (this.reconnectMs === 0 || Date.now() >= pending.givesUpAt) {
+      pending.reject(this.addresses.failure());
       return;
     }
-    if (told !== "elsewhere" || asked.wasLed) await pause(2, true);
-    asked.wasLed = true;
-    if (this.closed) asked.reject(new ConnectionLost("the client is closed"));
-    else await this.send(asked);
+    if (target !== "elsewhere" || pending.wasLed) await pause(2, true);
+    pending.wasLed = true;
+    if (this.closed) pending.reject(new ConnectionLost("the client is closed"));
+    else await this.send(pending);
   }
 
   private lost(socket: WebSocket, code: number, reason: string): void {
@@ -230,12 +230,12 @@ export class MoorageClient {
       this.socket = undefined;
     }
     const problem = new ConnectionLost("the socket closed");
-    for (const asked of [...this.waiting.values()].filter((each) => each.socket === socket)) {
-      this.waiting.delete(asked.id);
+    for (const pending of [...this.waiting.values()].filter((each) => each.socket === socket)) {
+      this.waiting.delete(pending.id);
       const now = Date.now();
-      if (asked.givesUpAt === Infinity || now - asked.sentAt > this.reconnectMs) asked.givesUpAt = now + this.reconnectMs;
-      if (this.closed || !asked.repeats || FINAL_CLOSES.has(code) || now >= asked.givesUpAt) asked.reject(problem);
-      else void this.send(asked);
+      if (pending.givesUpAt === Infinity || now - pending.sentAt > this.reconnectMs) pending.givesUpAt = now + this.reconnectMs;
+      if (this.closed || !pending.repeats || FINAL_CLOSES.has(code) || now >= pending.givesUpAt) pending.reject(problem);
+      else void this.send(pending);
     }
     if (wasCurrent && this.topics.size) this.watchOn();
   }

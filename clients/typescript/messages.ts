@@ -1531,7 +1531,7 @@ export interface WorkloadAnswer {
   backend: string;
   /** From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`. */
   phase: string;
-  /** Where it is reached; empty where nowhere, or not yet. */
+  /** Where it is reached; empty if nowhere, or not yet. */
   endpoint: string;
   /** Which start of it this is, from 1. */
   attempt: number;
@@ -1570,7 +1570,7 @@ export interface WouldBeGranted {
 /**
  * A lease that would have to give way, to whom, and until when it might stay.
  *
- * `by` is empty where another tenant's request is not shown.
+ * `by` is empty if another tenant's request is not shown.
  */
 export interface WouldGiveWay {
   lease: string;

@@ -2,7 +2,7 @@
 
 import type { Addresses } from "./addresses.ts";
 
-/** The socket is closed. What was asked may have been done: ask again with an idempotency key. */
+/** The socket is closed. The server may have carried out the message: send it again with an idempotency key. */
 export class ConnectionLost extends Error {}
 
 /** A server answers, but lets this page or program not in: its token or ticket, or the page's origin. */

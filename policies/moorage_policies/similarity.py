@@ -134,7 +134,7 @@ def distances(
 
 
 def mean_of(values: Sequence[Any]) -> float | None:
-    """Return the mean of the numbers among `values`, or None where there are none."""
+    """Return the mean of the numbers among `values`, or None if there are none."""
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
     return sum(numbers) / len(numbers) if numbers else None
 

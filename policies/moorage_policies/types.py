@@ -48,7 +48,7 @@ class PolicyCluster(TypedDict):
 
     Attributes:
         data: Its document, as it was registered.
-        cluster_metrics: Its latest metrics; None where there are none.
+        cluster_metrics: Its latest metrics; None if there are none.
         capacity: What is free now, by node id; reached by its key alone.
 
     """
@@ -64,7 +64,7 @@ class PolicyInput(TypedDict):
     Attributes:
         cluster_data: By cluster id.
         inputs: The request's `inputs`.
-        resources: What it asks for; None where it does not say.
+        resources: What it asks for; None if it does not say.
         fleet: All nodes in numpy columns.
         seed: For every choice made at random.
 

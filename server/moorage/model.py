@@ -56,7 +56,7 @@ class DeviceId(NamedTuple):
     """What tells a device from all others, whatever its node calls it.
 
     Args:
-        uuid: Its UUID; empty where the inventory has none.
+        uuid: Its UUID; empty if the inventory has none.
         parent: UUID of the GPU that it is a MIG instance of; empty for a whole GPU.
 
     """
@@ -80,13 +80,13 @@ class Node(msgspec.Struct, frozen=True, gc=False):
         rack: Where it stands.
         labels: As the inventory has them.
         identity: What tells it from all other machines, whatever they are called: `machine ID`,
-            `provider ID`, and `device UUID` for each GPU; empty where the inventory has none.
+            `provider ID`, and `device UUID` for each GPU; empty if the inventory has none.
         duplicate_of: The node, as `cluster/node`, that is the same machine and was there first:
             this one then counts for nothing. The core says so, no document does.
         unavailable: Why nothing can start there now, e.g. `cordoned`; empty: it can. Leases keep
             what they hold there, and nothing of it is free.
         zone: What its rack is part of, and fails as a whole.
-        devices: Which devices `gpus` are, in their order; empty where the inventory does not say.
+        devices: Which devices `gpus` are, in their order; empty if the inventory does not say.
 
     """
 
@@ -186,7 +186,7 @@ RESOURCES: Final = ("gpu_milli", "cpu_milli", "memory_mib")
 
 
 class Amounts(msgspec.Struct, frozen=True, gc=False):
-    """So much of each resource; None where nothing is said of it."""
+    """So much of each resource; None if nothing is said of it."""
 
     gpu_milli: int | None = None
     cpu_milli: int | None = None
@@ -306,7 +306,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
         tenant: Whose it is.
         policy: The policy that proposes.
         candidates: Clusters it may go to, or None for every live one.
-        demand: What must fit, or None where the request gave no `resources`; see `alternatives`.
+        demand: What must fit, or None if the request gave no `resources`; see `alternatives`.
         terms: The requested lease, or None for advice.
         provision: What to start, or None.
         inputs: The request's own `inputs`, for the policy alone.
@@ -396,16 +396,16 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
             held); `warm` while its workload waits for the next request like its own, and none
             owns it (its GPUs are still held); `ended`.
         reason: Why it is queued, ending, warm or ended; empty in the other states.
-        endpoint: Where its workload is reached, once that runs; empty where nowhere.
+        endpoint: Where its workload is reached, once that runs; empty if nowhere.
         attempt: Which start of its workload this is, from 1.
-        outcome: How its workload last came to an end by itself; None where it never did.
+        outcome: How its workload last came to an end by itself; None if it never did.
         asked_at: When its request came; its age in the queue counts from here.
         ask: The request, as long as a failure may send it back into the queue.
-        inherited: Name of the warm workload that it took over; empty where its own was started.
-        likeness: See `core.lifecycle.leases.likeness`; empty where it may not stay warm.
+        inherited: Name of the warm workload that it took over; empty if its own was started.
+        likeness: See `core.lifecycle.leases.likeness`; empty if it may not stay warm.
         retry_at: Until when it pauses while it is queued, in seconds since the epoch; else 0.
         faults: While it is queued, how often in a row its policy did not get to answer.
-        notice: That it has to give way, and to whom; None where it need not.
+        notice: That it has to give way, and to whom; None if it need not.
         choice: Which of the request's alternatives it is, from 0; None: there were none.
         devices: For each share of `placement`, which devices its `gpus` are, in their order; empty
             where the inventory does not say.

@@ -56,7 +56,7 @@ class Setting:
     Args:
         kind: What it accepts.
         about: What it does, for operators.
-        flag: Its flag of `moored serve`; empty where it has none.
+        flag: Its flag of `moored serve`; empty if it has none.
         default: Its default as an operator would write it.
         name: Its key in the TOML file, and the attribute that it becomes.
 

@@ -30,6 +30,7 @@ ROOT: Final = Path(__file__).parents[2]
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moorage-tests"
 BASE: Final = "localhost/moorage-base:bookworm"
 IMAGE: Final = "localhost/moorage:test"
+AGENT_IMAGE: Final = "localhost/moorage-agent:test"
 TOKEN: Final = "a-long-random-secret"  # noqa: S105  # Of this test.
 CONTEXT: Final = ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE")
 SOURCES: Final = ("server", "policies", "clients")
@@ -68,15 +69,16 @@ class Podman:
         assert bool(done.returncode) is fails, done.stdout
         return done.stdout
 
-    def build(self, context: Path) -> str:
-        """Build the image of a folder; return what it printed."""
+    def build(self, context: Path, image: str = IMAGE, target: str = "server") -> str:
+        """Build an image of a folder; return what it printed."""
         installs = [  # Downloads inside go the way that those of this machine go.
             f"--volume={each}:{each}:ro"
             for each in ("/etc/ssl/certs", "/etc/pip.conf")
             if Path(each).exists()
         ]
         how = ("--format=docker", "--network=host", *self.bounds, *installs)
-        return self.run("build", *how, "--build-arg", f"BASE={BASE}", "-t", IMAGE, context)
+        what = ("--build-arg", f"BASE={BASE}", "--target", target, "-t", image)
+        return self.run("build", *how, *what, context)
 
 
 _BOUNDS: Final = ((resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_NPROC, 500))
@@ -235,6 +237,24 @@ def test_attacks_of_policies_get_nowhere_inside(engine: Podman, tmp_path: Path) 
     assert " passed" in last, said
     assert int(last.split(" passed")[0].split()[-1]) > 100
     assert "skipped" not in last
+
+
+def test_an_agent_runs_commands_in_its_own_image(engine: Podman, context: Path) -> None:
+    engine.build(context, AGENT_IMAGE, "agent")
+    own = ("--env=MOORAGE_STATE=/tmp", f"--env=MOORAGE_TOKEN={TOKEN}", "moored", "moorage", "run")
+    with served(engine, MOORAGE_BACKENDS="local") as (port, http_port):
+        url = f"ws://127.0.0.1:{port}"
+        with Services(f"http://127.0.0.1:{http_port}", token=TOKEN) as services:
+            services.publish_policy(catalog.document("first_fit"))
+        joining = engine.run("exec", "moored", "moored", "agent", "token", "--cluster", "boxes")
+        join = (f"--env=MOORAGE_TOKEN={joining.split()[0]}", f"--env=MOORAGE_URL={url}")
+        engine.run("run", "-d", "--name=box", *SAFE, *engine.bounds, *join, AGENT_IMAGE)
+        try:
+            until(lambda: "connected" in engine.run("logs", "box"))
+            command = ("--url", url, "--cluster", "boxes", "--cpu-milli", "100", "--", "id", "-u")
+            assert engine.run("exec", *own, *command).splitlines()[-1] == "10001"
+        finally:
+            engine.run("rm", "--force", "--volumes", "box")
 
 
 def copy_modules(folder: Path, names: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ def test_ci_is_a_script_without_mistakes_of_grammar(root: Path) -> None:
 
 
 def test_unit_and_image_use_settings_that_exist(root: Path) -> None:
-    known = {each.environment for each in settings().values()}
+    known = {each.environment for each in settings().values()} | OTHER_NAMES
     for name in ("deploy/systemd/moored.service", "deploy/compose.yaml", "Dockerfile"):
         used = set(
             re.findall(
@@ -124,7 +124,12 @@ def test_compose_gives_no_privilege_and_no_port_to_the_network(root: Path) -> No
 
 def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:
     image = (root / "Dockerfile").read_text()
-    environ = dict(re.findall(r"\b(MOORAGE_[A-Z_]+)=(\S+)", image.split("USER moorage")[0]))
+    environ = dict(
+        re.findall(
+            r"\b(MOORAGE_[A-Z_]+)=(\S+)",
+            image.partition(" AS server\n")[2].partition("# Beyond")[0],
+        )
+    )
     environ.pop("MOORAGE_TOKENS", None)
     with pytest.raises(ConfigError, match="MOORAGE_TOKENS"):
         Config.load({}, environ)

@@ -410,7 +410,7 @@ def _shorter(ttl_min: float) -> dict[str, Any]:
 
 
 def _gives_way(preemptible: bool, runtime_min: float, notice: float) -> dict[str, Any]:
-    """Return the terms on which a lease gives way to others; none where it does not."""
+    """Return the terms on which a lease gives way to others; none if it does not."""
     for option, given in (("--runtime-min", runtime_min), ("--notice", notice)):
         if given and not preemptible:
             raise typer.BadParameter(f"{option} is about giving way; add --preemptible")

@@ -162,7 +162,7 @@ def show(
 
 
 def _changed(services: Any, uri: str) -> dict[str, Any]:
-    """Return what `management` changed; nothing where a server keeps policies and runs none."""
+    """Return what `management` changed; nothing if a server keeps policies and runs none."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:

@@ -242,7 +242,7 @@ async def _hold(
         client: Connected.
         write: Takes the output.
         policy: The policy that decides.
-        request: What is asked for.
+        request: Of the lease.
         out: Where its files go; None: they stay where they are.
 
     Raises:

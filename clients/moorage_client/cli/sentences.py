@@ -6,7 +6,7 @@ from typing import Any, Final
 from moorage.records.fields import shown_name
 
 _MISFITS: Final = {
-    "labels": "other labels than asked for",
+    "labels": "other labels than the request's",
     "gpu_model": "too few GPUs of the accepted models",
     "gpu_memory": "too few GPUs with that much memory",
     "gpu_count": "too few GPUs",

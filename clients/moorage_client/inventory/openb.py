@@ -29,8 +29,8 @@ class TableError(InventoryError):
 
     Args:
         path: The file.
-        line: Its line, from 1; 0 where the whole file is meant.
-        column: The column's name; empty where the whole line is meant.
+        line: Its line, from 1; 0 if the whole file is meant.
+        column: The column's name; empty if the whole line is meant.
         expected: What was expected there.
 
     """

@@ -71,7 +71,7 @@ def memory_mib() -> int:
 
 
 def _meminfo(name: str) -> int:
-    """Return a line of /proc/meminfo in bytes; 0 where there is none."""
+    """Return a line of /proc/meminfo in bytes; 0 if there is none."""
     try:
         text = _MEMINFO.read_text(encoding="ascii")
     except OSError:

@@ -528,7 +528,7 @@ class Execution:
             error: Why it did not return.
 
         Returns:
-            Its result, for `settle`; None where it is to be tried again.
+            Its result, for `settle`; None if it is to be tried again.
 
         """
         if not node.finish():  # It was no longer awaited, and its result stands.

@@ -118,7 +118,7 @@ class ApprovalGate:
                 self.leave(wake, stopped=stopped())
 
     def check(self, what: str) -> None:
-        """Do nothing where it was approved.
+        """Do nothing if it was approved.
 
         Raises:
             GateRejected: It was rejected.
@@ -131,7 +131,7 @@ class ApprovalGate:
             raise GateTimeout(f"{what} was not approved within {self.timeout} s")
 
     def enter(self, wake: Callable[[], object]) -> bool:
-        """Wait at it; return False where it is resolved already. For executors."""
+        """Wait at it; return False if it is resolved already. For executors."""
         with self._lock:
             if self._status not in _OPEN:
                 return False
@@ -239,7 +239,7 @@ def gated(
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """Who is told of a gate; as of `gated`."""
+    """The callbacks and the trace of one gate; see `gated`."""
 
     name: str
     callbacks: ExecutionCallbacks

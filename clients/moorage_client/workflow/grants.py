@@ -19,7 +19,7 @@ class Grant:
 
     Args:
         requirements: What it requested.
-        placement: Where its GPUs are, one share per node; empty where a pool only counts.
+        placement: Where its GPUs are, one share per node; empty if a pool only counts.
         environment: Variables for the processes that it starts.
         held: The pool's own record of it.
         on_lost: Set by the run; called by the pool, from any thread, when the grant is lost.
@@ -101,7 +101,7 @@ class Pool(Protocol):
         """Have a claim stand in the place of another one, which leaves the line.
 
         Returns:
-            False where that was granted meanwhile, or a place cannot be exchanged.
+            False if that was granted meanwhile, or a place cannot be exchanged.
 
         """
 
@@ -121,7 +121,7 @@ class Pool(Protocol):
         """Call `wake` once, when something is freed that the run itself did not free.
 
         Returns:
-            False where more than so many releases happened: look again first.
+            False if more than so many releases happened: look again first.
 
         """
 

@@ -103,7 +103,7 @@ class Shape:
         """Return, by number, the cost of the most expensive path from each node to an end.
 
         Args:
-            costs: By name, in any one unit; 1.0 where it has none. Names that are no nodes are
+            costs: By name, in any one unit; 1.0 if it has none. Names that are no nodes are
                 ignored, so that one table serves many graphs.
 
         Raises:
@@ -173,7 +173,7 @@ class DAG:
 
         Args:
             successors: By name.
-            given: Payload and metadata by name; None where there is none.
+            given: Payload and metadata by name; None if there is none.
 
         Raises:
             GraphError: There is a cycle; the message names its nodes.
@@ -323,7 +323,7 @@ class DAG:
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 
     def get_payload(self, name: str) -> Any:
-        """Return the object that was attached to a node; None where none was."""
+        """Return the object that was attached to a node; None if none was."""
         return self._payloads.get(self._known(name))
 
     def set_payload(self, name: str, payload: Any) -> None:
@@ -331,7 +331,7 @@ class DAG:
         self._payloads[self._known(name)] = payload
 
     def get_metadata(self, name: str) -> Any:
-        """Return a node's labels, tags and the like; None where it has none."""
+        """Return a node's labels, tags and the like; None if it has none."""
         return self._metadata.get(self._known(name))
 
     def set_metadata(self, name: str, metadata: Any) -> None:

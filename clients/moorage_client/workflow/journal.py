@@ -162,7 +162,7 @@ class RunJournal:
         nodes = self._history.nodes
         return {name: node.result for name, node in nodes.items() if node.completed}
 
-    def asked(self, node_name: str) -> tuple[str, Future[None]]:
+    def next_key(self, node_name: str) -> tuple[str, Future[None]]:
         """Return the idempotency key of a node's next lease, and when it is durable.
 
         It is that of the last ask, unless that was `released`.
@@ -186,7 +186,7 @@ class RunJournal:
         return self._tell(event="released", node=node_name, key=key)
 
     def completed(self, node_name: str, result: Any) -> Future[None]:
-        """Take note that a node completed; its result is kept if it is plain JSON."""
+        """Take note that a node completed; its result is stored if it is plain JSON."""
         try:
             json.dumps(result)
         except (TypeError, ValueError, RecursionError):

@@ -427,7 +427,7 @@ async def _key(claim: Claim) -> str:
     """Return the idempotency key of an ask, durable before it is used; without a journal none."""
     if claim.journal is None:
         return ""
-    key, durable = claim.journal.asked(claim.node_name)
+    key, durable = claim.journal.next_key(claim.node_name)
     await asyncio.wrap_future(durable)
     return key
 

@@ -268,7 +268,7 @@ class ResourcePool:
             self._watchers.pop(wake, None)
 
     def _amounts(self, requirements: ResourceRequirements) -> Amounts | None:
-        """Return the amounts by the numbers of this pool, or None where they are impossible."""
+        """Return the amounts by the numbers of this pool, or None if they are impossible."""
         try:
             return self._compiled[requirements]
         except (KeyError, TypeError) as error:
@@ -327,7 +327,7 @@ class ResourcePool:
             return ticket.granted
 
     def _leave(self, ticket: Ticket) -> bool:
-        """Leave the line; return False where the ticket was served."""
+        """Leave the line; return False if the ticket was served."""
         with self._lock:
             if ticket.granted:
                 return False
@@ -339,7 +339,7 @@ class ResourcePool:
         return True
 
     def _free(self, amounts: Amounts, node_name: str | None, by: Callable[[], None] | None) -> bool:
-        """Free so much and wake whom that serves; False where so much is not held."""
+        """Free so much and wake whom that serves; False if so much is not held."""
         with self._lock:
             if not self._account.held(amounts):
                 return False

@@ -70,7 +70,7 @@ class RunningNode:
 
     @property
     def placement(self) -> Placement:
-        """Where its GPUs are: one share per node of the fleet; empty where a pool only counts."""
+        """Where its GPUs are: one share per node of the fleet; empty if a pool only counts."""
         return self.grant.placement if self.grant is not None else ()
 
     @property
@@ -123,13 +123,13 @@ class RunningNode:
         return True
 
     def finish(self) -> bool:
-        """Take note that its task is over; False where it is abandoned. For the executors."""
+        """Take note that its task is over; False if it is abandoned. For the executors."""
         with _making_events:
             self.ended = not self.abandoned
             return self.ended
 
     def abandon(self) -> bool:
-        """Wait for its task no longer; False where it was no longer awaited. For the executors."""
+        """Wait for its task no longer; False if it was no longer awaited. For the executors."""
         with _making_events:
             if self.ended or self.abandoned:
                 return False

@@ -115,15 +115,15 @@ class Order:
     Args:
         id: Name of the workload: of the lease, or what the user of the library chose.
         spec: What to start.
-        placement: Where, device by device; empty where the backend chooses for itself.
+        placement: Where, device by device; empty if the backend chooses for itself.
         environment: Variables for the workload, e.g. the lease's id.
         timeout_seconds: How long it may take to be ready; None for as long as it takes.
         attempt: Which start under this name it is, from 1: each has output of its own.
-        fencing: Of the grant that it is started for; 0 where there is none.
-        tenant: Whose it is; empty where there are no tenants.
+        fencing: Of the grant that it is started for; 0 if there is none.
+        tenant: Whose it is; empty if there are no tenants.
         devices: As `model.Lease.devices`, of `placement`.
         stop_seconds_max: The most that it may ask for between the signal to end and being killed;
-            None where that is not bounded.
+            None if that is not bounded.
         resumed: Whether it was ready before, under another daemon: then it is found, and what is
             missing of a gang was lost rather than never made.
 
@@ -195,8 +195,8 @@ class Support:
         execute: Whether a command can be run inside of a workload.
         logs: Whether a workload's output can be read.
         gangs: Whether one workload may have several nodes.
-        nodes: Names of the nodes that it starts on; empty where it starts on any.
-        clusters: Ids of the clusters that it starts in; empty where it starts in any.
+        nodes: Names of the nodes that it starts on; empty if it starts on any.
+        clusters: Ids of the clusters that it starts in; empty if it starts in any.
         kinds: What a category of spec means here, where it means something else elsewhere.
 
     """
@@ -362,7 +362,7 @@ class Backend(Protocol):
         Args:
             workload: Its name.
             stop_seconds_max: The most that it has between the signal to end and being killed,
-                whatever its spec says; None where that is not bounded.
+                whatever its spec says; None if that is not bounded.
 
         Raises:
             BackendError: It cannot be stopped; it may still be using what it holds.

@@ -123,7 +123,7 @@ class BackendKind(ABC, Generic[S]):
         extra: What of its distribution has to be installed for it; empty: nothing.
         package: The distribution that this extra brings.
         distribution: Where the extra is declared.
-        engine_names: What `ResourceEngine` calls it; none where `open_alone` is not there.
+        engine_names: What `ResourceEngine` calls it; none if `open_alone` is not there.
 
     """
 
@@ -169,7 +169,7 @@ class BackendKind(ABC, Generic[S]):
 
         Args:
             settings: Its own.
-            backend: As it was opened; None where the setting `backends` does not name it.
+            backend: As it was opened; None if the setting `backends` does not name it.
             inventory: Where the clusters are written.
 
         Raises:

@@ -28,7 +28,7 @@ class ProcessorTime(NamedTuple):
 
 
 def spent(pid: int) -> ProcessorTime:
-    """Return the processor time of a running program; nothing where there is no `/proc`."""
+    """Return the processor time of a running program; nothing if there is no `/proc`."""
     others = [_seconds(each) for each in _under(pid)]
     return ProcessorTime(_seconds(pid), sum(others))
 

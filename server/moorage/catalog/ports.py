@@ -123,7 +123,7 @@ class ClusterSearch(Protocol):
     async def ask(
         self, action: SearchAction, body: Document, allowance: Allowance
     ) -> list[ClusterId] | None:
-        """Let an external search service find clusters; None where there is no such service.
+        """Let an external search service find clusters; None if there is no such service.
 
         Args:
             action: What the body is.

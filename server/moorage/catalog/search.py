@@ -119,7 +119,7 @@ class DocumentSearch:
     ) -> list[str] | None:
         """Return what a condition finds that names one document, as policies ask in loops.
 
-        None where it is another one, which the thread has to look into.
+        None if it is another one, which the thread has to look into.
         """
         name = text_at(condition, key)
         entry = entries.get(name) if name and not self._closed else None

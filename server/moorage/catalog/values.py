@@ -33,7 +33,7 @@ class PolicyRecord:
         settings: Defaults: `policy_settings`, completed by those that its schema says.
         parameters: Defaults: `policy_parameters`, completed likewise.
         document: The PolicyRule document with its identity filled in, for readers.
-        schemas: What its schemas say; None where it has none, as on most hot paths.
+        schemas: What its schemas say; None if it has none, as on most hot paths.
 
     """
 

@@ -15,7 +15,7 @@ class FolderCopy:
     Args:
         facts: How many.
         records: How many.
-        newest_at: When the last fact was appended; 0 where there is none.
+        newest_at: When the last fact was appended; 0 if there is none.
         fencing: Fencing numbers go on above this one.
 
     """

@@ -65,7 +65,7 @@ def _register(services: Services, document: dict[str, Any], folder: Path) -> str
 def _node_before(
     services: Services, name: str, node: dict[str, Any], noted: RegisteredNode | None
 ) -> RegisteredNode | None:
-    """Return the node that this machine is in the registry; None where it is not there.
+    """Return the node that this machine is in the registry; None if it is not there.
 
     The folder's own note goes before the machine id, which copies of one disk share.
 

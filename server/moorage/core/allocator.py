@@ -225,7 +225,7 @@ class Allocator:
                 assert_never(event)
 
     def _seen(self, cluster: Cluster) -> None:
-        """Note a cluster down as it is, where it is not the machines of another one."""
+        """Record a cluster as it is, unless its machines belong to another one."""
         decided = self.state.identities.decided(cluster, self.state.leased_places)
         if self.state.clusters.get(cluster.id) != decided:
             self._change(cluster.id, ClusterSet(decided))
@@ -240,7 +240,7 @@ class Allocator:
         self._warm.inventory_changed()
 
     def _give_grace(self, seconds: float, grace_seconds: float) -> None:
-        """Extend what ran out, or lost time, while the daemon read no message for some seconds."""
+        """Extend deadlines that ran out, or came nearer, while the daemon read no message."""
         grace = Grace(self._turn.now, seconds, grace_seconds)
         self._leases.give_grace(grace)
         self._reservations.give_grace(grace)

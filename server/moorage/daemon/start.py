@@ -586,7 +586,7 @@ def _requests(
 
 
 def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> RequestTraces | None:
-    """Return what follows requests; None where neither spans nor lines of the log are wanted."""
+    """Return what follows requests; None if neither spans nor lines of the log are wanted."""
     if not config.traces:
         return RequestTraces(None) if config.log_level == "debug" else None
     try:

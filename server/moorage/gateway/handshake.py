@@ -35,7 +35,7 @@ class Doorman:
 
     Args:
         settings: Limits.
-        authenticate: Given the bearer token, or None where there was none, returns the caller,
+        authenticate: Given the bearer token, or None if there was none, returns the caller,
             or None to refuse.
         counts: Where refusals are counted.
         sessions: The connections that have one.
@@ -111,7 +111,7 @@ class Doorman:
         bearer: str | None,
         waiting: Awaitable[bool],
     ) -> Response | None:
-        """Decide about a token once its issuer has been asked for its keys."""
+        """Decide about a token after a request to its issuer for the keys."""
         if await waiting:
             return self._let_in(connection, request, bearer, readable=True)
         text = "The token's issuer does not answer; try again later.\n"

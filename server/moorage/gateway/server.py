@@ -81,7 +81,7 @@ class Gateway:
 
     Args:
         settings: Limits.
-        authenticate: Given the bearer token of a handshake, or None where there was none,
+        authenticate: Given the bearer token of a handshake, or None if there was none,
             returns the caller, or None to refuse with 401.
         tickets: Redeems tickets of pages.
         logins: Who has logged in to the console; None: none can.
@@ -191,8 +191,8 @@ class Gateway:
 
     def change(self, deliver: Deliver, agents: AgentDoor | None) -> None:
         """Have requests go elsewhere from now on, and open sessions begin again (1012)."""
-        while (kept := self._kept.oldest()) is not None:
-            self._end(kept)
+        while (lost := self._kept.oldest()) is not None:
+            self._end(lost)
         for session in self._sessions.values():
             self._drop(session, Close.RESTART, "another server answers from now on")
         self._deliver, self._doorman.agents = deliver, agents
@@ -207,8 +207,8 @@ class Gateway:
             return
         self._draining = self._doorman.draining = True
         self._server.close(close_connections=False)
-        while (kept := self._kept.oldest()) is not None:
-            self._end(kept)
+        while (lost := self._kept.oldest()) is not None:
+            self._end(lost)
         for session in self._sessions.values():
             session.draining = True
         self._turns.close()
@@ -286,7 +286,7 @@ class Gateway:
         return found is not None and found.reads_on
 
     def caller(self, session: SessionId) -> Caller | None:
-        """Return who has a session; None where it is gone."""
+        """Return who has a session; None if it is gone."""
         found = self._sessions.get(session)
         return None if found is None else found.caller
 

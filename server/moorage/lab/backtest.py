@@ -49,7 +49,7 @@ class BacktestJob:
         seed: Of all that is random.
         limit: Asks at most.
         timed: A trace by its own times.
-        churn: A load, where requests of a trace shall come and go (`lab.churn`); 0 where not.
+        churn: A load, where requests of a trace shall come and go (`lab.churn`); 0 if not.
         stays: How long they stay then.
         wait_seconds: How long requests of a trace may wait.
         plots: Files to draw to, `.png` or `.svg`.

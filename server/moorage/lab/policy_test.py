@@ -504,7 +504,7 @@ def _is_unexplained(tried: Tried) -> bool:
 
 
 async def profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
-    """Evaluate once more with every line timed; None where the policy did not let that happen."""
+    """Evaluate once more with every line timed; None if the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
     files = {**code.files, ENTRY: source, _SUBJECT: code.files[ENTRY]}

@@ -43,7 +43,7 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
 
     Args:
         place: The ledger, as its owner calls it.
-        pid: The process that holds it, as it wrote down itself; None where it has not yet.
+        pid: The process that holds it, as it wrote down itself; None if it has not yet.
         reason: All of it in words; empty for what a file says.
 
     """
@@ -76,7 +76,7 @@ class FactUnknown(LedgerError):  # noqa: N818  # As LedgerLocked.
         where: The fact's place, e.g. `fact 17`.
         kind: The kind that is stored.
         version: The version that is stored.
-        known: The newest version of that kind that this release reads; None where it knows none.
+        known: The newest version of that kind that this release reads; None if it knows none.
 
     """
 
@@ -141,8 +141,8 @@ class Recovery:
         facts: The newest good checkpoint's facts, then every fact after it. To be iterated
             once, before the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the
             first fact that cannot be read.
-        last_seq: The last fact of the history; 0 where it is empty.
-        checkpoint_seq: The fact as of which the checkpoint was taken; 0 where there is none.
+        last_seq: The last fact of the history; 0 if it is empty.
+        checkpoint_seq: The fact as of which the checkpoint was taken; 0 if there is none.
         warnings: Damage that was survived, each a sentence for the log.
         fencing: Fencing numbers up to this one may have been given out, whatever the facts say.
 
@@ -160,7 +160,7 @@ class Ledger(Protocol):
 
     @property
     def last_seq(self) -> int:
-        """The last fact that is durable; 0 where there is none."""
+        """The last fact that is durable; 0 if there is none."""
         ...
 
     @property

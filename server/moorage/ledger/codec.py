@@ -255,7 +255,7 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
         seq: Its place.
         at: When it was appended.
         fact: The fact.
-        chain: Of the fact before it; 0 where it is the first.
+        chain: Of the fact before it; 0 if it is the first.
 
     Raises:
         FactUnwritable: JSON cannot hold it.

@@ -24,7 +24,7 @@ def check_linked(
     Args:
         rows: In order, each with a checksum that is right.
         after: The seq of the fact before them.
-        chain: Its chain; None where it is not there any more.
+        chain: Its chain; None if it is not there any more.
         lost: Facts that may be missing: their loss was accepted.
         place: The ledger, for messages.
 

@@ -103,7 +103,7 @@ class MemoryLedger:
         oldest = checkpoints[-1][0] if checkpoints else 0
         if not oldest <= seq <= self.last_seq:
             raise LedgerError(
-                f"a checkpoint of {_PLACE} as of fact {seq} was asked for; it must lie between "
+                f"a checkpoint of {_PLACE} as of fact {seq} is impossible; it must lie between "
                 f"the last checkpoint's ({oldest}) and the last fact ({self.last_seq})."
             )
         body = FACTS.pack(facts)

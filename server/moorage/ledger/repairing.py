@@ -27,7 +27,7 @@ class Salvage:
         rows: The facts that stay, in order, linked again.
         filler: Stands for the fact that the checkpoint is as of, where that one is gone.
         lost: Runs of facts that are not there.
-        checkpoint: As of which fact the state is rebuilt; None where nothing is left of the state.
+        checkpoint: As of which fact the state is rebuilt; None if nothing is left of the state.
         said: What is lost, each a sentence.
 
     """
@@ -122,7 +122,7 @@ def _loss(
     return [*sentences, *_contents(found, found.rows).without(after).sentences()]
 
 
-def kept(found: LedgerWalk, left: Salvage) -> LedgerContents:
+def left_over(found: LedgerWalk, left: Salvage) -> LedgerContents:
     """Return the names that are left after a repair."""
     return LedgerContents() if left.checkpoint is None else _contents(found, left.rows)
 

@@ -121,7 +121,7 @@ class StoredLedger:
             self._usable()
             if not self._checkpoint_seq <= seq <= self._given_seq:
                 raise LedgerError(
-                    f"a checkpoint of {self._place} as of fact {seq} was asked for; it must lie "
+                    f"a checkpoint of {self._place} as of fact {seq} is impossible; it must lie "
                     f"between the last checkpoint's ({self._checkpoint_seq}) and the last fact "
                     f"({self._given_seq})."
                 )

@@ -284,7 +284,7 @@ def _is_readable(
 
 
 def fencing_of(fact: Fact) -> int:
-    """Return the fencing number in a fact; 0 where there is none."""
+    """Return the fencing number in a fact; 0 if there is none."""
     match fact:
         case Granted(lease) | Carried(lease):
             return lease.fencing

@@ -118,7 +118,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> l
     Args:
         fleet: The view the scores were made from.
         demand: How many nodes.
-        scores: One number per node, below 0 where the demand does not fit.
+        scores: One number per node, below 0 if the demand does not fit.
 
     Returns:
         `demand.nodes` different rows, or [] where there are too few.

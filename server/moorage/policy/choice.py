@@ -5,7 +5,7 @@ Called by authors' policies inside a cell, and by the policies that ship with Mo
     demand = read_demand(input_data)
     if demand is None:
         return decline(None)
-    scores = ...                      # one number per node, below 0 where it does not fit
+    scores = ...                      # one number per node, below 0 if it does not fit
     return propose(fleet, demand, best_rows(fleet, demand, scores))
 """
 
@@ -30,7 +30,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
         input_data: As `eval` got it.
 
     Returns:
-        None where neither says it, or where `inputs` says it in values that cannot be meant
+        None if neither says it, or where `inputs` says it in values that cannot be meant
         (text for a number, a share above 1000): the policy then has nothing to place.
 
     """
@@ -105,7 +105,7 @@ def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> lis
     Args:
         fleet: The view the scores were made from.
         demand: How many nodes, and in what topology.
-        scores: One number per node, below 0 where the demand does not fit.
+        scores: One number per node, below 0 if the demand does not fit.
 
     Returns:
         `demand.nodes` different rows, or [] where there are too few.
@@ -188,7 +188,7 @@ def decline(demand: Demand | None) -> dict[str, str]:
     """Return the answer that names no cluster, so grants nothing, and says why.
 
     Args:
-        demand: What fits nowhere now, or None where the request does not say what must fit.
+        demand: What fits nowhere now, or None if the request does not say what must fit.
 
     """
     if demand is None:

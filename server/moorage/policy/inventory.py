@@ -46,7 +46,7 @@ class NodeInventory:
         gpu_ids: Device ids per row, in column order.
         labels: Labels per row, as the inventory has them; empty in a replica, which learns what
             they come to.
-        devices: Which devices `gpu_ids` are, per row; empty where the inventory does not say, and
+        devices: Which devices `gpu_ids` are, per row; empty if the inventory does not say, and
             in a replica.
         models: Model names; `gpu_model` holds indices into it, -1 for no device.
         cpu_total, cpu_free: int64 `[nodes]`, milli.
@@ -171,7 +171,7 @@ class NodeInventory:
         self.splice(cluster_id, None)
 
     def part(self, cluster_id: str) -> Self | None:
-        """Return a fleet of one cluster, for a replica to `splice`; None where there is none."""
+        """Return a fleet of one cluster, for a replica to `splice`; None if there is none."""
         if cluster_id not in self._spans:
             return None
         start, end = self._spans[cluster_id]
@@ -332,11 +332,11 @@ class NodeInventory:
         return len(self.node_ids)
 
     def rows_of(self, cluster_id: str) -> range:
-        """Return the rows of a cluster; none where the fleet has no such cluster."""
+        """Return the rows of a cluster; none if the fleet has no such cluster."""
         return range(*self._spans.get(cluster_id, (0, 0)))
 
     def row(self, cluster_id: str, node_id: str) -> int | None:
-        """Return the row of a node, or None where the fleet has no such node."""
+        """Return the row of a node, or None if the fleet has no such node."""
         span = self._spans.get(cluster_id)
         if span is None:
             return None

@@ -24,7 +24,7 @@ class _Column:
     """One label of all nodes.
 
     Args:
-        values: It, by node; None where a node has none.
+        values: It, by node; None if a node has none.
 
     """
 
@@ -78,7 +78,7 @@ class Matching:
 
 
 def label_values(inventory: NodeInventory, key: str) -> list[str | None]:
-    """Return a label by node, or the id that `key` names; None where a node has none."""
+    """Return a label by node, or the id that `key` names; None if a node has none."""
     if key == CLUSTER_KEY:
         return [cluster for cluster, _ in inventory.node_ids]
     if key == NODE_KEY:

@@ -22,7 +22,7 @@ AMOUNT_MAX: Final = 2**53
 class ProposedShare(msgspec.Struct, frozen=True, gc=False):
     """One node's part of a proposal, as far as the policy said it.
 
-    `node_id` and `gpus` are None where the policy left the choice to the allocator.
+    `node_id` and `gpus` are None if the policy left the choice to the allocator.
     """
 
     cluster_id: ClusterId
@@ -84,7 +84,7 @@ def parse_proposal(value: Any, demand: Demand | None) -> tuple[ProposedShare, ..
         demand: Fills in the amounts that the policy did not name.
 
     Returns:
-        One share per node, or part; empty where the value names no cluster, which grants nothing.
+        One share per node, or part; empty if the value names no cluster, which grants nothing.
 
     Raises:
         ProposalError: It names a cluster, but another part of it is malformed.

@@ -101,7 +101,7 @@ def read_schema(
         compile_pattern: Makes a pattern of a text and its place; raises `SchemaError`.
 
     Returns:
-        The schema, None where nothing of it can be enforced; and a note for each part that cannot
+        The schema, None if nothing of it can be enforced; and a note for each part that cannot
         be: its path says where, and `expected` what may stand there.
 
     """

@@ -147,7 +147,7 @@ class RequestStreams:
         return mean
 
     def _take_several(self, several: Ints, free: npt.NDArray[Any], takes: Ints, left: Ints) -> Ints:
-        """Take whole GPUs where a stream's request wants several; none where they do not suffice.
+        """Take whole GPUs where a stream's request wants several; none if they do not suffice.
 
         Returns:
             What each took, in the units of `free`.

@@ -120,7 +120,7 @@ def cluster_document(
     """Return the body of `POST /clusters` that describes the nodes as one cluster.
 
     Args:
-        cluster_id: Its id; empty where the caller is yet to choose one.
+        cluster_id: Its id; empty if the caller is yet to choose one.
         nodes: Its machines, as `node_document` makes them.
         tag: What kind of source they came from.
         description: The same for a person.

@@ -322,7 +322,7 @@ def _elsewhere(kind: type[Struct], name: str, prefix: str) -> list[str]:
 
 
 def _given(path: str, raw: dict[str, msgspec.Raw]) -> Any:
-    """Return the value at a path such as `a.b[0].c`, None where there is none."""
+    """Return the value at a path such as `a.b[0].c`, None if there is none."""
     name, *steps = _STEP.findall(path) or [""]
     value = msgspec.json.decode(raw[name]) if name in raw else None
     for step in steps:

@@ -86,15 +86,15 @@ def _has_more(encoded: bytes, characters: bytes, most: int) -> bool:
     return False
 
 
-def _outside_texts(encoded: bytes, kept: bytes) -> Iterator[bytes]:
+def _outside_texts(encoded: bytes, wanted: bytes) -> Iterator[bytes]:
     """Yield those of some characters that lie outside texts, in order.
 
     Args:
-        encoded: What may be JSON.
-        kept: The characters. Texts that have none of them are cheap.
+        encoded: JSON, or not.
+        wanted: The characters. Texts that have none of them are cheap.
 
     """
-    dropped = bytes(set(range(256)).difference(b'"' + kept))
+    dropped = bytes(set(range(256)).difference(b'"' + wanted))
     at, quote = 0, b""
     while at < len(encoded):
         end = at + _PIECE_BYTES

@@ -75,7 +75,7 @@ class WrongNodeError(ValueError):
 
 
 def quantity(given: Any) -> float | None:
-    """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None where it is none."""
+    """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None if it is none."""
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given
     found = _QUANTITY.fullmatch(given) if isinstance(given, str) else None
@@ -102,14 +102,14 @@ class NodeReading:
     item: Any
 
     def at(self, path: str) -> Any:
-        """Return what lies at a path; None where nothing does."""
+        """Return what lies at a path; None if nothing does."""
         value = self.item
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
     def text(self, path: str) -> str:
-        """Return the text at a path; empty where there is none."""
+        """Return the text at a path; empty if there is none."""
         value = self.at(path)
         if value is not None and not isinstance(value, str):
             raise WrongNodeError(path, "a text")
@@ -136,7 +136,7 @@ class NodeReading:
         }
 
     def why_not(self) -> str:
-        """Return why no pod can start on it now; empty where one can."""
+        """Return why no pod can start on it now; empty if one can."""
         if self.at("spec.unschedulable") is True:
             return "cordoned"
         conditions = self.at("status.conditions")

@@ -165,7 +165,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
             force_setattr(self, "settings", None)
 
     def candidates(self) -> tuple[model.ClusterId, ...] | None:
-        """Return the clusters it may go to, or None where it names none."""
+        """Return the clusters it may go to, or None if it names none."""
         return cluster_ids(self.clusters)
 
     def demand(self) -> model.Demand | None:

@@ -47,7 +47,7 @@ class Foreign:
     Args:
         header: The name of the header with the foreign origin.
         reason: A sentence for the sender.
-        setting: The daemon's setting that would let it in; empty where none does.
+        setting: The daemon's setting that would let it in; empty if none does.
 
     """
 
@@ -81,7 +81,7 @@ class Origins:
     def refusal(
         self, target: str, headers: Iterable[tuple[str, str]], here: str = ""
     ) -> Foreign | None:
-        """Return why a request may not be answered, or None where it may.
+        """Return why a request may not be answered, or None if it may.
 
         Args:
             target: What stands after the method; where it names a host, that counts as well.
@@ -124,7 +124,7 @@ class Origins:
 
 
 def read_origin(text: str) -> WebOrigin | None:
-    """Return the origin that a text names as `http(s)://host[:port]`; None where it names none."""
+    """Return the origin that a text names as `http(s)://host[:port]`; None if it names none."""
     scheme, _, authority = text.partition("://")
     default = _PORTS.get(scheme.lower())
     return None if default is None else _place(scheme.lower(), authority, default)

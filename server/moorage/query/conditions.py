@@ -61,7 +61,7 @@ class TextPattern(Protocol):
 
     @property
     def needles(self) -> tuple[str, ...]:
-        """What every match contains; none where nothing is certain."""
+        """What every match contains; none if nothing is certain."""
 
     @property
     def costly(self) -> bool:

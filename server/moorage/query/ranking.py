@@ -101,7 +101,7 @@ def _indexed(documents: Mapping[str, Mapping[str, Any]]) -> DocumentIndex:
 def _distances(
     index: DocumentIndex, rows: npt.NDArray[np.intp], like: Mapping[str, Any], path: str
 ) -> _Floats | None:
-    """Return each row's distance at one path; None where the reference has nothing to compare."""
+    """Return each row's distance at one path; None if the reference has nothing to compare."""
     found = spread(reader(Path(path))(like))
     texts = {value for value in found if isinstance(value, str)}
     if texts:

@@ -13,7 +13,7 @@ class AuditEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     Args:
         at: When it happened, in seconds since the epoch.
         what: What was done, e.g. `lease.granted`.
-        who: Tenant of the caller; `moored` for the server itself, empty where it is unknown.
+        who: Tenant of the caller; `moored` for the server itself, empty if it is unknown.
         role: Role of the caller.
         token: Name of the caller's token, where it has one.
         remote: Address that the caller connects from.

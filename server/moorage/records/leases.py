@@ -83,7 +83,7 @@ class Workload(Sparse, frozen=True):
     Attributes:
         backend: What starts it.
         phase: From `pending`, `pulling` and `starting` over `ready` to `succeeded` or `failed`.
-        endpoint: Where it is reached; empty where nowhere, or not yet.
+        endpoint: Where it is reached; empty if nowhere, or not yet.
         attempt: Which start of it this is, from 1.
         attempts_max: Starts that there are in all, should it fail.
         warm: It was running when the lease was granted.

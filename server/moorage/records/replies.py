@@ -361,7 +361,7 @@ class WouldBeGranted(Struct):
 class WouldGiveWay(Struct):
     """A lease that would have to give way, to whom, and until when it might stay.
 
-    `by` is empty where another tenant's request is not shown.
+    `by` is empty if another tenant's request is not shown.
     """
 
     lease: str

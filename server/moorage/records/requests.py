@@ -27,7 +27,7 @@ class LabelRequirement(Struct, frozen=True, forbid_unknown_fields=True, omit_def
     values: f.LabelValues = ()
 
     def __post_init__(self) -> None:
-        """Refuse what Kubernetes refuses: values where none are compared, none where some are."""
+        """Refuse what Kubernetes refuses: values where none are compared, none if some are."""
         compared = self.operator in {"In", "NotIn"}
         if compared and not self.values:
             raise ValueError(f"`values` beside {self.operator}, at least one")

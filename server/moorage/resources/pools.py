@@ -40,7 +40,7 @@ class ResourceClaim:
     """A caller that wants a resource, or has one.
 
     Attributes:
-        id: As the user says it; None where the resource is for the store.
+        id: As the user says it; None if the resource is for the store.
         pool: Where from.
         timeout_seconds: For the backend's start.
         loop: Where its resource is made: the first caller's.
@@ -166,7 +166,7 @@ class SpecPool:
         """Take in a resource that is ready for use. Its old place must have been given up before.
 
         Returns:
-            The waiter it is for, or None where it is free now.
+            The waiter it is for, or None if it is free now.
 
         """
         if self.waiters:

@@ -169,7 +169,7 @@ class CommandOutput(str):
 
     Args:
         text: What it wrote.
-        exit_code: 0 where it went well; a negative one is a signal's number.
+        exit_code: 0 if it went well; a negative one is a signal's number.
 
     """
 

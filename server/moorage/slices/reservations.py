@@ -199,7 +199,7 @@ class Reservations:
         return frozenset(each.slice_name for each in found)
 
     def _opened(self, deadline: Deadline | None) -> Reservation | None:
-        """Return one more; None where the server has no lease for it now."""
+        """Return one more; None if the server has no lease for it now."""
         if self._hosts is None:
             return Reservation.open(self._shape, self._settings, self._without())
         assert isinstance(self._shape, GpuSlices)

@@ -221,7 +221,7 @@ class Inventory:
         self._buckets = _partly(free, slots_of)
 
     def free(self, kind: str, name: str) -> Amount:
-        """Return the free slots of an instance, blocked or not; 0 where there is none."""
+        """Return the free slots of an instance, blocked or not; 0 if there is none."""
         place = self._buckets[kind].by_id.get(name) if kind in self._buckets else None
         return place.free if place else NONE
 
@@ -324,7 +324,7 @@ class Inventory:
         ]
 
     def instance(self, rtype: str, rid: str) -> Instance | None:
-        """Return an instance, with all of its slots, or None where there is none."""
+        """Return an instance, with all of its slots, or None if there is none."""
         bucket = self._buckets.get(rtype)
         place = bucket.by_id.get(rid) if bucket else None
         return place.instance if place else None

@@ -80,7 +80,7 @@ HOOKS: Final[tuple[Hook, ...]] = (find_devices, replace, resize)
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return what a configuration says, as a key or as an attribute; None where it says nothing."""
+    """Return what a configuration says, as a key or as an attribute; None if it says nothing."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 

@@ -242,7 +242,7 @@ class NodeResourcePool:
         self._change_slots(type, lambda slots: slots * factor, node_id)
 
     def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # As elsewhere.
-        """Remove a type from all nodes; return what was free, None where no node had any.
+        """Remove a type from all nodes; return what was free, None if no node had any.
 
         What is checked out of it is forgotten, and the rest of its allocations is not.
         """
@@ -259,7 +259,7 @@ class NodeResourcePool:
             return popped or None
 
     def get_property(self, name: str) -> Any:
-        """Return one of the additional properties; None where there is none."""
+        """Return one of the additional properties; None if there is none."""
         with self._lock:
             return copy.deepcopy(self.additional_properties.get(name))
 

@@ -40,7 +40,7 @@ class StorageLocked(StorageError):  # noqa: N818  # It names what happened, like
 
     Args:
         place: The database, as its owner calls it.
-        pid: The process that holds it, as it wrote down itself; None where it has not yet.
+        pid: The process that holds it, as it wrote down itself; None if it has not yet.
         reason: All of it in words; empty for what a file says.
 
     """
@@ -202,11 +202,11 @@ class Facts(Protocol):
     """The tables of a ledger, within one transaction."""
 
     def last_seq(self) -> int:
-        """Return the seq of the last fact, 0 where there is none."""
+        """Return the seq of the last fact, 0 if there is none."""
         ...
 
     def pruned_seq(self) -> int:
-        """Return the last fact that was deleted for its age or for room; 0 where none was."""
+        """Return the last fact that was deleted for its age or for room; 0 if none was."""
         ...
 
     def oldest_at(self) -> float:
@@ -214,7 +214,7 @@ class Facts(Protocol):
         ...
 
     def chain_of(self, seq: int) -> int | None:
-        """Return the chain of a fact; 0 before the first one, None where the fact is not there."""
+        """Return the chain of a fact; 0 before the first one, None if the fact is not there."""
         ...
 
     def lost(self) -> list[tuple[int, int]]:
@@ -246,11 +246,11 @@ class Facts(Protocol):
         ...
 
     def checkpoint_parts(self, finished: Checkpoint) -> list[bytes] | None:
-        """Return the parts of a checkpoint, or None where they are not as they were written."""
+        """Return the parts of a checkpoint, or None if they are not as they were written."""
         ...
 
     def last_checkpoint_number(self) -> int:
-        """Return the highest number of a checkpoint, finished or not; 0 where there is none."""
+        """Return the highest number of a checkpoint, finished or not; 0 if there is none."""
         ...
 
     def insert_part(self, checkpoint: int, number: int, body: bytes) -> None:
@@ -326,7 +326,7 @@ class FactStore(Protocol):
 
         Args:
             rows: Facts, in order.
-            fencing: The highest fencing number in them; 0 where there is none.
+            fencing: The highest fencing number in them; 0 if there is none.
             works: Other changes, done in order after the facts are there.
 
         Returns:
@@ -458,7 +458,7 @@ class RecordStore(Protocol):
 
         Args:
             work: Reads and writes records.
-            durable: False where the last seconds may be lost with the machine's power.
+            durable: False if the last seconds may be lost with the machine's power.
 
         Raises:
             StorageError: The database refused.
@@ -569,7 +569,7 @@ class Storage(Protocol):
         ...
 
     def election(self) -> Election | None:
-        """Return what decides which server writes; None where a second one is refused."""
+        """Return what decides which server writes; None if a second one is refused."""
         ...
 
     def has_records(self) -> bool:
@@ -596,7 +596,7 @@ class Contents:
         records: The catalog's table.
         tokens: The named tokens.
         agents: The agents and their joining tokens, by key.
-        secret: Of the tokens of leases; empty where none was made yet.
+        secret: Of the tokens of leases; empty if none was made yet.
         fencing: Fencing numbers up to this one may have been given out.
 
     """

@@ -19,11 +19,11 @@ class Format:
     steps: Mapping[int, Sequence[str]]
 
     def refusal(self, found: int, writer: str) -> str:
-        """Return why a database of that number is not opened; empty where it is.
+        """Return why a database of that number is not opened; empty if it is.
 
         Args:
             found: The number.
-            writer: The release that wrote it; empty where that is unknown.
+            writer: The release that wrote it; empty if that is unknown.
 
         """
         here = f"moored {version('moorage')} reads formats up to {self.current}"

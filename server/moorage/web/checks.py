@@ -34,10 +34,10 @@ class RequestChecks:
         app: The application behind it.
         origins: Under which names, and for whose pages, requests are answered.
         connections: Those that requests come on.
-        authenticate: Given a bearer token, returns the caller, or None where it is not valid.
+        authenticate: Given a bearer token, returns the caller, or None if it is not valid.
 
     Attributes:
-        websocket_port: Where WebSockets are spoken; 0 where it is unknown.
+        websocket_port: Where WebSockets are spoken; 0 if it is unknown.
 
     """
 

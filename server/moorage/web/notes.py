@@ -105,6 +105,6 @@ class Noted:
 
 
 def remote_of(scope: Scope) -> str:
-    """Return the address and port that a request comes from; empty where that is unknown."""
+    """Return the address and port that a request comes from; empty if that is unknown."""
     client = scope.get("client")
     return f"{client[0]}:{client[1]}" if client else ""

@@ -144,7 +144,7 @@ class SignInFlow(Protocol):
         """Return the issuer's URL to go to, and a cookie's proof; None: it does not answer."""
 
     async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the tokens that the issuer gives for a code; none where anything is wrong."""
+        """Return the tokens that the issuer gives for a code; none if anything is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ class WebServices:
         allocate: Takes the body of `POST /allocate`, who asks, and the header `traceparent` or "";
             returns the status and the JSON of the answer. None: that endpoint is not served.
         operate: Takes an operation, as on the socket, and who asks; returns the same as `allocate`.
-        authenticate: Takes the bearer token, or None where there is none; returns the caller,
+        authenticate: Takes the bearer token, or None if there is none; returns the caller,
             or None to answer 401.
         pending: Takes the same; returns what to wait for before `authenticate` knows it, which
             tells whether it can be known now; None: nothing.

@@ -22,7 +22,7 @@ CALLBACK: Final = "/console/sign-in/callback"
 class SignIn(WebType):
     """Where a client signs in with OpenID Connect: it asks for a token of this audience there.
 
-    `client_id` is empty where the operator offers no sign-in.
+    `client_id` is empty if the operator offers no sign-in.
     """
 
     issuer: str
@@ -51,7 +51,7 @@ def sign_in_routes(sign_in: Document) -> HttpRouter:
 async def wait_for_issuer(
     pending: Callable[[str | None], Awaitable[bool] | None], token: str | None
 ) -> None:
-    """Wait until a token's issuer has said with which keys it signs, where it has to be asked.
+    """Wait for the signing keys of a token's issuer, if they are not known yet.
 
     Raises:
         ServiceError: `unavailable`: it does not answer.

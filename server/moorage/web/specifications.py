@@ -139,6 +139,6 @@ def _page(described: dict[str, Any]) -> Iterator[str]:
     yield "</table><h2>Paths of HTTP</h2><table>"
     for path, operations in described["paths"].items():
         for method, each in operations.items():
-            told = f"{escape(each['summary'])}<br>{escape(each.get('description', ''))}"
-            yield f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{told}</td></tr>"
+            cell = f"{escape(each['summary'])}<br>{escape(each.get('description', ''))}"
+            yield f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{cell}</td></tr>"
     yield "</table></body></html>\n"

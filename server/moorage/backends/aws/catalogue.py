@@ -39,9 +39,9 @@ class InstanceType:
         vcpus: Processors.
         memory_mib: Memory.
         gpus: How many it has.
-        gpu_model: E.g. `A100`; empty where it has none.
+        gpu_model: E.g. `A100`; empty if it has none.
         gpu_memory_mib: Memory of each.
-        usd_per_hour: On demand; None where the list does not know.
+        usd_per_hour: On demand; None if the list does not know.
 
     """
 
@@ -77,7 +77,7 @@ class Catalogue:
     types: tuple[InstanceType, ...]
 
     def find(self, name: str) -> InstanceType | None:
-        """Return a type by its name, or None where the list has none."""
+        """Return a type by its name, or None if the list has none."""
         return next((each for each in self.types if each.name == name), None)
 
     def fitting(

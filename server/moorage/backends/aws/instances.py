@@ -170,7 +170,7 @@ class Instances:
         return alive[0] if alive else (found[-1] if found else None)
 
     def look(self, instance: Ec2Instance) -> Ec2Instance | None:
-        """Return one as it is now, or None where AWS no longer knows it."""
+        """Return one as it is now, or None if AWS no longer knows it."""
         filters = [{"Name": "instance-id", "Values": [instance.id]}]
         answer = self._calls.call("describe_instances", instance.region, Filters=filters)
         found = parse(answer, instance.region)

@@ -58,7 +58,7 @@ class Offer:
     Args:
         type: Name of the instance type.
         spot: Of the spot market, or on demand.
-        known: What the catalogue says of the type; None where it has it not.
+        known: What the catalogue says of the type; None if it has it not.
 
     """
 
@@ -261,7 +261,7 @@ def request(
 
 
 def _image(spec: InstanceResourceSpec, offer: Offer) -> tuple[str, str]:
-    """Return the image, and the name of its root device; empty where only AWS knows it."""
+    """Return the image, and the name of its root device; empty if only AWS knows it."""
     if spec.image_id:
         return spec.image_id, ""
     known = offer.known

@@ -1,4 +1,4 @@
-"""`KubernetesBackend`: pods, Jobs and Services in the clusters that a server was told of.
+"""`KubernetesBackend`: pods, Jobs and Services in the clusters of a server's settings.
 
 Everything that must outlive the daemon is at the API servers, in labels and annotations, but for
 the server's own name (`identity`) and the output of pods that ended (`workloads.output`).
@@ -74,7 +74,7 @@ class KubernetesBackend:
         return replace(self._support, clusters=self._clusters)
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
@@ -109,7 +109,7 @@ class KubernetesBackend:
 
     def glance(self, workload: str) -> WorkloadReport | None:
         """Look at a workload at once; see `Backend.glance`."""
-        seen = self._runs.told.get(workload) if self._runs else None
+        seen = self._runs.reports.get(workload) if self._runs else None
         return seen if seen is not None and seen.phase is Phase.READY else None
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 
 class KubernetesError(Exception):
-    """The cluster cannot be asked; the message says why."""
+    """The cluster does not answer a call; the message says why."""
 
 
 class ConfigurationError(KubernetesError):
@@ -17,7 +17,7 @@ class RefusedError(KubernetesError):
     """Its API server said no.
 
     Args:
-        status: The code of HTTP; 410: what was asked for is no longer remembered.
+        status: The code of HTTP; 410: the API server no longer remembers that version.
         reason: One word of the API, such as `Forbidden` or `AlreadyExists`.
         message: A sentence of the API server.
 

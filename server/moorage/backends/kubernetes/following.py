@@ -56,8 +56,8 @@ class ClusterView:
     """A cluster at one moment.
 
     Args:
-        document: What can be had of it, for a registry; None where that is as it was.
-        machines: All that is known of its nodes, by id; None where it was never read.
+        document: What can be had of it, for a registry; None if that is as it was.
+        machines: All that is known of its nodes, by id; None if it was never read.
         stale: Why that may be out of date; empty: it is as the cluster is.
 
     """
@@ -146,7 +146,7 @@ class ClusterFollower:
         return ClusterView(document, self._machines, stale)
 
     def _changed(self, machines: list[Document]) -> Document | None:
-        """Return what can be had of these nodes; None where that is as it was."""
+        """Return what can be had of these nodes; None if that is as it was."""
         document = offered_document(whole_document(self._source.cluster_id, machines))
         if document == self._last:
             return None
@@ -168,7 +168,7 @@ class ClusterFollower:
 
 
 def _broken(inventory: ClusterInventory, seconds: float) -> str:
-    """Return why what is known may be out of date; empty where it is not.
+    """Return why what is known may be out of date; empty if it is not.
 
     Args:
         inventory: What is known.

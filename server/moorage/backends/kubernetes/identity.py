@@ -7,7 +7,7 @@ from moorage.backends.kubernetes.errors import ConfigurationError
 
 
 def server_name(folder: Path) -> str:
-    """Return the server's own name; drawn once, and kept in a folder that outlives the daemon.
+    """Return the server's own name; drawn once, and stored in a folder that outlives the daemon.
 
     Raises:
         ConfigurationError: The file cannot be read or written.

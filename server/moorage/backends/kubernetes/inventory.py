@@ -1,4 +1,4 @@
-"""A cluster's document, kept up to date while the cluster changes.
+"""A cluster's document, brought up to date while the cluster changes.
 
     async with (
         await ClusterConnection.open(kubeconfig) as connection,
@@ -9,8 +9,8 @@
             document = inventory.document()
             seen = await inventory.changed(seen)
 
-Nodes, pods, ResourceSlices and ResourceClaims are watched; of each object only its record is kept
-(`records`). A change has the documents of the nodes that it touches made again, and no others.
+Nodes, pods, ResourceSlices and ResourceClaims are watched; only a record of each object is stored
+(`records`). A change rebuilds the documents of the nodes that it touches, and no others.
 """
 
 import asyncio
@@ -185,8 +185,8 @@ class ClusterInventory:
     def lease(self, leased: Mapping[str, Collection[str]]) -> None:
         """Note what leases of our own hold: by node, the ids of devices.
 
-        What others take of devices that are only counted is told as others, as long as there are
-        any.
+        Of devices that are only counted, use by others is reported on other devices, as long as
+        there are any.
         """
         before, self._leased = self._leased, leased
         for name in before.keys() | leased.keys():

@@ -33,7 +33,7 @@ class ApiItem(_Read, frozen=True):
 class ApiListMeta(
     _Read, frozen=True, rename={"resource_version": "resourceVersion", "token": "continue"}
 ):
-    """`metadata` of a list: the state that it shows, and what the next page is asked for with."""
+    """`metadata` of a list: the state that it shows, and the token for its next page."""
 
     resource_version: str = ""
     token: str = ""

@@ -1,7 +1,7 @@
-"""What is kept of each object of a cluster: what pods and claims hold, what drivers publish.
+"""Records of a cluster's objects: holdings of pods and claims, devices that drivers publish.
 
-`inventory` has these made of the bytes that the API server sends, and keeps them; `documents`
-makes the cluster document of them. A function returns None where the object does not count. No I/O.
+`inventory` makes them from the bytes that the API server sends, and stores them; `documents`
+builds the cluster document from them. A function returns None if the object does not count. No I/O.
 """
 
 from collections.abc import Iterable, Mapping

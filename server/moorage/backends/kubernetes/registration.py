@@ -33,7 +33,7 @@ class FollowedClusters:
     Args:
         contexts: Of the kubeconfig, by id of the cluster.
         kubeconfig: Where it is, if not where kubectl looks.
-        inventory: Has their documents, and the leases; is told of drift.
+        inventory: Has their documents and the leases, and takes reports of drift.
 
     """
 

@@ -1,7 +1,7 @@
 """All objects of one kind, as the API server has them: listed once, then watched.
 
-A watch that ends, breaks or hangs goes on where it was. Where the API server no longer remembers
-what came after that (410), everything is listed again, and what vanished meanwhile is told as gone.
+A watch that ends, breaks or hangs goes on where it was. If the API server no longer has later
+versions (410), all is listed again, and objects that vanished meanwhile are reported as gone.
 The library's own `Watch` is not used: it asks again with the version that was refused with 410,
 hides when a connection broke, and decodes each object twice.
 """
@@ -51,7 +51,7 @@ class Kind(Generic[R]):
     Args:
         name: What it is called in errors and reports, e.g. `pods`.
         path: Where the API server lists it.
-        read: Makes an object's record of its JSON; None where it does not count.
+        read: Makes an object's record of its JSON; None if it does not count.
         fields: A field selector; the API server tells what no longer meets it as deleted.
         labels: A label selector, likewise.
 
@@ -111,11 +111,11 @@ class ObjectWatcher(Generic[R]):
                 self._note(error)
                 if before and not self._version:
                     failures = min(failures, 1)  # To be listed again is no failure to get through.
-            # What lasted or told news is taken up at once; what ends again and again without waits
-            # ever longer.
+            # A watch that lasted or brought news is resumed at once; one that ends again and again
+            # without news waits ever longer.
             lasted = time.monotonic() - began > STEADY_SECONDS
-            told = bool(before and self._version) and self._version != before
-            failures = 0 if lasted or told else failures + 1
+            had_news = bool(before and self._version) and self._version != before
+            failures = 0 if lasted or had_news else failures + 1
             if failures > 1:
                 pause = min(PAUSE_SECONDS * 2.0 ** min(failures, 10), PAUSE_SECONDS_MAX)
                 await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # Spreads load.

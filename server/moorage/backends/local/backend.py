@@ -104,7 +104,7 @@ class LocalBackend:
         return replace(self._support, nodes=self._nodes)
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:

@@ -34,7 +34,7 @@ SCOPE_SIGNAL = 1 << 1
 ABOUT_ONE_FILE = 0b1100_0000_0000_0111
 """Rights that a file can have that is no folder: execute, write, read, truncate, control."""
 LIST = 1 << 3
-"""To list a folder. Not asked about: the folders that lead to the data folder must be listed."""
+"""To list a folder. Not restricted: the folders that lead to the data folder must be listed."""
 NO_NEW_PRIVILEGES = 38
 NEW_MOUNTS = 0x20000
 READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
@@ -53,12 +53,12 @@ libc: "Any" = ctypes.CDLL(None, use_errno=True)
 
 
 class Confinement:
-    """What workloads are kept out of, and how.
+    """The folder that is hidden from workloads, and the way.
 
     Args:
         hidden: The folder, without links in its path.
-        way: `mounts` or `siblings`; empty where they are not kept out.
-        detail: What was found, in words.
+        way: `mounts` or `siblings`; empty if nothing is hidden.
+        detail: The finding, in words.
 
     """
 
@@ -78,7 +78,7 @@ class Confinement:
 
 
 def find(hidden: str) -> Confinement:
-    """Find out how workloads are kept out of a folder here, by having a process try."""
+    """Find a way to hide a folder from workloads here, by a trial with a process."""
     import subprocess  # noqa: PLC0415  # A supervisor needs it not, and it takes long to load.
 
     hidden = os.path.realpath(hidden)

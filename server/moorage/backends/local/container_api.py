@@ -148,13 +148,13 @@ class ContainerApi:
             host = self._api.inspect_container(plan.name)["HostConfig"]
         ignored = [
             name
-            for name, asked, got in (
+            for name, wanted, got in (
                 ("mem_limit", plan.memory_bytes, host.get("Memory")),
                 ("cpu_count", plan.cpu_count, host.get("NanoCpus") or host.get("CpuQuota")),
                 # Podman's own API takes them or fails; it lists them once they are there.
                 ("gpus", plan.devices, self._podman or host.get("DeviceRequests")),
             )
-            if asked and not got
+            if wanted and not got
         ]
         if ignored:
             self.remove(plan.name)
@@ -236,7 +236,7 @@ class ContainerApi:
             self._api.start(name)
 
     def inspect(self, name: str) -> Seen | None:
-        """Return how a container is; None where there is none of that name."""
+        """Return how a container is; None if there is none of that name."""
         try:
             with self._errors(f"look at the container {name}"):
                 found = self._api.inspect_container(name)
@@ -316,7 +316,7 @@ class ContainerApi:
     # Output, commands, news ----------------------------------------------------------------------
 
     def tail(self, name: str, lines: int) -> tuple[str, ...]:
-        """Return the last lines of what a container wrote; none where it is gone."""
+        """Return the last lines of what a container wrote; none if it is gone."""
         try:
             with self._errors("read output"):
                 data: bytes = self._api.logs(name, stdout=True, stderr=True, tail=lines)
@@ -338,7 +338,7 @@ class ContainerApi:
     def log(self, name: str, offset: int) -> Log:
         """Read what a container wrote, from a byte offset on; see `Backend.logs`.
 
-        The API has no offsets, so the output is read up to the piece that is asked for.
+        The API has no offsets, so the output is read from its start up to the piece.
         """
         seen = self.inspect(name)  # Before the output: what is written until it ends is in it.
         data, start, size = bytearray(), 0, 0

@@ -126,7 +126,7 @@ def _gpus(order: Order, spec: ContainerResourceSpec, grant: DeviceBinding) -> Se
 
 
 def probe_port(spec: ContainerResourceSpec) -> int | None:
-    """Return the port in the container that its readiness is seen at; None where at none.
+    """Return the port in the container that its readiness is seen at; None if at none.
 
     Raises:
         UnsupportedSpecError: It needs one, and none is given.

@@ -1,8 +1,8 @@
 """Removes the containers of a process that has ended, however it ended. A program of its own.
 
 `Containers` starts it beside a process that uses the resource engine as a library, because what the
-library starts ends with that process. It is told the container engine's socket, a label and its
-value, and the process's pid. It has the standard library only, so that it starts at once.
+library starts ends with that process. Its arguments are the container engine's socket, a label
+and its value, and the process's pid. It has the standard library only, so that it starts at once.
 
 Beside an agent it outlives its parent, and ends containers while the server is not heard: it is
 given the path of the file that `deadline` is about in the place of a pid.
@@ -66,7 +66,7 @@ def reap(place: str, label: str, value: str) -> None:
                 _say(place, "DELETE", f"/containers/{each['Id']}?force=1&v=1")
             quiet = not found
         except (OSError, ValueError, http.client.HTTPException):
-            pass  # It is unknown; it is asked again.
+            pass  # The next round looks again.
         if not quiet:
             quiet_since = time.monotonic()
         time.sleep(PAUSE_SECONDS)  # A container engine has no news of what is not there.

@@ -66,9 +66,9 @@ CATEGORIES: Final = frozenset({"container"})
 COMMANDS_MAX: Final = 64
 """Commands in containers at a time; further ones wait."""
 RECONNECT_SECONDS: Final = 1.0
-"""Pause before a container engine that hung up is asked for news again."""
+"""Pause before the next request for news to a container engine that hung up."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of the output that is kept of a container that was stopped."""
+"""Of the stored output of a stopped container."""
 RUNNING_SECONDS: Final = 0.05
 """Between two looks at whether a container that was started runs."""
 _LABEL_ROOT: Final = "moorage.root"
@@ -159,7 +159,7 @@ class Containers(LocalWorkloads):
         return {} if grant is None else {"devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
-        """Refuse: what a user left in a container cannot be told from what was there."""
+        """Refuse: files of a user in a container cannot be separated from those of its image."""
         self._order(workload)
         raise UnsupportedSpecError("a container cannot be reset: end it, and start another")
 
@@ -374,7 +374,7 @@ class Containers(LocalWorkloads):
 
     @staticmethod
     def _begun(folder: Path, attempt: int) -> int | None:
-        """Return what tells the folder of a start from all others; None where it is not there."""
+        """Return what tells the folder of a start from all others; None if it is not there."""
         order = workload_store.read(folder / "order.json")
         if order is None or attempt not in {0, order.get("attempt", 1)}:
             return None
@@ -504,7 +504,7 @@ def _ended(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadReport:
         detail = "it was killed because it used more memory than its mem_limit"
     elif code < 0:
         detail = f"it was killed by signal {-code}"
-        if code == -signal.SIGKILL and seen.bounded:  # Not every engine is told why, on cgroup v1.
+        if code == -signal.SIGKILL and seen.bounded:  # Not every engine knows why, on cgroup v1.
             detail += ", as happens to what uses more memory than its mem_limit"
     else:
         detail = f"it ended by itself with exit status {code}"

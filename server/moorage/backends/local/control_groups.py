@@ -45,7 +45,7 @@ class Groups:
     detail: str
 
     def of(self, folder: Path) -> str:
-        """Return the path of the group of the workload kept in a folder; empty: it has none."""
+        """Return the path of the group of a folder's workload; empty: it has none."""
         digest = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:24]
         return "" if self.base is None else str(self.base / f"moorage-{digest}")
 

@@ -4,8 +4,8 @@ A lease names its GPUs itself; processors have no names in a placement, and a us
 names neither. Those come from the pool.
 
 The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
-what is held is kept here by the device itself, as of the start of its workload, whatever a node or
-this machine calls it by now (`backends.local.gpus.Device`): a workload that would share one beyond
+shares are booked here on the device itself, as of the start of the workload, whatever a node or
+this machine calls it now (`backends.local.gpus.Device`): a workload that would share one beyond
 what it has is not started.
 """
 
@@ -124,7 +124,7 @@ class Devices:
         return DeviceBinding(rows, environment, gpus or ())
 
     def environment(self, workload: str) -> dict[str, str]:
-        """Return the variables that name a workload's GPUs by now; none where that is as it was."""
+        """Return the variables that name a workload's GPUs by now; none if that is as it was."""
         with self._lock:
             look_again()
             held = [row for row in self._held.get(workload, {}).get(_LEASED, ()) if "device" in row]

@@ -45,7 +45,7 @@ def device_of(name: str) -> Device:
 
 
 def found(name: str, meant: DeviceId) -> tuple[str, Device | None]:
-    """Return the present id of a device and its UUID; None where they are not known.
+    """Return the present id of a device and its UUID; None if they are not known.
 
     Args:
         name: What the device's node has called it.
@@ -105,7 +105,7 @@ def _instances(nvml: Any, handle: Any) -> list[tuple[int, str]]:
 
 
 def nvml_here() -> Any:
-    """Return the bindings, ready for use; None where there is no driver, and so are no GPUs."""
+    """Return the bindings, ready for use; None if there is no driver, and so are no GPUs."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()

@@ -58,7 +58,7 @@ def names_of(root: Path, inventory: Iterable[Cluster]) -> Sequence[str]:
 
 
 def registered(root: Path) -> RegisteredNode | None:
-    """Return the node that this machine was registered as; None where it was not."""
+    """Return the node that this machine was registered as; None if it was not."""
     node = _read(root).get("registered")
     return None if node is None else RegisteredNode(*node)
 

@@ -1,4 +1,4 @@
-"""What a supervisor of a process is told, and a backend after a crash needs to know."""
+"""The order to a supervisor of a process; a backend reads it again after a crash."""
 
 import os
 import socket
@@ -67,7 +67,7 @@ def document(
         grant: The devices it is bound to.
         mark: Value of the mark of all that belongs to it.
         group: Its control group, empty for none.
-        confinement: What it is kept out of.
+        confinement: Hides a folder from it.
         owner: The process that it shall not outlive, if any.
         heard: Path of the file that `deadline` is about.
 

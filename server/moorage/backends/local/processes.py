@@ -147,16 +147,16 @@ class Processes(LocalWorkloads):
         if stop_seconds_max is not None and stop_seconds_max < limit - STOP_SPARE_SECONDS:
             limit = stop_seconds_max  # Its supervisor would wait longer; the sweep does not.
         if ended is not None:
-            with contextlib.suppress(TimeoutError):  # Then it is not asked any more.
+            with contextlib.suppress(TimeoutError):  # Then the sweep kills it.
                 async with asyncio.timeout(limit):
                     await asyncio.shield(asyncio.wrap_future(ended))
         await asyncio.to_thread(self._sweep, workload, (order or {}).get("group", ""))
-        if ended is not None:  # Its end is told before this returns: the name is free after it.
+        if ended is not None:  # Its end is reported before this returns: the name is free after it.
             try:
                 async with asyncio.timeout(STOP_SPARE_SECONDS):
                     await asyncio.shield(asyncio.wrap_future(ended))
             except TimeoutError:
-                reason = f"{workload} is still there {limit:g} s after it was told to stop"
+                reason = f"{workload} is still there {limit:g} s after the signal to stop"
                 raise BackendError(reason) from None
         self._devices.give(workload)
         await asyncio.to_thread(self._store.archive, workload)
@@ -366,7 +366,7 @@ class Processes(LocalWorkloads):
         ended.set_result(None)
 
     def _seen_at_end(self, workload: str) -> WorkloadReport | None:
-        """Look at what has ended, a few times where that cannot be told at once."""
+        """Look at a workload that has ended; try a few times, as its outcome may come late."""
         for pause in (*END_PAUSES, None):
             try:
                 seen = self._store.look(workload)

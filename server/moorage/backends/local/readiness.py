@@ -27,7 +27,7 @@ async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> 
 
     Args:
         ask: Asks.
-        probe: How often; None where there is nothing to wait for.
+        probe: How often; None if there is nothing to wait for.
 
     """
     pauses = (0.0,) if probe is None else (0.0, probe.every_seconds)

@@ -55,7 +55,7 @@ def begin(folder: Path) -> None:
 
 
 def _line(descriptor: int, seconds_max: float) -> bytes:
-    """Return the first line that comes through a pipe; empty where none does."""
+    """Return the first line that comes through a pipe; empty if none does."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""

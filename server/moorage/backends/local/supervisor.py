@@ -12,7 +12,7 @@ What it promises:
   of its own: all of it is inherited by the supervisor, which is a subreaper.
 - Where control groups can be had, all of that is in one, and is killed by it: also what others
   put there, as commands run beside the workload are.
-- A workload whose processes use more memory together than they may is ended, and told so.
+- A workload whose processes use more memory together than they may is ended, with that reason.
 - What the command writes passes through here, so its file never grows beyond its bound.
 - Where an agent has not heard its server for too long, the workload is ended, as `order.json` says
   where to look; it need not live itself.
@@ -128,7 +128,7 @@ def take(folder: str) -> bool:
 
 
 def make_group(order: "dict[str, Any]") -> str:
-    """Make the workload's control group; return its path, or nothing where there can be none."""
+    """Make the workload's control group; return its path, or nothing if there can be none."""
     group = str(order.get("group") or "")
     if not group:
         return ""
@@ -186,7 +186,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
             if confinement is not None:
                 confinement.confine(order["way"], order["hidden"], work, signals=False)
             become(order, order["workdir"] or work)
-        except BaseException as error:  # noqa: BLE001  # The parent is told, whatever it is.
+        except BaseException as error:  # noqa: BLE001  # The parent gets it as text.
             number = error.errno if isinstance(error, OSError) and error.errno else 0
             os.write(
                 written, f"{number} {str(error) or type(error).__name__}"[:REASON_MAX].encode()
@@ -402,7 +402,7 @@ def signal_group(child: int, number: int) -> None:
 
 
 class Output:
-    """What the command writes, kept below a bound: older parts are dropped, the last half stays."""
+    """The command's output, below a bound: older parts are dropped, the last half stays."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
         self.bytes_max = bytes_max

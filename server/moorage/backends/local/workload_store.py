@@ -45,14 +45,14 @@ from moorage.backends.base import (
 )
 
 ENDED_MAX: Final = 200
-"""Folders of stopped workloads, each start's its own, that are kept for their output; and as many
-of damaged ones."""
+"""Folders of stopped workloads, one per start, that stay for their output; and as many of
+damaged ones."""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one file of JSON; a longer one is none that was written here."""
 _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
 """What opening says of a link, a socket, a folder and the like in the place of a file."""
 _NAME_MAX: Final = 150
-"""Longer names are cut and told apart by a digest; file systems take 255 bytes."""
+"""Longer names are cut and get a digest; file systems take 255 bytes."""
 _TAIL_BYTES: Final = 16 * 1024
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _FLOCK: Final = "hhqqi"
@@ -89,15 +89,15 @@ class WorkloadStore:
             _remove(place)
             folder.rename(place)
             _prune(self._damaged)
-            return f"{folder} is no record of a workload, and is kept in {place}"
+            return f"{folder} is no record of a workload, and now lies in {place}"
         return ""
 
     def folder(self, workload: str) -> Path:
-        """Return where a workload is kept while it is anything."""
+        """Return the folder of a workload that was not stopped."""
         return self._running / _file_name(workload)
 
     def name_of(self, folder: Path) -> str | None:
-        """Return the workload that is kept in a folder; None where that cannot be told."""
+        """Return the name of a folder's workload; None if the folder's name does not say it."""
         name = unquote(folder.name)
         return name if self.folder(name) == folder else None
 
@@ -110,11 +110,11 @@ class WorkloadStore:
         return self.order(workload) is not None
 
     def keeps(self, workload: str) -> bool:
-        """Return whether anything is kept of a workload, also after it was stopped."""
+        """Return whether a folder of a workload is left, also after it was stopped."""
         return bool(self.attempts(workload))
 
     def attempts(self, workload: str) -> tuple[int, ...]:
-        """Return the starts of a workload of which anything is kept, in order."""
+        """Return the starts of a workload with a folder that is left, in order."""
         order = self.order(workload)
         found = set() if order is None else {int(order.get("attempt", 1))}
         for folder in self._ended.iterdir():
@@ -213,7 +213,7 @@ class WorkloadStore:
             attempt: Which start of it; 0 for the last one.
 
         Returns:
-            None where nothing of it is kept.
+            None if no folder of it is left.
 
         """
         # In this order: a stop moves the folder at once, so it is found in one place or the other.
@@ -232,7 +232,7 @@ class WorkloadStore:
             attempt: Which start of it; 0 for the last one.
 
         Returns:
-            A descriptor; None where nothing of it is kept.
+            A descriptor; None if no folder of it is left.
 
         Raises:
             UnsupportedSpecError: It ran elsewhere.
@@ -302,7 +302,7 @@ def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
         folder: Descriptor of the folder that the path begins at.
 
     Raises:
-        OSError: It cannot be told, e.g. because no descriptor is left.
+        OSError: It is unknown, e.g. because no descriptor is left.
 
     """
     opened = _opened(path, folder)
@@ -387,8 +387,8 @@ def holder(folder: Path) -> int | None:
             return None
         raise
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
     finally:
         os.close(descriptor)
     return None if kind == fcntl.F_UNLCK else pid

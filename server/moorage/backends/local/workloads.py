@@ -42,8 +42,8 @@ class LocalWorkloads(abc.ABC):
     """One kind of workloads of this machine.
 
     Args:
-        folders: Where what there is to know of them is kept.
-        devices: Who hands out processors and GPUs.
+        folders: Stores their records.
+        devices: Hands out processors and GPUs.
         tell: The listener of the backend.
         outlive: Whether workloads go on when this process ends.
 

@@ -87,7 +87,7 @@ class RayBackend:
         return replace(self._support, nodes=self._nodes)
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
@@ -236,9 +236,9 @@ class RayBackend:
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read the output of the first node of a workload; see `Backend.logs`."""
-        kept = await asyncio.to_thread(self._records.archived, workload)
-        if attempt in kept:
-            return _archived(kept[attempt], offset)
+        archive = await asyncio.to_thread(self._records.archived, workload)
+        if attempt in archive:
+            return _archived(archive[attempt], offset)
         try:
             piece = await self.connection.call(
                 "logs", ANSWER_SECONDS_MAX, workload=workload, offset=offset
@@ -250,12 +250,12 @@ class RayBackend:
                         await asyncio.sleep(STOPPING_SECONDS)  # As above.
             except TimeoutError:
                 return Log("", max(offset, 0))  # It takes long to stop; the caller asks again.
-            kept = await asyncio.to_thread(self._records.archived, workload)
-            if (last := attempt or max(kept, default=0)) in kept:
-                return _archived(kept[last], offset)
+            archive = await asyncio.to_thread(self._records.archived, workload)
+            if (last := attempt or max(archive, default=0)) in archive:
+                return _archived(archive[last], offset)
             raise
         if attempt not in {0, piece["attempt"]}:
-            raise UnknownAttemptError(workload, (*sorted(kept), piece["attempt"]))
+            raise UnknownAttemptError(workload, (*sorted(archive), piece["attempt"]))
         data = base64.b64decode(piece["data"])
         return Log.of(data, piece["start"], over=piece["over"], exit_code=piece["exit_code"])
 
@@ -344,7 +344,7 @@ def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
 
 
 def _archived(piece: Mapping[str, Any], offset: int) -> Log:
-    """Return a part of the output that is kept of a workload that was stopped."""
+    """Return a part of the stored output of a stopped workload."""
     data, first = base64.b64decode(piece["data"]), int(piece["start"])
     size = first + len(data)
     start = min(max(size + offset if offset < 0 else offset, first), size)
@@ -359,4 +359,4 @@ def _gone(workload: str) -> WorkloadReport:
 
 def _where(plans: Sequence[Mapping[str, Any]]) -> str:
     nodes = ", ".join(each["node"] for each in plans if each["node"])
-    return f"asked of Ray on {nodes}" if nodes else "asked of Ray"
+    return f"requested from Ray on {nodes}" if nodes else "requested from Ray"

@@ -1,4 +1,4 @@
-"""The process that speaks to Ray, as the daemon has it: started, asked, watched, started again."""
+"""The daemon's side of the process that speaks to Ray: starts, calls, watches and restarts it."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ class RayConnection:
         namespace: Of Ray.
         folder: Of its log.
         connected: Called, in a thread, whenever it has found the cluster.
-        ended: Called, in a thread, with what is told of a workload that ended by itself.
+        ended: Called, in a thread, with the report of a workload that ended by itself.
 
     """
 
@@ -79,7 +79,7 @@ class RayConnection:
 
     @property
     def trouble(self) -> str:
-        """Why Ray is not reached; empty where it is."""
+        """Why Ray is not reached; empty if it is."""
         return "" if self._up.is_set() else self._trouble or "it has not answered yet"
 
     @property
@@ -93,7 +93,7 @@ class RayConnection:
 
         Args:
             name: What; see `driver`.
-            seconds: How long that may take; None where the caller has a bound of its own.
+            seconds: How long that may take; None if the caller has a bound of its own.
             **arguments: Of it.
 
         Raises:
@@ -165,7 +165,7 @@ class RayConnection:
         with self._lock:
             process = self._process
             if process is None or process.stdin is None:
-                return  # Who waits for the answer is told why there is none.
+                return  # Its caller gets the reason from the end of the process.
             try:
                 process.stdin.write(line)
                 process.stdin.flush()

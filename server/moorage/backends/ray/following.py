@@ -22,7 +22,7 @@ LOOK_SECONDS: Final = 2.0
 UNREACHABLE_SECONDS: Final = 10.0
 """So long Ray may not answer before its cluster gets no new leases."""
 TAG: Final = "ray"
-"""What documents that are kept here say; one without it was registered by a client."""
+"""The mark of documents that this module writes; one without it came from a client."""
 
 
 class RayFollower:
@@ -48,9 +48,7 @@ class RayFollower:
         self._answered = time.monotonic()
         self._last: Document = {}
         self._seen: dict[str, Any] | None = None
-        self._requested: list[dict[str, float]] | None = (
-            None  # What Ray was asked for is not known.
-        )
+        self._requested: list[dict[str, float]] | None = None  # The last request to Ray is unknown.
 
     async def run(self) -> None:
         """Look until cancelled; at once after a failure, before its lease gets another place."""
@@ -72,20 +70,20 @@ class RayFollower:
 
     async def look(self) -> str:
         """Look once; return what is wrong."""
-        asked = asyncio.ensure_future(self._backend.observe())
+        answer = asyncio.ensure_future(self._backend.observe())
         left = self._answered + UNREACHABLE_SECONDS - time.monotonic()
         try:
-            await asyncio.wait([asked], timeout=max(left, 0.0))
-            if not asked.done():  # It is known by now, and the answer may take longer.
+            await asyncio.wait([answer], timeout=max(left, 0.0))
+            if not answer.done():  # It may take longer; the outage is known by now.
                 await self._away()
-            self._seen = await asked
+            self._seen = await answer
         except BackendError as error:
             self._requested = None  # A cluster that is started again has forgotten it.
             if time.monotonic() - self._answered < UNREACHABLE_SECONDS:
                 return str(error)
             return await self._away() or str(error)
         finally:
-            asked.cancel()
+            answer.cancel()
         self._answered = time.monotonic()
         wrong = await self._write(document(self._cluster, self._seen))
         if self._autoscale:
@@ -134,10 +132,10 @@ class RayFollower:
             seen,
         )
         if wanted != self._requested:
-            self._requested = None  # Where no answer comes, it may have been asked for or not.
+            self._requested = None  # Without an answer, Ray may have the request or not.
             try:
                 await self._backend.request(wanted)
             except BackendError as error:
-                return f"Ray's autoscaler was not asked for more: {error}"
+                return f"Ray's autoscaler got no request: {error}"
             self._requested = wanted
         return ""

@@ -46,10 +46,10 @@ def document(cluster_id: str, seen: Mapping[str, Any], *, live: bool = True) -> 
 
 
 def bundles(demands: Sequence[Demand], seen: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Return what Ray's autoscaler is asked for, so that waiting requests find room.
+    """Return the bundles to request from Ray's autoscaler, so that waiting requests find room.
 
-    Ray takes it for all that its cluster must be able to hold, not for what must be added. So what
-    is taken now is asked for, too.
+    Ray reads them as all that its cluster must be able to hold, not as an addition. So they
+    include the resources that are in use now.
 
     Args:
         demands: Of the requests that wait.

@@ -36,8 +36,8 @@ class RaySettings:
         bool,
         Setting(
             SWITCH,
-            "Ask Ray's autoscaler for what requests in the queue wait for; this replaces what "
-            "others asked of it.",
+            "Ask Ray's autoscaler for the nodes that queued requests wait for; this replaces "
+            "requests of others.",
         ),
     ] = False
 

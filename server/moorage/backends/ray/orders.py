@@ -1,4 +1,4 @@
-"""What an order means on Ray: one plan for each node of the placement. Nothing is asked of Ray."""
+"""What an order means on Ray: one plan for each node of the placement. Makes no call to Ray."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -162,9 +162,9 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> dict[str, Any]:
     given: Mapping[str, Any] = {}
     if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
-    kept = {name: value for name, value in given.items() if name != "max_concurrency"}
+    options = {name: value for name, value in given.items() if name != "max_concurrency"}
     held: dict[str, float] = {"num_cpus": 0, "num_gpus": 0}
-    return {**held, **kept, **(_held(share) if share is not None else _wanted(spec))}
+    return {**held, **options, **(_held(share) if share is not None else _wanted(spec))}
 
 
 def _wanted(spec: BaseResourceSpec) -> dict[str, float]:
@@ -205,7 +205,7 @@ def _held(share: Share) -> dict[str, float]:
     if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
         raise BackendError("Ray shares one GPU of a node with a workload, not several")
     if wrong := [each for each in share.gpus if not each.isdecimal()]:
-        reason = "Ray knows GPUs by their index; have its inventory kept by the backend"
+        reason = "Ray knows GPUs by their index; have the backend write its inventory"
         raise BackendError(f"GPU {wrong[0]} of node {share.node_id}: {reason}")
     held: dict[str, float] = {
         "num_gpus": len(share.gpus) * share.gpu_milli / GPU_MILLI,
@@ -257,13 +257,13 @@ def _work(spec: BaseResourceSpec, share: Share | None) -> dict[str, Any]:
         work |= {
             "port": spec.port,
             "host": spec.host,
-            "readiness": _asked(probe),
+            "readiness": _check(probe),
         }
     return work
 
 
-def _asked(probe: Readiness) -> dict[str, Any]:
-    """Return how a workload is asked whether it answers."""
+def _check(probe: Readiness) -> dict[str, Any]:
+    """Return the readiness check of a workload."""
     return {
         "path": probe.path,
         "port": probe.port,
@@ -293,7 +293,7 @@ def _container(spec: ContainerResourceSpec, share: Share | None) -> dict[str, An
             "mounts": mounts(spec),
         },
         "host": spec.host_ip or LOOPBACK,
-        "readiness": {**_asked(spec.readiness or Readiness()), "asked": spec.readiness is not None}
+        "readiness": {**_check(spec.readiness or Readiness()), "asked": spec.readiness is not None}
         | ({"port": port} if spec.readiness else {}),
         "stop_seconds": spec.stop_seconds,
     }

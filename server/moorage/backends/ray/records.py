@@ -19,7 +19,7 @@ from moorage.backends.base import BackendError
 __all__ = ["Records"]
 
 OUTPUTS_MAX: Final = 200
-"""Workloads that were stopped of which the output is kept, a MiB of each."""
+"""Stopped workloads with stored output, a MiB of each."""
 _SERVER: Final = "server.json"
 
 
@@ -86,7 +86,7 @@ class Records:
                 old.unlink(missing_ok=True)
 
     def archived(self, workload: str) -> dict[int, dict[str, Any]]:
-        """Return what is kept of a workload's output, by attempt."""
+        """Return the stored output of a workload, by attempt."""
         found = {}
         for path in (self.folder / "output").glob(f"{self._path(workload).stem}.*.json"):
             with contextlib.suppress(FileNotFoundError):  # It was the oldest, and is gone since.

@@ -140,7 +140,7 @@ def _not_json(error: Exception) -> ServiceError:
 
 
 def index_of(part: str, items: Sequence[Any]) -> int | None:
-    """Return the index in a list that one part of a path means, or None where it means none."""
+    """Return the index in a list that one part of a path means, or None if it means none."""
     # Other scripts have digits that `int` does not read, and it refuses thousands of them.
     digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
     return int(part) if digits and int(part) < len(items) else None

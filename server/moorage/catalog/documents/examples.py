@@ -64,7 +64,7 @@ class Example:
     Args:
         place: Where it lies, e.g. `metadata.examples[0]`.
         name: What its author calls it; may be empty.
-        request: What a client would send; None where `input_data` is given.
+        request: What a client would send; None if `input_data` is given.
         fleet: The clusters there are.
         metrics: Their metrics, by cluster id.
         input_data: What `eval` is given where there is no request.
@@ -213,7 +213,7 @@ def _metrics(given: Any, place: str) -> Mapping[str, Any]:
 
 
 def unlike(expected: Any, answer: Any, path: str = "output") -> str:
-    """Return where an answer is not what an example expects, in words; empty where it is.
+    """Return where an answer is not what an example expects, in words; empty if it is.
 
     An object must have what the expected one names, and may have more; a list must be the same
     throughout. Ids of GPUs are the same as numbers and as texts.

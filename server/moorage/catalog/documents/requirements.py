@@ -75,7 +75,7 @@ def _wanted(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _why_not(text: str, own: Collection[str]) -> str:
-    """Return why a requirement is not met; empty where it is, or is not meant for this Python."""
+    """Return why a requirement is not met; empty if it is, or is not meant for this Python."""
     if text.startswith(("-", ".", "/")) or "://" in text or len(text) > LINE_CHARS_MAX:
         return _MISSING
     try:

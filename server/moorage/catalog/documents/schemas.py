@@ -33,7 +33,7 @@ _COMMANDS_FIELD: Final = "management_commands_schema"
 
 @dataclass(frozen=True, slots=True)
 class PolicySchemas:
-    """What one policy's schemas say; None where it has no such schema.
+    """What one policy's schemas say; None if it has no such schema.
 
     Args:
         uri: The policy, for refusals.
@@ -172,7 +172,7 @@ class PolicySchemas:
 
 
 def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
-    """Return the schemas of a PolicyRule document, None where it has none, and warnings.
+    """Return the schemas of a PolicyRule document, None if it has none, and warnings.
 
     Warnings are of what cannot be read, and so is not enforced, and of defaults of the document
     that its own schemas do not allow: they stay as they are.

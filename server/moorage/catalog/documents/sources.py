@@ -75,7 +75,7 @@ class CodeSources:
     store: str = ""
 
     async def fetch(self, code: str) -> bytes | None:
-        """Download `code` if it is an http(s) URL; None where it is something else.
+        """Download `code` if it is an http(s) URL; None if it is something else.
 
         Raises:
             ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.

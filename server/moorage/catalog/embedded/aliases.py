@@ -118,7 +118,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         canary: The candidate that gets a share of the requests.
         shadow: URI of the candidate that is tried beside the active version.
         history: All changes, the latest last.
-        owner: The tenant that made it; empty where that was not noted.
+        owner: The tenant that made it; empty if that was not noted.
 
     """
 
@@ -135,7 +135,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
 
     @property
     def former(self) -> str:
-        """The version that was active before this one; empty where there was none."""
+        """The version that was active before this one; empty if there was none."""
         return self._former.version
 
     @property

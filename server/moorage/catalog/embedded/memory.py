@@ -148,7 +148,7 @@ class Memory:
         return cluster_id in self.clusters
 
     def owner(self, cluster_id: str) -> str:
-        """Return the tenant that registered a cluster; empty where that is not known."""
+        """Return the tenant that registered a cluster; empty if that is not known."""
         entry = self.clusters.get(cluster_id)
         return "" if entry is None else entry.owner
 

@@ -84,7 +84,7 @@ BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 class DocumentEntry:
     """A cluster or metrics document: complete, packed for the cells, and its size as JSON.
 
-    A cluster has an owner, too; empty where that was not noted.
+    A cluster has an owner, too; empty if that was not noted.
     """
 
     id: ClusterId
@@ -262,7 +262,7 @@ def changed(
 
 
 def owner_of(row: StoredRow) -> str:
-    """Return the owner of a cluster; empty where that was not noted."""
+    """Return the owner of a cluster; empty if that was not noted."""
     return row.files.decode(errors="replace")
 
 

@@ -217,7 +217,7 @@ class DocumentStore:
         Args:
             work: Reads and writes the database; all of it is undone if it raises.
             publish: Called on the event loop with the result, once it is durable.
-            durable: False where the last seconds may be lost with the machine's power (never
+            durable: False if the last seconds may be lost with the machine's power (never
                 with the process): observations, which the next ones replace.
 
         Raises:

@@ -55,6 +55,6 @@ class External:
         return frozenset(part for part in EXTERNAL_NAMES if getattr(self, part))
 
     def service(self, part: str) -> Service | None:
-        """Return the external service for a part, or None where it is embedded."""
+        """Return the external service for a part, or None if it is embedded."""
         url: str = getattr(self, part)
         return Service(EXTERNAL_NAMES[part], url, self.timeout_seconds) if url else None

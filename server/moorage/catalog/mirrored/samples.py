@@ -154,8 +154,8 @@ def compose(
     all where none is.
 
     Args:
-        answers: By query; empty where Prometheus did not answer.
-        nodes: Ids of the nodes of each live cluster; none where its document lists none.
+        answers: By query; empty if Prometheus did not answer.
+        nodes: Ids of the nodes of each live cluster; none if its document lists none.
         known: The documents of the last round, by cluster, as the catalog has them.
         labels: How a series says whose it is.
         now: On Prometheus's clock where it answered, in seconds since the epoch.

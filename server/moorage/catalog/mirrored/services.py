@@ -108,7 +108,7 @@ class ClusterRegistry:
         self.service = service
 
     async def everything(self, seen: Mapping[Digest, ClusterId], etag: str) -> ClustersRead | None:
-        """Return all clusters; None where the service says that nothing changed since `etag`.
+        """Return all clusters; None if the service says that nothing changed since `etag`.
 
         Args:
             seen: Digests of the documents that are known.

@@ -1,1 +1,1 @@
-"""What fits where, now, later and ever; and the reservations that it must leave room for."""
+"""Feasibility now, later and ever; and the reservations that leases must leave room for."""

@@ -51,7 +51,7 @@ _TEXT: Final = {
 
 @dataclass(slots=True)
 class _Verdict:
-    """What is known of one class: a node that fitted, or that nothing did after `gains`."""
+    """The last result for one class: a node that fitted, or that none did after `gains`."""
 
     layout: int
     row: int | None
@@ -131,7 +131,7 @@ class Feasibility:
         return known[2]
 
     def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
-        """Return the nodes where its workload has failed, as long as there is room elsewhere."""
+        """Return the nodes on which its workload has failed, as long as there is room elsewhere."""
         if not ask.avoid or ask.demand is None:
             return ask.avoid
         elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
@@ -179,14 +179,14 @@ class Feasibility:
         return refusals.no_capacity(why, details)
 
     def _models(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> list[str]:
-        """Return the models that there are, where none of those that are accepted is there."""
+        """Return the models in the fleet if it has none of the accepted ones."""
         fleet = self._state.fleet
         codes = np.unique(fleet.gpu_model[rows])
         models = list(filter(None, (fleet.models[code] for code in codes[codes >= 0].tolist())))
         return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
 
     def _changes(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> dict[str, Any]:
-        """Return what could ever fit where `demand` cannot."""
+        """Return the largest demand that could ever fit, since `demand` cannot."""
         if self._kinds is None:
             self._kinds = NodeKinds(self._state.fleet)
         return self._kinds.changes(demand, rows, self.enough_nodes)
@@ -194,7 +194,7 @@ class Feasibility:
     def nodes(
         self, demand: Demand, candidates: Candidates, after: int, limit: int
     ) -> tuple[list[dict[str, Any]], int | None]:
-        """Return one page of what each candidate node says to `demand` now, the nearest first."""
+        """Return one page of verdicts of candidate nodes on `demand` now, the nearest first."""
         reasons = self._tally(demand, candidates).reasons
         rows = np.flatnonzero(reasons != _ELSEWHERE)
         return node_verdicts(self._state.fleet, demand, rows, reasons[rows], (after, limit))
@@ -206,7 +206,7 @@ class Feasibility:
         return {"nodes": nodes, "nodes_fitting": fitting, "misfits": counts}
 
     def _tally(self, demand: Demand, candidates: Candidates) -> _Tally:
-        """Return what keeps each node from taking `demand`: looked at again where it changed."""
+        """Return the obstacle to `demand` on each node; nodes that changed are looked at again."""
         fleet, key = self._state.fleet, (demand, candidates)
         tally = self._tallies.get(key)
         changed = None
@@ -264,7 +264,7 @@ class Feasibility:
         return tuple(fleet.node_ids[row] for row in self.together(best, demand))
 
     def together(self, rows: list[int], demand: Demand) -> list[int]:
-        """Return the first rows that make a gang, of one rack or zone where it wants that."""
+        """Return the first rows that make a gang, of one rack or zone if it wants that."""
         together = gang_groups(self._state.fleet, demand)
         if together is not None:
             return _first_group(rows, together[rows].tolist(), demand.nodes)
@@ -330,7 +330,7 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand, together: int)
 
 
 def _part(count: int, text: str) -> str:
-    """Return what `count` nodes lack, with the verb in its number."""
+    """Return the shortage of `count` nodes in words, with the verb in its number."""
     return f"{count} {text.replace('have', 'has', 1) if count == 1 else text}"
 
 

@@ -82,7 +82,7 @@ class AdvanceReservations:
         self._turn.respond(event.to, Information(row(known)))
 
     def due(self, request: RequestId) -> None:
-        """Begin a reservation, or end it whose time is up or that was not used in time."""
+        """Begin a reservation; or end one whose time is up, or that was not used in time."""
         reservation = self._state.reserved.by_id[request]
         if not reservation.begun:
             self._turn.record(Reserved(replace(reservation, begun=True)))
@@ -177,7 +177,7 @@ class AdvanceReservations:
         return tuple(fleet.node_ids[row] for row in best), tuple(parts) if demand.gpus else ()
 
     def _left(self, place: Place, starts_at: float, ends_at: float) -> Amounts | None:
-        """Return what of a node can be had all the time; None: nothing."""
+        """Return the part of a node that is free all the time; None: nothing."""
         begins = (each.starts_at for each in self._state.reserved.of_others(place, None))
         left = room.room(self._state, place, starts_at, None)
         for at in [each for each in begins if starts_at < each < ends_at]:
@@ -201,7 +201,7 @@ def _nodes(shares: Iterable[Share]) -> set[Place]:
 
 
 def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
-    """Return what of a node is reserved: devices, and as large a part of the rest, if it is free.
+    """Return the reserved part of a node: devices, and as large a part of the rest, if free.
 
     Args:
         fleet: As it is when the reservation begins.
@@ -225,14 +225,14 @@ def _part(fleet: Fleet, row: int, demand: Demand) -> Share:
 def _in_the_way(
     places: set[Place], staying: list[tuple[Lease, Placement]], others: list[NodeReservation]
 ) -> dict[str, Any]:
-    """Return what is on nodes that would do without it: leases and reservations, by name."""
+    """Return the leases and reservations that block nodes which would otherwise do, by name."""
     leases = {x.id: x.expires_at for x, held in staying if touches(held, places)}
     ends = {each.id: each.ends_at for each in others if not places.isdisjoint(each.nodes)}
     return {"leases": _first(leases, "lease"), "reservations": _first(ends, "reservation")}
 
 
 def _first(ends: dict[RequestId, float], kind: str) -> list[dict[str, Any]]:
-    """Return the first that end of what is in the way, and when, as JSON values."""
+    """Return the first obstacles to end, each with its end, as JSON values."""
     first = nsmallest(NAMED_MAX, ends.items(), key=lambda each: (each[1], each[0]))
     return [{kind: name, "until": until} for name, until in first]
 

@@ -1,4 +1,4 @@
-"""What of a node a lease may have until a later moment, beside what is reserved for others.
+"""The part of a node that a lease may have until a later moment, without others' reservations.
 
 At each moment at which a reservation begins, the leases that have not ended by then and what is
 reserved must fit on the node together. `reservations` chooses by that what to reserve; requests,
@@ -38,7 +38,7 @@ _HOLDS: Final = frozenset({"granted", "starting", "active"})
 
 
 def amounts(share: Share) -> Amounts:
-    """Return what a share holds of its node."""
+    """Return the amounts that a share holds of its node."""
     found = Amounts({("cpu", ""): share.cpu_milli, ("memory", ""): share.memory_mib})
     for gpu in share.gpus:
         found["gpu", gpu] = share.gpu_milli
@@ -61,7 +61,7 @@ def shares(place: Place, of: Amounts) -> Iterator[Share]:
 def room(
     state: State, place: Place, at: float, tenant: Tenant | None, without: RequestId | None = None
 ) -> Amounts | None:
-    """Return what of a node a lease of a tenant may have at a later moment.
+    """Return the part of a node that a lease of a tenant may have at a later moment.
 
     Args:
         state: As it is now.
@@ -71,7 +71,7 @@ def room(
         without: A lease that is taken to hold nothing.
 
     Returns:
-        Less than nothing of what is short; None where the whole node is reserved, or is gone.
+        Less than nothing of what is short; None if the whole node is reserved, or is gone.
 
     """
     row = state.fleet.row(*place)
@@ -101,7 +101,7 @@ def reserved_parts(
     ignore_leases: bool = False,
     only_own: Nodes = (),
 ) -> Placement:
-    """Return what a lease of a tenant that lasts until then may not take of what is free.
+    """Return the free part that a lease of a tenant that lasts until then may not take.
 
     Args:
         state: As it is now.
@@ -142,7 +142,7 @@ def before(state: State, place: Place, tenant: Tenant, until: float) -> list[Nod
 
 
 def own(state: State, place: Place, tenant: Tenant) -> Amounts:
-    """Return what of a node a tenant reserved for a time that has begun, and has free."""
+    """Return the free part of a node that a tenant reserved for a time that has begun."""
     mine = [
         each
         for each in state.reserved.on.get(place, {}).values()
@@ -177,19 +177,19 @@ def begins(state: State, lease: Lease, after: float) -> float:
 
 
 def leaves_by(state: State, lease: Lease) -> float:
-    """Return when a lease ends at the latest: what it holds is drained, or reserved then."""
+    """Return the latest end of a lease: a drain or a reservation of its place ends it then."""
     reserved = begins(state, lease, lease.expires_at)
     return min([reserved, *(each.until for each in _drains(state, lease))])
 
 
 def drained_by(state: State, lease: Lease) -> str:
-    """Return who drained what a lease holds, and why, if that is what it ends for; or nothing."""
+    """Return the operator and the reason of the drain that ends a lease; or nothing."""
     ends = (each.why for each in _drains(state, lease) if each.until <= lease.expires_at)
     return next(ends, "")
 
 
 def _drains(state: State, lease: Lease) -> list[Cordoned]:
-    """Return what operators said of the nodes of a lease that ends leases there."""
+    """Return the drains on the nodes of a lease."""
     if not state.cordons:
         return []
     places = {(share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")}
@@ -208,7 +208,7 @@ def keeps_to_itself(state: State, lease: Lease) -> bool:
 
 
 def _held(state: State, place: Place) -> list[tuple[Lease, Share]]:
-    """Return the leases that hold something of a node, with what they hold."""
+    """Return the leases that hold something of a node, with their shares."""
     return [(state.leases[name], share) for name, share in state.places.get(place, {}).items()]
 
 
@@ -217,7 +217,7 @@ def _is_of(share: Share, part: Share | None) -> bool:
 
 
 def _fits(share: Share, left: Amounts | None) -> bool:
-    """Return whether a share fits there, as far as there still is what it holds."""
+    """Return whether a share fits there; devices that are gone do not count."""
     needs = amounts(share).items()
     return left is not None and all(left.get(key, much) >= much for key, much in needs if much)
 
@@ -225,7 +225,7 @@ def _fits(share: Share, left: Amounts | None) -> bool:
 def _unused(
     reservations: Iterable[NodeReservation], place: Place, leases: list[tuple[Lease, Share]]
 ) -> Amounts:
-    """Return what is reserved of a node, in parts, and no lease of its tenant has."""
+    """Return the reserved parts of a node that no lease of the tenant holds."""
     found, by_tenant = Amounts(), defaultdict[Tenant, list[Share]](list)
     for each in reservations:
         if (part := each.part(place)) is not None:
@@ -240,7 +240,7 @@ def _unused(
 
 
 def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -> Amounts:
-    """Return what of a node some reservations have at a moment that have parts of it."""
+    """Return the parts of a node that some partial reservations have at a moment."""
     found = Amounts()
     for each in reservations:
         if each.starts_at <= at < each.ends_at and (part := each.part(place)) is not None:
@@ -249,14 +249,14 @@ def reserved(reservations: Iterable[NodeReservation], place: Place, at: float) -
 
 
 def _unheld(state: State, place: Place, theirs: list[NodeReservation], at: float) -> Amounts:
-    """Return what of a node these reservations have at a moment, and their tenants do not hold."""
+    """Return the reserved parts of a node at a moment that their tenants do not hold."""
     here = _held(state, place)
     holding = [(x, share) for x, share in here if x.notice is None and x.state in _HOLDS]
     return _unused((x for x in theirs if x.starts_at <= at < x.ends_at), place, holding)
 
 
 def total(state: State, row: int) -> Amounts:
-    """Return what a node has when it is empty."""
+    """Return the amounts of a node when it is empty."""
     fleet = state.fleet
     found = Amounts(
         {("cpu", ""): int(fleet.cpu_total[row]), ("memory", ""): int(fleet.memory_total[row])}
@@ -267,7 +267,7 @@ def total(state: State, row: int) -> Amounts:
 
 
 def set_free(fleet: Fleet, row: int, left: Amounts) -> None:
-    """Have so much of a node be free on a fleet that is only imagined."""
+    """Set the free amounts of a node on an imagined fleet."""
     devices = [left["gpu", gpu] for gpu in fleet.gpu_ids[row]]
     devices += [0] * (fleet.gpu_free.shape[1] - len(devices))
     fleet.set_capacity(row, left["cpu", ""], left["memory", ""], devices)

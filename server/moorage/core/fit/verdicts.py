@@ -1,4 +1,4 @@
-"""What a "no" names: what could ever fit, and what each node lacks.
+"""The details of a "no": the largest demand that could fit, and the shortage of each node.
 
 `feasibility` adds the first to refusals, `explain` the second to `why` on request.
 """
@@ -39,7 +39,7 @@ _UNITS: Final = {"CPU": "CPU milli", "MEMORY": "MiB of memory"}
 
 
 class NodeKinds:
-    """One node of each kind: tens of them tell what a hundred thousand could take when empty.
+    """One empty node of each kind: tens of them stand for a hundred thousand.
 
     Args:
         fleet: Read, never changed.
@@ -53,7 +53,7 @@ class NodeKinds:
     def changes(
         self, demand: Demand, allowed: _Bools, enough: Callable[[_Bools, Demand], bool]
     ) -> dict[str, Any]:
-        """Return the most there is, and what to change for a demand to fit that never will.
+        """Return the maximum in the fleet, and the change that lets a demand fit that never will.
 
         Args:
             demand: What fits nowhere, even when all is empty.
@@ -220,7 +220,7 @@ def node_verdicts(
     reasons: npt.NDArray[np.int8],
     page: tuple[int, int],
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Return one page of what each candidate node says to a demand, the nearest first.
+    """Return one page of verdicts of candidate nodes on a demand, the nearest first.
 
     Args:
         fleet: As it is now.
@@ -252,7 +252,7 @@ def _had(
     rows: npt.NDArray[np.intp],
     reasons: npt.NDArray[np.int8],
 ) -> tuple[Ints, Ints]:
-    """Return how much each node has of what it lacks, and how much of it is needed."""
+    """Return, by node, the amount of the missing resource and the amount that is needed."""
     has, needs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
     amounts = {
         Misfit.CPU: (fleet.cpu_total, demand.cpu_milli),

@@ -25,13 +25,13 @@ _NOTHING: Final = Demand()
 
 
 class Unsound(msgspec.Struct, frozen=True, gc=False):
-    """The proposal breaks the request, or names what does not exist. Asking again is no use."""
+    """The proposal breaks the request, or names a thing that does not exist. A retry is no use."""
 
     refusal: Refusal
 
 
 class Stale(msgspec.Struct, frozen=True, gc=False):
-    """The proposal was possible, but what it names is not free now."""
+    """The proposal was possible, but its place is not free now."""
 
     refusal: Refusal
 
@@ -112,7 +112,7 @@ def _one(
 
 
 def _advised(proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str) -> Share | Unsound:
-    """Judge advice without `resources`: what it names must exist, nothing more."""
+    """Judge advice without `resources`: its nodes and devices must exist, nothing more."""
     if proposed.node_id is not None and cluster.nodes:
         row = fleet.row(proposed.cluster_id, proposed.node_id)
         if row is None:
@@ -160,7 +160,7 @@ def _on_node(
 
 
 def _need(proposed: ProposedShare, demand: Demand) -> Demand:
-    """Return what the node must have: the amounts proposed, with the constraints of the request."""
+    """Return the demand on the node: the proposed amounts, with the request's constraints."""
     return Demand(
         gpus=demand.gpus if proposed.gpus is None else len(proposed.gpus),
         gpu_milli=proposed.gpu_milli,
@@ -203,7 +203,7 @@ def _choose_node(
 def _gpus_elsewhere(
     proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str
 ) -> Unsound | None:
-    """Refuse GPUs without a node where no node of the cluster has all of them."""
+    """Refuse GPUs without a node if no node of the cluster has all of them."""
     if not proposed.gpus or not cluster.nodes:
         return None
     known: dict[str, None] = {}

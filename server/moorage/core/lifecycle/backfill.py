@@ -1,4 +1,4 @@
-"""Whose turn it is when capacity was freed, and what the head of the queue keeps from the others.
+"""The turns of waiters when capacity was freed, and the places that the head of the queue reserves.
 
 The allocator is the only caller: at the end of each turn in which capacity may have been freed.
 """
@@ -50,7 +50,7 @@ class Backfill:
             pass  # The lines are others now.
 
     def _any_took_over(self) -> bool:
-        """Wake the lines in order; stop and return True where one took over a warm lease."""
+        """Wake the lines in order; stop and return True if one took over a warm lease."""
         queue = self._requests.queue
         queue.grew(self._state.growth.take())
         if not queue:
@@ -132,7 +132,7 @@ class Backfill:
         return False
 
     def _pass_over(self, first: Pending, reserved: Nodes, *, excluded: bool) -> None:
-        """Note that there is no room for a line, or none within its quota."""
+        """Note that the first of a line does not fit, or not within its quota."""
         queue, gains = self._requests.queue, self._state.gains
         if first.over is not None:
             queue.declined(first.ask, first.over, gains, reserved)

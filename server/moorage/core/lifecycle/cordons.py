@@ -1,4 +1,4 @@
-"""Clusters and nodes that operators take out of service, and what becomes of the leases there.
+"""Clusters and nodes that operators take out of service, and the fate of the leases there.
 
 A cordon lets nothing new come, and ends the warm leases. A drain lets what is there leave, too: a
 workload whose request said `on_failure: requeue` is stopped, and starts elsewhere under its lease;
@@ -18,7 +18,7 @@ from moorage.model import Lease
 
 
 class Cordons:
-    """What is out of service.
+    """The nodes and clusters that are out of service.
 
     Args:
         writer: What the turn is written on.
@@ -33,7 +33,7 @@ class Cordons:
         self._warm = warm
 
     def apply(self, event: CordonAsked) -> None:
-        """Do what an operator says, and answer which leases are still there."""
+        """Carry out an operator's change, and answer with the leases that are still there."""
         refusal = self.refusal(event)
         if refusal is not None:
             self._turn.respond(event.to, refusal)

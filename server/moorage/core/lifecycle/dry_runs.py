@@ -1,4 +1,4 @@
-"""What operations would do if they were done now: nothing changes. The allocator calls it."""
+"""Dry runs: the effect an operation would have now. Changes nothing; the allocator calls it."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class DryRuns:
         self._cordons = cordons
 
     def answer(self, run: DryRun, now: float) -> Response:
-        """Return what would come of an operation."""
+        """Return the effect that an operation would have."""
         match run.event:
             case ReleaseAsked() as event:
                 return self._release(event, run, now)
@@ -74,7 +74,7 @@ class DryRuns:
         return LeaseNews(ends, reasons=self._freed(found, run, now), owner=False)
 
     def _freed(self, lease: Lease, run: DryRun, now: float) -> dict[str, Any]:
-        """Say who has a turn after a release, and how long that takes."""
+        """Return the waiters that get a turn after a release, and the duration until then."""
         beside = [self._state.leases.get(each) for each in run.beside]
         own = [each for each in beside if each is not None and each.tenant == lease.tenant]
         state, waiting = self._state, self._requests.queue.in_turn(forecast.WAITERS_MAX)

@@ -1,4 +1,4 @@
-"""What happens to a lease from its grant on: renewal, release, expiry, and its backend's word.
+"""The life of a lease after its grant: renewal, release, expiry, and reports of its backend.
 
 A lease whose workload failed may go back into the queue, if its request said so. It keeps its id,
 token and age there and holds nothing; the next grant is another start of the same lease.
@@ -64,7 +64,7 @@ def _demanded(demand: Demand) -> list[Any]:
 
 
 def likeness(ask: Ask) -> str:
-    """Return a digest of all that decides what runs for a request, and where its policy wants it.
+    """Return a digest of all that decides about a request's workload and its policy's placement.
 
     The candidates are left out: whether a place is among them is looked at when it is taken over.
     """
@@ -106,7 +106,7 @@ class LeaseLifecycle:
             ask: The request.
             placement: What it gets.
             asked_at: When it came, in seconds since the epoch.
-            warm: The lease whose workload it takes over; None where one is started.
+            warm: The lease whose workload it takes over; None if one is started.
 
         """
         inherited = "" if warm is None else warm.workload
@@ -162,7 +162,7 @@ class LeaseLifecycle:
         return lease
 
     def _devices(self, placement: Placement) -> tuple[tuple[DeviceId, ...], ...]:
-        """Return which devices a placement names; nothing where the inventory does not say."""
+        """Return the devices of a placement; nothing if the inventory does not name them."""
         fleet = self._turn.state.fleet
         found: list[tuple[DeviceId, ...]] = []
         for share in placement:
@@ -289,7 +289,7 @@ class LeaseLifecycle:
         self._turn.wakes = True
 
     def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
-        """Have a lease in the queue tried again, after a while: what failed may need the time.
+        """Put a lease back into the queue after a pause: a failed workload may need the time.
 
         Args:
             request: The lease. It stands in no line.
@@ -304,7 +304,7 @@ class LeaseLifecycle:
             self._requests.queue.add(self._turn.state.waiting[request].ask)
 
     def due(self, lease: Lease) -> None:
-        """End a lease whose time is up, or the pause of one that has time left."""
+        """End a lease that has run out, or the pause of one that has time left."""
         if lease.retry_at and lease.expires_at > self._turn.now:
             self._turn.record(Resumed(lease.id, self._turn.now))
             self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
@@ -333,14 +333,14 @@ class LeaseLifecycle:
         return self._turn.state.leases[lease.id]
 
     def engaged(self, request: RequestId, fencing: int) -> Lease | None:
-        """Return the lease that a backend reports about; None where that grant is over."""
+        """Return the lease that a backend reports about; None if that grant is over."""
         lease = self._turn.state.leases.get(request)
         if lease is None or lease.provision is None or lease.fencing != fencing:
             return None
         return lease
 
     def give_grace(self, grace: Grace) -> None:
-        """Postpone the deadlines of leases, and of waiters, who may wait for those to end."""
+        """Postpone the deadlines of leases, and of waiters, which may wait for those leases."""
         state = self._turn.state
         moved: list[tuple[float, float]] = []
         for lease in list(state.leases.values()):
@@ -380,7 +380,7 @@ class LeaseLifecycle:
 
 
 def _failure(lease: Lease) -> str:
-    """Return what to say of a start that failed, where it was one of several; else nothing."""
+    """Return the sentence on a failed start that was one of several; else nothing."""
     provision, outcome = lease.provision, lease.outcome
     if provision is None or outcome is None or provision.on_failure == "end":
         return ""

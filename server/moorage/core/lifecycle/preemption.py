@@ -32,7 +32,7 @@ CHOICES_MAX: Final = 512
 
 
 class _Option(NamedTuple):
-    """What has to leave a node for a request to fit there; less comes first."""
+    """The leases that must leave a node for a request to fit there; fewer come first."""
 
     victims: int
     lost_seconds: float
@@ -41,7 +41,7 @@ class _Option(NamedTuple):
 
 
 class Preemption:
-    """The part for those who give way.
+    """The part of preemption about leases that give way.
 
     Args:
         writer: What the turn is written on.
@@ -75,7 +75,7 @@ class Preemption:
         """Have leases give way so that the head of the queue fits: as few as will do.
 
         Returns:
-            The nodes on which there will be room once they have left; None where they would not
+            The nodes on which there will be room once they have left; None if they would not
             help, or none has to, and then none gets a notice.
 
         """
@@ -98,7 +98,7 @@ class Preemption:
         return attempt.nodes if chosen or waits else None
 
     def due(self, lease: Lease) -> None:
-        """Have a lease leave whose notice is over, if a request still waits that this helps."""
+        """End a lease whose notice is over, if that still helps a waiting request."""
         assert lease.notice is not None
         waiter = self._state.waiting.get(lease.notice.by)
         if (
@@ -142,7 +142,7 @@ class Preemption:
             self._leave(self._state.leases[lease.id], reason)
 
     def _comes(self, lease: Lease, ask: Ask) -> bool:
-        """Return whether what a lease holds is free soon, for this request if for any."""
+        """Return whether a lease ends soon, for this request if for any."""
         if lease.notice is not None:
             other = self._state.waiting.get(lease.notice.by)
             return lease.notice.by == ask.id or other is None or other.ask.priority < ask.priority
@@ -171,7 +171,7 @@ class Preemption:
         return [lease for lease in in_time if not keeps_to_itself(self._state, lease)], until
 
     def _borrowed(self, ask: Ask, quota: Quota) -> Iterator[Lease]:
-        """Yield the leases that others hold of what is this tenant's own, the youngest first."""
+        """Yield others' leases on quota that this tenant lent them, the youngest first."""
         accounts, needs = self._state.accounts, demanded(ask)
         own = accounts.own_room((ask.tenant, None))
         if quota.nominal.gpu_milli is None or any(
@@ -200,7 +200,7 @@ def _stays(lease: Lease) -> bool:
 
 
 class _Attempt:
-    """A fleet on which leases are ended to see what fits then.
+    """A copy of the fleet on which leases are ended by trial.
 
     Attributes:
         nodes: Where the request goes once all have left.
@@ -225,7 +225,7 @@ class _Attempt:
         self.nodes: Nodes = ()
 
     def choose(self, coming: Iterable[Lease], given: Iterable[Lease]) -> list[Lease] | None:
-        """Return the leases that must leave beside those that do; None where they cannot help."""
+        """Return the leases that must leave beside those that do; None if they cannot help."""
         for lease in coming:
             for share in self._held_by(lease):
                 self._fleet.give(share)

@@ -458,7 +458,7 @@ class Requests:
         self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
 
     def in_the_way(self, ask: Ask) -> Refusal | None:
-        """Return why a waiter waits, as things stand; None where only its policy knows."""
+        """Return why a waiter waits, as things stand; None if only its policy knows."""
         if last := self._queue.last_declined(ask) or self._quotas.refusal(ask):
             return last
         found = self.exclusions.find(ask)

@@ -157,8 +157,8 @@ class WarmReuse:
         """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
 
         Returns:
-            The nodes on which there will be room once they have ended (none where the request does
-            not say what it needs); None where ending them would not help, and nothing is ended.
+            The nodes on which there will be room once they have ended (none if the request does
+            not say what it needs); None if ending them would not help, and nothing is ended.
 
         """
         state = self._turn.state
@@ -194,7 +194,7 @@ class WarmReuse:
         """Have warm leases ended so that a quota has room for `ask`, the oldest first.
 
         Returns:
-            No nodes: where there is room then is not known; None where ending all would not help.
+            No nodes: where there is room then is not known; None if ending all would not help.
 
         """
         state, details = self._turn.state, over.details
@@ -348,7 +348,7 @@ class _Attempt:
         self._fits = self._fleet.feasible(ask.demand) & self._allowed
 
     def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
-        """Return as few of `warm_reuse` as must end beside `coming`; None where all are too few."""
+        """Return as few of `warm_reuse` as must end beside `coming`; None if all are too few."""
         for lease in coming:
             self._free(lease, 1)
         chosen: list[Lease] = []

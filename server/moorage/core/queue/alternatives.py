@@ -31,7 +31,7 @@ def following(ask: Ask) -> Iterator[Ask]:
 
 
 def choice(ask: Ask) -> int | None:
-    """Return which demand a request is decided about, from 0; None where it has only one."""
+    """Return which demand a request is decided about, from 0; None if it has only one."""
     assert ask.demand is not None or not ask.alternatives
     return ask.alternatives.index(ask.demand) if ask.alternatives and ask.demand else None
 

@@ -14,7 +14,7 @@ from moorage.model import AntiAffinity, Ask, Demand, Lease, Placement, RequestId
 def mismatch(
     ask: Ask, first: RequestId, earlier: Ask | None, lease: Lease | None
 ) -> Refusal | None:
-    """Return why a repeated request is not the first one, or None where it is.
+    """Return why a repeated request is not the first one, or None if it is.
 
     Args:
         ask: The request as it came now.

@@ -545,7 +545,7 @@ def _first(rows: Rows, many: int, keys: Sequence[_Key]) -> list[int]:
 
 
 def _rows(fleet: Fleet, places: Collection[GrownPlace]) -> list[int] | None:
-    """Return the rows of places that still exist; None where they are many."""
+    """Return the rows of places that still exist; None if they are many."""
     rows: list[int] = []
     for cluster, node in places:
         if node:

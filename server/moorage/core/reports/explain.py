@@ -94,7 +94,7 @@ def answer(  # noqa: C901  # One case per question.
         now: In seconds since the epoch.
 
     Returns:
-        The answer; None where only the ledger's history can give it.
+        The answer; None if only the ledger's history can give it.
 
     """
     refusal = _refuse_filters(inquiry)
@@ -221,7 +221,7 @@ def _queue(
 
 
 def _read(cursor: str) -> object:
-    """Return what a cursor of several parts says; None where it is none, which `page` says."""
+    """Return what a cursor of several parts says; None if it is none, which `page` says."""
     try:
         found = json.loads(cursor)
     except ValueError:

@@ -240,7 +240,7 @@ class _Course:
     def _reserved_parts(self, row: int, needs: _Class, moment: float) -> Placement | None:
         """Return what others reserved of a node in the time of a lease that begins then.
 
-        None where it has no place: they reserved all of it.
+        None if it has no place: they reserved all of it.
         """
         until, place = max(moment + needs.ttl, needs.ends_at), self._fleet.node_ids[row]
         parts = [
@@ -293,7 +293,7 @@ def awaited(
     """Return which leases a demand waits for, each with one place of it, the earliest end first.
 
     These are the leases on the nodes on which it is the first to fit, where all last until their
-    deadlines; none where it fits now. At most `AWAITED_MAX` are returned.
+    deadlines; none if it fits now. At most `AWAITED_MAX` are returned.
     """
     fleet, allowed = state.imagined(state.fleet), feasibility.allowed(where, ())
     fits = fleet.feasible(demand) & allowed

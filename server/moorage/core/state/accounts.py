@@ -42,7 +42,7 @@ class Past(NamedTuple):
 
 
 def demanded(ask: Ask) -> Amounts:
-    """Return what an ask needs; nothing where only its policy knows."""
+    """Return what an ask needs; nothing if only its policy knows."""
     demand = ask.demand
     if demand is None:
         return (0, 0, 0)

@@ -34,7 +34,7 @@ class Deadlines:
         return len(self._due)
 
     def first(self) -> tuple[float, RequestId] | None:
-        """Return what is due next, and when; None where nothing is."""
+        """Return what is due next, and when; None if nothing is."""
         while self._due:
             at, request = self._due[0]
             if at == self._of(request):

@@ -29,8 +29,8 @@ def follow(
 
     Args:
         state: What is held, named as before the change.
-        before: The cluster before the change; None where it is new.
-        after: The cluster after it; None where it is gone.
+        before: The cluster before the change; None if it is new.
+        after: The cluster after it; None if it is gone.
         now: Seconds since the epoch.
 
     """

@@ -76,7 +76,7 @@ class Durations:
             age: How long it has lasted, in seconds.
 
         Returns:
-            The median of like leases that lasted as long; None where too few did.
+            The median of like leases that lasted as long; None if too few did.
 
         """
         return self._lasts(lease.tenant, lease.policy.uri, placed(lease.placement)[0], age)

@@ -58,7 +58,7 @@ class Identities:
     def _other(
         self, node: Node, ignored: Collection[Place], counting: dict[str, tuple[Place, Node]]
     ) -> Place | None:
-        """Return the node that is this machine and counts; None where there is none."""
+        """Return the node that is this machine and counts; None if there is none."""
         for key in node.identity:
             place = self._holders.get(key)
             if place is not None and place not in ignored:
@@ -69,11 +69,11 @@ class Identities:
         return None
 
     def place_of(self, key: str) -> Place | None:
-        """Return the node that counts and has this key in its identity; None where none has."""
+        """Return the node that counts and has this key in its identity; None if none has."""
         return self._holders.get(key)
 
     def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
-        """Follow a fact: the cluster has these nodes now, none where it is gone."""
+        """Follow a fact: the cluster has these nodes now, none if it is gone."""
         fresh: dict[Place, tuple[str, ...]] = {
             (cluster_id, node.id): node.identity
             for node in nodes

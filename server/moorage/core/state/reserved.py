@@ -108,7 +108,7 @@ class ReservedNodes:
         return list(found.values())
 
     def due(self, request: RequestId) -> float | None:
-        """Return when a reservation begins, ends, or lapses; None where there is none."""
+        """Return when a reservation begins, ends, or lapses; None if there is none."""
         found = self.by_id.get(request)
         if found is None:
             return None

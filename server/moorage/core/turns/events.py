@@ -130,7 +130,7 @@ class WorkloadFailed(msgspec.Struct, frozen=True, gc=False):
     Args:
         fencing: As in `WorkloadStarted`.
         reason: One sentence for a person.
-        exit_code: Of a process; None where it is not known.
+        exit_code: Of a process; None if it is not known.
         log_tail: The last lines it wrote.
 
     """

@@ -1,7 +1,7 @@
-"""Who has logged in to the console: cookies, and the token that each was exchanged for.
+"""Logins to the console: cookies, and the token that each was exchanged for.
 
-Both ports ask it. A login lasts some hours and is kept in memory only: who restarts the daemon has
-people log in again.
+Both ports read them. A login lasts some hours and lies in memory only: after a restart of the
+daemon, people log in again.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The tokens of leases: made of a secret of this server and the lease's id, and never stored.
 
-`admission` makes one for every ask and tells it with the grant; the core, the ledger and its
-checkpoints know digests alone. A request that comes again with its idempotency key is told the
+`admission` makes one for every ask and sends it with the grant; the core, the ledger and its
+checkpoints know digests alone. A request that comes again with its idempotency key gets the
 same token, since it is made again, after a restart too.
 
 The digest is a plain SHA-256. A slow, salted one protects what people think up; a token has 144
@@ -43,5 +43,5 @@ class LeaseTokens:
 
 
 def digest(token: str) -> str:
-    """Return what is kept of a token."""
+    """Return the digest of a token, the only form that is stored."""
     return hashlib.sha256(token.encode()).hexdigest()

@@ -78,7 +78,7 @@ class OidcTokens:
         """When tokens end that were let in, by the second."""
 
     def caller(self, bearer: str) -> Caller | None:
-        """Return the caller of a token; None where it is not valid, or its key is not known."""
+        """Return the caller of a token; None if it is not valid, or its key is not known."""
         self._forget_withdrawn()
         shown = digest(bearer)
         caller, expires_at = self._verified.get(shown, (None, 0.0))

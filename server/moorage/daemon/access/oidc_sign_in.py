@@ -19,17 +19,17 @@ __all__ = ["BrowserSignIn"]
 
 
 class BrowserSignIn:
-    """Sends browsers to the issuer, and exchanges what they bring back.
+    """Sends browsers to the issuer, and exchanges the codes that they bring back.
 
     Args:
         keys: Of the issuer; know its endpoints.
-        asked: `client_id`, `scopes` and `audience`.
+        request: `client_id`, `scopes` and `audience`.
 
     """
 
-    def __init__(self, keys: IssuerKeys, asked: dict[str, str]) -> None:
+    def __init__(self, keys: IssuerKeys, request: dict[str, str]) -> None:
         self._keys = keys
-        self._asked = asked
+        self._request = request
 
     async def begin(self, redirect_uri: str) -> tuple[str, str] | None:
         """Return the issuer's URL to go to, and the proof for a cookie; None: it does not answer.
@@ -47,9 +47,9 @@ class BrowserSignIn:
         digest = hashlib.sha256(verifier.encode()).digest()
         query = {
             "response_type": "code",
-            "client_id": self._asked["client_id"],
-            "scope": self._asked["scopes"],
-            "audience": self._asked["audience"],
+            "client_id": self._request["client_id"],
+            "scope": self._request["scopes"],
+            "audience": self._request["audience"],
             "redirect_uri": redirect_uri,
             "state": state,
             "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
@@ -58,7 +58,7 @@ class BrowserSignIn:
         return f"{place}{'&' if '?' in place else '?'}{urlencode(query)}", f"{state}.{verifier}"
 
     async def finish(self, proof: str, state: str, code: str, redirect_uri: str) -> list[str]:
-        """Return the tokens that the issuer gives for a code; none where anything is wrong.
+        """Return the tokens that the issuer gives for a code; none if anything is wrong.
 
         Args:
             proof: From the cookie.
@@ -74,7 +74,7 @@ class BrowserSignIn:
             return []
         form = {
             "grant_type": "authorization_code",
-            "client_id": self._asked["client_id"],
+            "client_id": self._request["client_id"],
             "code": code,
             "redirect_uri": redirect_uri,
             "code_verifier": verifier,

@@ -81,7 +81,7 @@ class Ownership:
         state: Has the leases; read only.
         policies: Has their history.
         find_alias: Returns an alias by its name, or by a bare policy name.
-        cluster_owner: Returns the owner of a cluster; empty where that is not known.
+        cluster_owner: Returns the owner of a cluster; empty if that is not known.
         policy_uris: Returns all versions of policies.
 
     """
@@ -159,7 +159,7 @@ class Ownership:
             raise _refused(caller, Right.POLICY_ALL, does, "alias")
 
     async def _owner(self, uri: str) -> str:
-        """Return the tenant that registered a policy; empty where that is not known."""
+        """Return the tenant that registered a policy; empty if that is not known."""
         return (await self._registered(uri))[1]
 
     async def _first_owner(self, name: str) -> str:
@@ -168,7 +168,7 @@ class Ownership:
         return min([await self._registered(uri) for uri in uris], default=(0.0, ""))[1]
 
     async def _registered(self, uri: str) -> tuple[float, str]:
-        """Return when a policy was registered, and by whom; empty where that is not known."""
+        """Return when a policy was registered, and by whom; empty if that is not known."""
         try:
             history = await self.policies.history(uri)
         except ServiceError:

@@ -43,7 +43,7 @@ class Rereading:
         self._terminal = _has_terminal()
         self._known = self._stamp()
 
-    def asked(self, stop: Callable[[], None]) -> None:
+    def hang_up(self, stop: Callable[[], None]) -> None:
         """Take SIGHUP: read again; or stop, where it says that the daemon's terminal is gone."""
         if self._terminal and not _has_terminal():
             stop()
@@ -95,7 +95,7 @@ class Rereading:
         return "tokens: expected some before and after, or none; restart to turn them on or off"
 
     def _stamp(self) -> _Stamp:
-        """Return what is another one after every change of the file; None where it is not there."""
+        """Return what is another one after every change of the file; None if it is not there."""
         try:
             seen = self._file.stat() if self._file is not None else None
         except OSError:

@@ -31,7 +31,7 @@ class IssuerTokens(Protocol):
     """Tokens of an issuer, as `oidc.OidcTokens` verifies them; its library is an extra."""
 
     def caller(self, bearer: str) -> Caller | None:
-        """Return the caller of a token; None where it is not valid, or its key is not known."""
+        """Return the caller of a token; None if it is not valid, or its key is not known."""
 
     def expires_at(self, bearer: str) -> float | None:
         """Return when a token that was let in ends; None for others."""
@@ -103,9 +103,9 @@ class Tokens:
         return None if self._issuer is None or not bearer else self._issuer.caller(bearer)
 
     def pending(self, bearer: str | None) -> Awaitable[bool] | None:
-        """Return what to wait for before `caller` knows a token; None: there is nothing.
+        """Return an awaitable, after which `caller` knows a token; None: it knows it now or never.
 
-        It tells whether the issuer could be asked.
+        Its result: whether the issuer answered.
         """
         return None if self._issuer is None or not bearer else self._issuer.pending(bearer)
 
@@ -135,7 +135,7 @@ class Tokens:
         return self.required, ended
 
     def _named(self) -> Mapping[str, NamedToken] | None:
-        """Return named tokens by digest; None where they cannot be read: then none lets in."""
+        """Return named tokens by digest; None if they cannot be read: then none lets in."""
         if self._store is None:
             return {}
         try:

@@ -53,7 +53,7 @@ def score_data(value: Any, nodes: Nodes, at: str) -> dict[str, Any]:
 
     Args:
         value: `{"selection_score_data": {"score": 0..1, "node_info": {"node_id", "gpus"}}}`. An
-            empty `node_info` leaves the node open; further keys are kept.
+            empty `node_info` leaves the node open; further keys stay.
         nodes: The nodes that it was given as `healthy_nodes`.
         at: The policy's place in the block, for errors.
 

@@ -15,7 +15,7 @@ from moorage.policy import Fleet
 
 
 def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
-    """Return the nodes of a cluster, each with the ids of its devices; empty where it is not."""
+    """Return the nodes of a cluster, each with the ids of its devices; empty if it is not."""
     rows = _rows(fleet, cluster_id)
     return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in range(rows.start, rows.stop)}
 
@@ -44,11 +44,11 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, A
     scores = np.ones(len(gpu_free)) if demand is None else fleet.feasible(demand, rows) * 1.0
     if demand is None or demand.gpus:
         scores *= _part(gpu_free, fleet.gpu_total[rows].sum(1))
-    for asked, free, total in (
+    for wanted, free, total in (
         (demand is None or demand.cpu_milli, fleet.cpu_free, fleet.cpu_total),
         (demand is None or demand.memory_mib, fleet.memory_free, fleet.memory_total),
     ):
-        if asked:
+        if wanted:
             scores = np.minimum(scores, _part(free[rows], total[rows]))
     if not scores.any():
         what = "anything free" if demand is None else "room for the block's `resources` now"

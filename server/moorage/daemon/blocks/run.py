@@ -107,7 +107,7 @@ class BlockRun:
         """Let the clusterAllocator narrow the clusters.
 
         Returns:
-            What it returned, None for the built-in one, which keeps all; and the clusters kept.
+            Its result, None for the built-in one, which keeps all; and the clusters that are left.
 
         """
         if not self._allocator.uri:

@@ -30,7 +30,7 @@ class PolicySpec:
     Args:
         role: What it decides.
         at: Its place in the document, for errors.
-        uri: The named policy; empty where none is named and the built-in one decides.
+        uri: The named policy; empty if none is named and the built-in one decides.
         parameters: In the place of the policy's defaults.
         settings: In the place of the policy's defaults.
 
@@ -53,7 +53,7 @@ class BlockSpec:
         filter: Which clusters are looked at, and the place of that in the document; None: every
             live one. It is a filter body, not read yet.
         demand: What the built-in resource allocator makes fit: the block's `resources`, in the
-            form of an ad-hoc request's; None where it gives none.
+            form of an ad-hoc request's; None if it gives none.
 
     """
 

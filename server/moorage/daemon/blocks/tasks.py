@@ -19,14 +19,14 @@ from moorage.protocol.faults import ServiceError
 Document = dict[str, Any]
 
 TASKS_MAX: Final = 1024
-"""Tasks kept; of more, the oldest finished one is forgotten. Where none is finished: `busy`."""
+"""Stored tasks; of more, the oldest finished one is forgotten. If none is finished: `busy`."""
 TASKS_BYTES_MAX: Final = 64 << 20
-"""Results kept; of more, those of the oldest finished tasks are forgotten."""
+"""Stored results; of more, those of the oldest finished tasks are forgotten."""
 
 
 @dataclass(slots=True)
 class _Task:
-    """A task as it is told: `status`, and `result` or `error`."""
+    """A task; `state` has `status`, and `result` or `error`."""
 
     tenant: str
     state: Document
@@ -88,7 +88,7 @@ class BlockServices:
         """
         task = self._tasks.get(task_id)
         if task is None or task.tenant != tenant:
-            reason = f"there is no task {task_id}: only the latest are kept, until a restart"
+            reason = f"there is no task {task_id}: only the latest are stored, until a restart"
             raise ServiceError(Code.NOT_FOUND, reason, field="task_id")
         return task.state
 

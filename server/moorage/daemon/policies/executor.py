@@ -99,7 +99,7 @@ def _object(body: Document, field: str) -> dict[str, Any]:
 
 
 def _fleet_of(input_data: Any) -> Fleet | None:
-    """Return the fleet that `cluster_data` describes; None where it says nothing of capacity."""
+    """Return the fleet that `cluster_data` describes; None if it says nothing of capacity."""
     clusters = input_data.get("cluster_data") if isinstance(input_data, dict) else None
     if not isinstance(clusters, dict):
         return None

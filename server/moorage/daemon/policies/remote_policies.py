@@ -138,7 +138,7 @@ def remote_policies(
     deliver: Callable[[Proposed | ConsultFailed], None],
     tasks: Tasks,
 ) -> RemotePolicies | None:
-    """Return where policies are executed; None where that is the sandbox here."""
+    """Return where policies are executed; None if that is the sandbox here."""
     if config.policy_execution_mode == "local":
         return None
     url, seconds = config.policy_executor_host_url, config.external_timeout_seconds

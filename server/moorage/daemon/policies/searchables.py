@@ -48,7 +48,7 @@ class Searched(Protocol):
         """Return them as rankings have them: those that can be measured with their `metrics`."""
 
     def ranked_bytes(self, names: Sequence[str]) -> int:
-        """Return how long what `ranked` returns is, about; 0 where metrics may not be left out."""
+        """Return how long what `ranked` returns is, about; 0 if metrics may not be left out."""
 
 
 async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:

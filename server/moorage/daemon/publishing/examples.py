@@ -83,7 +83,7 @@ class ExampleRehearsal:
         number: Its number, which is its seed too.
 
     Attributes:
-        refusal: Why it cannot even be tried; None where it can.
+        refusal: Why it cannot even be tried; None if it can.
         sample: What the cell is to do, where it can.
 
     """

@@ -66,7 +66,7 @@ class Side:
         seconds: From the question to the answer.
         value: What it returned.
         refusal: Why it returned nothing that can be used.
-        placement: Where it would go; empty where it proposed no place.
+        placement: Where it would go; empty if it proposed no place.
 
     """
 
@@ -282,7 +282,7 @@ class Shadows:
             self._by_active.setdefault(each.active, []).append(each)
 
     def report(self, name: str, tenant: Tenant, *, whole: bool) -> ShadowComparison | None:
-        """Return the report of an alias's shadow, for a tenant; None where it has none."""
+        """Return the report of an alias's shadow, for a tenant; None if it has none."""
         shadow = self._by_alias.get(name)
         return shadow.report(tenant, whole=whole) if shadow else None
 

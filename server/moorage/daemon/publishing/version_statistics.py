@@ -83,7 +83,7 @@ class VersionStatistics:
         Args:
             tenant: Who gets it.
             answer: As it goes to the client.
-            seconds: From admission to this answer; None where it waited in the queue.
+            seconds: From admission to this answer; None if it waited in the queue.
             now: By the monotonic clock.
 
         """

@@ -74,7 +74,7 @@ class Asks:
         self._drawn: list[bytes] = []
 
     def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
-        """Return the clusters to have at hand: None for all; none where it is refused anyway."""
+        """Return the clusters to have at hand: None for all; none if it is refused anyway."""
         named = message.candidates()
         too_many = named is not None and len(named) > self._config.candidates_max
         return () if too_many else named

@@ -89,7 +89,7 @@ class OperationBounds:
         ttl_seconds_max: The longest that a lease may be renewed for.
         state: Has the clusters; read only.
         watchers_max: Sessions of one tenant that may watch; 0: any number.
-        cluster_owner: Returns the owner of a cluster; empty where that is not known.
+        cluster_owner: Returns the owner of a cluster; empty if that is not known.
 
     """
 

@@ -43,7 +43,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
         token: Of the lease that the ask may be granted.
         shown: The reply names the ask.
         warnings: For the reply.
-        version: The version that was chosen; empty where the message named it itself.
+        version: The version that was chosen; empty if the message named it itself.
         note: Takes the outcome, where an alias was named.
         admitted_at: By the monotonic clock; for `note`.
         streams: The client wants to know how far the ask is.

@@ -72,7 +72,7 @@ class WorkloadAccess:
             return lease
         backend = self._backends.backend(lease)
         if backend is None:
-            reason = f"Lease {message.lease} has no workload: it was asked for without `provision`."
+            reason = f"Lease {message.lease} has no workload: its request has no `provision`."
             return Refusal(Code.UNSUPPORTED, reason, "lease", "a lease with a workload")
         if (busy := self._busy(lease, message)) is not None:
             return busy
@@ -163,7 +163,7 @@ class WorkloadAccess:
     ) -> Information | Refusal:
         """Read output of one start. Where that is read to its end, the next one is named.
 
-        What a start wrote is told under its own number or not at all: a reader that goes on from
+        Output of a start comes under its own number or not at all: a reader that goes on from
         the attempt and the offset of the reply before loses nothing, however fast starts follow.
         """
         attempt, offset = message.attempt or lease.attempt, message.offset
@@ -237,7 +237,7 @@ class WorkloadAccess:
 
 
 def _part(log: Log, attempt: int, message: wire.Logs) -> dict[str, Any]:
-    """Return a piece of output as it is told, and where to go on."""
+    """Return a piece of output for the wire, and the offset to go on from."""
     if message.encoding == "base64":
         written = {"base64": base64.b64encode(log.data).decode()}
     else:
@@ -256,10 +256,10 @@ def _code(lease: Lease, log: Log) -> int | None:
 
 
 def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
-    """Say of which starts there is output, where of the one that is asked for there is none."""
+    """Refuse: this start has no stored output; name those that have."""
     attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
     others = sorted({*attempts, lease.attempt} - {attempt})
-    reason = f"Of start {attempt} of lease {lease.id} no output is kept"
+    reason = f"Of start {attempt} of lease {lease.id} no output is stored"
     listed = ", ".join(map(str, others))
     return Refusal(
         Code.NOT_FOUND, f"{reason}.", "attempt", f"one of {listed}", {"attempts": others}

@@ -51,7 +51,7 @@ lease keeps what it holds, because the workload may still be using it."""
 DISCOVER_SECONDS_MAX: Final = 5.0
 """How long the start of the daemon waits for a backend to say what runs; then that comes later."""
 TAIL_CHARS_MAX: Final = 4_000
-"""Of a failed workload's last lines, which are kept with its lease."""
+"""Of a failed workload's last lines, which are stored with its lease."""
 TAIL_SECONDS_MAX: Final = 5.0
 """How long a backend may take to say what a workload wrote that did not start."""
 
@@ -163,7 +163,7 @@ class WorkloadControl:
         """Return a provision with its spec in the one form that all equal specs have.
 
         Args:
-            provision: As it was asked for.
+            provision: Of the request.
             nodes: How many it shall run on.
 
         Returns:
@@ -244,7 +244,7 @@ class WorkloadControl:
         self._order(lease, self._keep)
 
     def backend(self, lease: Lease) -> Backend | None:
-        """Return what starts the workload of a lease; None where nothing does."""
+        """Return what starts the workload of a lease; None if nothing does."""
         return self._backends.get(lease.provision.backend) if lease.provision else None
 
     def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
@@ -255,7 +255,7 @@ class WorkloadControl:
         return name, attempt if name == lease.id else 0
 
     def seen(self, lease: Lease) -> WorkloadReport | None:
-        """Return what was last heard of a workload that starts or runs; None where nothing was."""
+        """Return what was last heard of a workload that starts or runs; None if nothing was."""
         running = self._running.get(lease.workload)
         return self._seen.get(lease.workload) if running and running.id == lease.id else None
 
@@ -338,7 +338,7 @@ class WorkloadControl:
         self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
 
     async def _tail(self, backend: Backend, lease: Lease) -> tuple[str, ...]:
-        """Return the last lines of a workload that is over; none where they cannot be had."""
+        """Return the last lines of a workload that is over; none if they cannot be had."""
         name, start = self.start_of(lease, lease.attempt)
         with contextlib.suppress(BackendError, OSError):
             async with asyncio.timeout(TAIL_SECONDS_MAX):
@@ -419,7 +419,7 @@ class WorkloadControl:
             self._ended(workload)
 
     def _ended(self, workload: WorkloadReport) -> None:
-        """Have the end of a workload that ended by itself told; its stop is ordered then."""
+        """Report the end of a workload that ended by itself; then order its stop."""
         self._ends[workload.id] = workload
         self._order(self._running[workload.id], self._tell_end)
 
@@ -440,7 +440,7 @@ def _spec(backend: Backend, provision: Provision) -> BaseResourceSpec:
 
 
 async def _answers(backend: Backend, name: str) -> bool:
-    """Return whether a workload that was kept is still good for the one who takes it over."""
+    """Return whether a warm workload still answers, before another lease takes it over."""
     try:
         return (await backend.probe(name)).phase is Phase.READY
     except (BackendError, OSError):
@@ -448,9 +448,9 @@ async def _answers(backend: Backend, name: str) -> bool:
 
 
 async def _unfit(backend: Backend, lease: Lease) -> str:
-    """Reset a workload, and ask it whether it answers; return why it may not be used again.
+    """Reset a workload and probe it; return the reason against its reuse, empty for none.
 
-    One that is warm already was reset when it was kept: after a restart it is only asked.
+    A warm one was reset when it became warm: after a restart it is only probed.
     """
     try:
         async with asyncio.timeout(KEEP_SECONDS_MAX):
@@ -466,7 +466,7 @@ async def _unfit(backend: Backend, lease: Lease) -> str:
 
 
 def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
-    """Return how a workload ended by itself, as the core is told."""
+    """Return the event for the core: a workload ended by itself."""
     code, detail = workload.exit_code, workload.detail
     if workload.phase is Phase.SUCCEEDED:
         return WorkloadEnded(lease.id, lease.fencing, "succeeded", detail, code)
@@ -477,7 +477,7 @@ def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
 
 
 def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return as many of the last lines as may be kept; of a longer one its end."""
+    """Return as many of the last lines as the bound allows; of a longer one its end."""
     shown: list[str] = []
     left = TAIL_CHARS_MAX
     for line in reversed(lines):

@@ -37,7 +37,7 @@ def within_reach(
         demand: What such a node must have, when it is empty.
 
     Returns:
-        None where no candidate has such a node.
+        None if no candidate has such a node.
 
     """
     known = fleet.cluster_ids if candidates is None else candidates
@@ -85,7 +85,7 @@ def out_of_reach(
     candidates: _Candidates,
     demand: Demand | None,
 ) -> Refusal:
-    """Return the refusal of a request whose backend starts nothing where it may go.
+    """Return the refusal of a request whose backend starts nothing if it may go.
 
     Args:
         fleet: As it is now.

@@ -169,7 +169,7 @@ def shown_name(name: str, entry: str) -> str:
 def _importer() -> FrameType | None:
     """Return where in the policy the import that runs now stands.
 
-    None where a library imports, as those of Python do when they are first used: what it imports
+    None if a library imports, as those of Python do when they are first used: what it imports
     is not the policy's, and the policy must learn that it is not there.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Nothing else says who imports.

@@ -153,7 +153,7 @@ class Replica:
         return dropped
 
     def _locate(self, share: Share) -> _Held | None:
-        """Return where a share lies, or None where it does not fit as the policy sees it."""
+        """Return where a share lies, or None if it does not fit as the policy sees it."""
         fleet = self.fleet
         row = fleet.row(share.cluster_id, share.node_id)
         if row is None:

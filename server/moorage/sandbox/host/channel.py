@@ -374,7 +374,7 @@ class Cell(asyncio.Protocol):
             raise _out_of_turn(frame)
         head = self.sent[0]
         if frame.nonce != head.nonce:
-            raise answers.BreachError("it answered a question that was not asked")
+            raise answers.BreachError("it answered a question that the server never sent")
         if answered and head.kind == "load":
             raise answers.BreachError("it answered before it was loaded")
         return head
@@ -466,11 +466,11 @@ class Cell(asyncio.Protocol):
     def _admit(self, head: Work) -> str:
         """Count one more call, and return why it is not answered."""
         if head.call is not None:
-            raise answers.BreachError("it asked again before it was answered")
+            raise answers.BreachError("it sent a second question before the answer to the first")
         assert self._transport is not None  # It has just been read from.
         # What an honest cell has yet to read are frames of the pipe, and those are counted.
         if self._transport.get_write_buffer_size() > self._sent_bytes:
-            raise answers.BreachError("it asked again before it read the answer")
+            raise answers.BreachError("it sent a second question before it read the answer")
         head.calls += 1
         self._owner.counters["calls"] += 1
         limits = self._owner.limits

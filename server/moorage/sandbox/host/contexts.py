@@ -43,12 +43,12 @@ class Contexts:
         self._version = 0
 
     def version(self, key: Key) -> int:
-        """Return the version of a context; 0 where there is none."""
+        """Return the version of a context; 0 if there is none."""
         entry = self._kept.get(key)
         return entry[0] if entry else 0
 
     def packed(self, key: Key) -> bytes:
-        """Return a context; empty where there is none."""
+        """Return a context; empty if there is none."""
         entry = self._kept.get(key)
         return entry[1] if entry else b""
 
@@ -65,7 +65,7 @@ class Contexts:
         """Take over what is on the disk, each context at its version.
 
         Args:
-            contexts: All of them; version 0 where none was noted.
+            contexts: All of them; version 0 if none was noted.
             beyond: No version up to this one is given to a change from now on. Clients may know
                 versions that were lost with the process before they came to the disk, and must not
                 meet other contexts under them.

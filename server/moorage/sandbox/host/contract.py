@@ -104,7 +104,7 @@ class PolicyCode:
             file is importable from it by its dotted path. A leading `code/` is ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
-        guard: What its schemas allow; None where it has none.
+        guard: What its schemas allow; None if it has none.
         deadline_seconds: What one evaluation may take; 0: as the server says.
         entry: What its author calls `function.py`, for messages and tracebacks.
 
@@ -205,7 +205,7 @@ class Sample:
             mix.
         fleet: What is there, in the place of the live fleet.
         services: Answer the injected clients, in the place of the server's.
-        consult: The question; None where `input_data` is given instead.
+        consult: The question; None if `input_data` is given instead.
         input_data: What `eval` is given then: JSON data.
         parameters: In the place of the policy's defaults, beside `input_data`.
         settings: In the place of the policy's defaults, beside `input_data`.
@@ -235,9 +235,9 @@ class CodeFinding:
 
     Args:
         message: What, in a sentence.
-        file: File within the archive; empty where none is to blame.
-        line: From 1; 0 where unknown.
-        column: From 1; 0 where unknown.
+        file: File within the archive; empty if none is to blame.
+        line: From 1; 0 if unknown.
+        column: From 1; 0 if unknown.
         text: The source line and, where the column is known, a caret line below it.
 
     """

@@ -108,7 +108,7 @@ class CellsAndDeaths(ABC):
         """End a cell that failed as a worker may, and have its head done on this machine.
 
         Returns:
-            False where it is none of a worker, or the head may not be done again: nothing was done.
+            False if it is none of a worker, or the head may not be done again: nothing was done.
 
         """
         group, works = self._group_of.get(cell), list(cell.sent)

@@ -149,8 +149,8 @@ class Group:
 
     # Whose turn it is ----------------------------------------------------------------------
 
-    def asked(self, work: Work) -> None:
-        """Note who uses this policy: one tenant alone may use every cell."""
+    def note_use(self, work: Work) -> None:
+        """Note the tenant that uses this policy: one that is alone may use every cell."""
         self.asked_at = work.submitted_at
         if self._tenant is None:
             self._tenant = work.tenant

@@ -164,7 +164,7 @@ class CellPool(CellsAndDeaths):
             return group.fault
         group.fault = None
         work.submitted_at, work.fleet_version = now, self.world.fleet.version
-        group.asked(work)
+        group.note_use(work)
         cell = group.idle_cell(work, self._supply.cells_per_policy_max, now)
         if cell is not None:
             return self._begin(group, cell, work, now)

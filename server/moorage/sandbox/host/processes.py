@@ -46,7 +46,7 @@ class CellProcess(Protocol):
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that another process has used; 0 where it is gone."""
+    """Return the CPU time that another process has used; 0 if it is gone."""
     try:
         # The kernel's name for "CPU clock of that process" (see clock_getcpuclockid(3)).
         return time.clock_gettime((~pid << 3) | 2)

@@ -163,9 +163,9 @@ class Work(msgspec.Struct, eq=False):
         return self.deadline_seconds(limits) + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
 
     def deadline_seconds(self, limits: Limits) -> float:
-        """Return what its evaluation may take: by its request, its policy or the server."""
-        asked = self.consult.ask.deadline_seconds if self.consult is not None else 0.0
-        named = asked or self.code.deadline_seconds
+        """Return the seconds for its evaluation: of its request, its policy or the server."""
+        wanted = self.consult.ask.deadline_seconds if self.consult is not None else 0.0
+        named = wanted or self.code.deadline_seconds
         most = max(limits.evaluation_seconds, limits.evaluation_seconds_max)
         return min(named, most) if named else limits.evaluation_seconds
 

@@ -266,7 +266,7 @@ class FrameReader:
 
     @property
     def missing(self) -> int:
-        """Bytes until the frame that has begun is complete; 0 where none has begun."""
+        """Bytes until the frame that has begun is complete; 0 if none has begun."""
         if len(self._buffer) < HEADER.size:
             return 0
         return int(HEADER.unpack_from(self._buffer)[0]) + HEADER.size - len(self._buffer)

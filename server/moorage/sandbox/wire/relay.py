@@ -131,7 +131,7 @@ class WorkerUp(_Message, tag=34):
 
 
 class WorkerDown(_Message, tag=35):
-    """An agent ended, or never started, and why. `worker` is empty where it was never up."""
+    """An agent ended, or never started, and why. `worker` is empty if it was never up."""
 
     worker: str
     node: str

@@ -52,7 +52,7 @@ def fill(address: str, source: Contents, check: Callable[[Contents], None]) -> b
         check: Reads what is there before it is committed, and raises if it is something else.
 
     Returns:
-        False where all of it was there before.
+        False if all of it was there before.
 
     Raises:
         StorageLocked: A server uses the database.

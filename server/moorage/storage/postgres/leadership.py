@@ -306,7 +306,7 @@ class Leadership:
 
 
 def leader_of(connection: Connection) -> Leader | None:
-    """Return the server that leads; None where there is none, or it gives no sign of life."""
+    """Return the server that leads; None if there is none, or it gives no sign of life."""
     try:
         row = connection.execute(SQL["leader"]).fetchone()
     except psycopg.errors.UndefinedTable:  # The first server makes them just now.

@@ -68,7 +68,7 @@ class FactTables:
         return False
 
     def format(self) -> int | None:
-        """Return the version of the tables; None where it is not there."""
+        """Return the version of the tables; None if it is not there."""
         row = self._execute(SQL["format"]).fetchone()
         return None if row is None else row[0]
 

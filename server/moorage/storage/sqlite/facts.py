@@ -288,7 +288,7 @@ def is_unmade(tables: FactTables, ledger: Path, found: Found) -> bool:
 
 
 def missing(tables: FactTables, found: Found, *, new: bool) -> str:
-    """Return what is missing in a ledger; empty where nothing is."""
+    """Return what is missing in a ledger; empty if nothing is."""
     last_seq = 0 if new else tables.last_seq()
     if last_seq < found.first:
         one = last_seq + 1 == found.first

@@ -92,7 +92,7 @@ def note_release(connection: sqlite3.Connection) -> None:
 
 
 def writer_of(connection: sqlite3.Connection) -> str:
-    """Return the release that wrote a database; empty where it does not say."""
+    """Return the release that wrote a database; empty if it does not say."""
     with contextlib.suppress(sqlite3.Error):
         for (found,) in connection.execute("SELECT version FROM release"):
             return str(found)
@@ -153,7 +153,7 @@ def log_damage(database: Path) -> str:
 
 
 def log_lost(database: Path) -> str:
-    """Return where a log is damaged so that durable commits are lost; empty where none are.
+    """Return where a log is damaged so that durable commits are lost; empty if none are.
 
     The frames of the one that was under way at a crash may be there or not, in any order. Each
     commit before that one was synced before the next began.

@@ -33,10 +33,10 @@ class Found:
 
     Args:
         exists: There is a file.
-        first: The first number; 0 where nothing can be read.
+        first: The first number; 0 if nothing can be read.
         second: The second one.
-        writes: How often it was written; 0 where neither copy can be read.
-        doubt: What of it is damaged; empty where all is well.
+        writes: How often it was written; 0 if neither copy can be read.
+        doubt: What of it is damaged; empty if all is well.
 
     """
 

@@ -116,7 +116,7 @@ class RecordTables:
         self._execute(SQL["take_tally"], (kind,))
 
     def format(self) -> int:
-        """Return the version of the tables; 0 where there are none."""
+        """Return the version of the tables; 0 if there are none."""
         return int(self._execute("PRAGMA user_version").fetchone()[0])
 
     def commits(self) -> int:

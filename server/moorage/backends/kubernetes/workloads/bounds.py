@@ -54,8 +54,8 @@ def keep_within(spec: Document, share: Share, main: str) -> None:
 
     Args:
         spec: Of the pod.
-        share: What the lease holds of the node. Of what it holds nothing of, nothing may be asked
-            for, and there is no limit.
+        share: What the lease holds of the node. A resource of which it holds nothing
+            may not be requested, and has no limit.
         main: The container that may leave its requests and limits out.
 
     Raises:

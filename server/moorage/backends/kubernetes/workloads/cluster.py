@@ -147,7 +147,7 @@ class ClusterWorkloads:
             raise BackendError(self.trouble() or "it did not answer in time") from None
 
     def trouble(self) -> str:
-        """Return why the cluster cannot be read now; empty where it can."""
+        """Return why the cluster cannot be read now; empty if it can."""
         said = next((str(each.error) for each in self._watchers if each.error), "")
         return f"the Kubernetes cluster {self.cluster_id} cannot be read: {said}" if said else ""
 
@@ -168,7 +168,7 @@ class ClusterWorkloads:
         return [claim for _, claim in sorted(self._claims_of.get(workload, {}).items())]
 
     def view(self, workload: str) -> WorkloadView | None:
-        """Return how a workload is; None where there is none."""
+        """Return how a workload is; None if there is none."""
         listed = self._nodes.listed.is_set() and self._nodes.error is None
         return view(workload, self.pods(workload), self._nodes.records, listed)
 
@@ -243,7 +243,7 @@ class ClusterWorkloads:
             await self._all_made(workload, objects.owned, trouble)
 
     async def group_api(self, trouble: list[str]) -> str:
-        """Return the version of the API that has PodGroups; empty where none has."""
+        """Return the version of the API that has PodGroups; empty if none has."""
         known = await self._said(manifests.SCHEDULING, trouble)
         for version in (str(each["groupVersion"]) for each in known.get("versions", ())):
             has = await self._said(f"/apis/{version}", trouble)
@@ -252,7 +252,7 @@ class ClusterWorkloads:
         return ""
 
     async def _said(self, path: str, trouble: list[str]) -> Document:
-        """Return what a path says; nothing where it is not there, or not to be read."""
+        """Return what a path says; nothing if it is not there, or not to be read."""
         try:
             said: Document = await self._patiently(
                 lambda: self.connection.call("GET", path), trouble
@@ -280,7 +280,7 @@ class ClusterWorkloads:
         return answers
 
     async def _made(self, workload: str, path: str, thing: Document, trouble: list[str]) -> Any:
-        """Make an object; None where it was there."""
+        """Make an object; None if it was there."""
         its, name = self._objects[workload], f"{path}/{thing['metadata']['name']}"
         known = name in its
         its.add(name)
@@ -329,7 +329,7 @@ class ClusterWorkloads:
 
         Args:
             workload: Its name.
-            stop_seconds_max: The most that they have; None where that is not bounded.
+            stop_seconds_max: The most that they have; None if that is not bounded.
 
         Returns:
             Whether there was anything.

@@ -23,7 +23,7 @@ from moorage.model import GPU_MILLI, Share
 from moorage.protocol.cluster_documents import Document
 
 WORKLOAD: Final = f"{DOMAIN}/workload"
-"""Annotation: the workload that an object is of, as the backend is told its name."""
+"""Annotation: the name of the object's workload, as the backend gets it."""
 START: Final = f"{DOMAIN}/start"
 """Label: the name that all objects of one start share."""
 SIZE: Final = f"{DOMAIN}/pods"
@@ -110,10 +110,10 @@ def start_objects(
         server: Value of the label that says whose it is.
         namespace: Where.
         published: Node → id → device that a DRA driver publishes there.
-        group_api: The version of the API that has PodGroups; empty where none has.
+        group_api: The version of the API that has PodGroups; empty if none has.
 
     Raises:
-        BackendError: The devices of its lease cannot be asked for.
+        BackendError: Kubernetes cannot hand out the devices of its lease.
 
     """
     name = start_name(server, order)
@@ -159,7 +159,7 @@ def start_objects(
 def _devices(
     share: Share | None, published: Mapping[str, Mapping[str, Document]]
 ) -> list[Document]:
-    """Return the published devices of a share; none where they are only counted there."""
+    """Return the published devices of a share; none if they are only counted there."""
     if share is None or not share.gpus:
         return []
     if share.gpu_milli != GPU_MILLI:
@@ -260,12 +260,12 @@ def _probe(readiness: Readiness, port: int | None) -> Document:
     """Return the probe; of a command and a path, Kubernetes asks only one."""
     at = readiness.port or port
     if readiness.command is not None:
-        asked: Document = {"exec": {"command": readiness.command}}
+        check: Document = {"exec": {"command": readiness.command}}
     elif readiness.path is not None:
-        asked = {"httpGet": {"path": f"/{readiness.path.lstrip('/')}", "port": at}}
+        check = {"httpGet": {"path": f"/{readiness.path.lstrip('/')}", "port": at}}
     else:
-        asked = {"tcpSocket": {"port": at}}
-    return asked | {
+        check = {"tcpSocket": {"port": at}}
+    return check | {
         "periodSeconds": max(1, math.ceil(readiness.every_seconds)),
         "timeoutSeconds": max(1, math.ceil(readiness.timeout_seconds)),
     }

@@ -1,4 +1,4 @@
-"""What pods write: followed while they run, kept when they end.
+"""The output of pods: followed while they run, stored when they end.
 
 A kubelet forgets the output of a pod with the pod, and tells no byte offsets. So the output of one
 that is read is followed from its start, and the last of every pod is put into a file before it is
@@ -32,7 +32,7 @@ KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
 """How long the output of a pod that ended is read, before it is deleted all the same."""
 IDLE_SECONDS_MAX: Final = 60.0
-"""Output that was not asked for that long is followed no more."""
+"""After so long without a reader, output is followed no more."""
 _NOT_YET: Final = 400
 
 
@@ -59,7 +59,7 @@ class _Tail:
         self.base += spare
 
     def read(self, offset: int, *, over: bool, code: int | None) -> Log:
-        """Return a piece; where what was asked for was dropped, from where the rest begins."""
+        """Return a piece from an offset on; from the oldest byte left if that one was dropped."""
         start = max(self.end + offset, 0) if offset < 0 else offset
         start = min(max(start, self.base), self.end)
         piece = bytes(self.data[start - self.base :][:LOG_BYTES_MAX])
@@ -79,7 +79,7 @@ class PodOutput:
 
     Args:
         connection: To the cluster.
-        folder: Where that of pods that ended is kept.
+        folder: For the output of pods that ended.
 
     """
 
@@ -97,7 +97,7 @@ class PodOutput:
         """Return what a pod wrote from an offset on; a negative one counts from the end."""
         if pod.over:
             await self.keep(pod)
-            return self.kept(pod.workload, offset, pod.attempt)
+            return self.stored(pod.workload, offset, pod.attempt)
         if offset < 0 and pod.uid not in self._followers:
             return (await self._whole(pod)).read(offset, over=False, code=None)
         if pod.uid not in self._followers:  # The first to ask gets what is there by now.
@@ -113,7 +113,7 @@ class PodOutput:
     async def keep(self, pod: PodState) -> tuple[str, ...]:
         """Put the output of a pod into a file, and return its last lines.
 
-        Nothing is kept where its kubelet does not give it in time.
+        Stores an empty output if the kubelet does not send it in time.
         """
         place = self._place(pod.workload, pod.attempt)
         follower = self._followers.pop(pod.uid, None)
@@ -126,14 +126,14 @@ class PodOutput:
                     tail = await self._whole(pod)
             tail.cut()
             self._write(place, pod, tail)
-        text = self.kept(pod.workload, -LOG_BYTES_MAX, pod.attempt).text
+        text = self.stored(pod.workload, -LOG_BYTES_MAX, pod.attempt).text
         return tuple(text.splitlines()[-LOG_TAIL_LINES:])
 
-    def kept(self, workload: str, offset: int, attempt: int) -> Log:
-        """Return what a start wrote that has ended; attempt 0 is the last one.
+    def stored(self, workload: str, offset: int, attempt: int) -> Log:
+        """Return the stored output of a start that has ended; attempt 0 is the last one.
 
         Raises:
-            UnknownWorkloadError: Nothing of it was kept.
+            UnknownWorkloadError: No output of it is stored.
 
         """
         starts = {
@@ -157,8 +157,8 @@ class PodOutput:
         draft = place.with_suffix(".draft")
         draft.write_bytes(json.dumps(about).encode() + b"\n" + tail.data)
         draft.replace(place)
-        kept = sorted(self._folder.glob("*.log"), key=lambda each: each.stat().st_mtime)
-        for each in kept[:-KEPT_STARTS_MAX]:
+        files = sorted(self._folder.glob("*.log"), key=lambda each: each.stat().st_mtime)
+        for each in files[:-KEPT_STARTS_MAX]:
             each.unlink(missing_ok=True)
 
     def _place(self, workload: str, attempt: int) -> Path:
@@ -170,7 +170,7 @@ class PodOutput:
         return tail
 
     async def _follow(self, pod: PodState, tail: _Tail) -> None:
-        """Follow until the container ends, the connection breaks, or it is asked for no more."""
+        """Follow until the container ends, the connection breaks, or readers stay away."""
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 

@@ -1,4 +1,4 @@
-"""What is started and stopped over all clusters of a backend, and what is told of it."""
+"""Starts and stops workloads in all clusters of a backend, and reports their changes."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ STOP_SECONDS_MAX: Final = 120.0
 UNDO_SECONDS_MAX: Final = 5.0
 """How long a start that was given up waits for the end of what it made; its stop waits longer."""
 LOOK_SECONDS: Final = 1.0
-"""Without news so long, what should go is asked for, and deadlines are looked at."""
+"""After so long without news, look for objects that should be gone, and check deadlines."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class WorkloadRuns:
         root: Folder of what must outlive the daemon.
         clusters: Which; a workload without a placement goes to the first.
         namespace: Where everything lies; a template.
-        tell: Told of every change.
+        tell: Called at every change.
 
     Attributes:
-        told: What was last told of each workload that starts or runs.
+        reports: The last report of each workload that starts or runs.
 
     """
 
@@ -78,7 +78,7 @@ class WorkloadRuns:
         namespace: str,
         tell: Callable[[WorkloadReport], None],
     ) -> None:
-        self.told: dict[str, WorkloadReport] = {}
+        self.reports: dict[str, WorkloadReport] = {}
         self._root = root
         self._addresses = {each.cluster_id: each for each in clusters}
         self._namespace = namespace
@@ -118,9 +118,9 @@ class WorkloadRuns:
 
     async def status(self, workload: str) -> WorkloadReport:
         """Return how a workload is now."""
-        told = self.told.get(workload)
-        if told is not None and told.phase.over:  # Whatever is left of it waits for its stop.
-            return told
+        report = self.reports.get(workload)
+        if report is not None and report.phase.over:  # Its remains wait for its stop.
+            return report
         cluster = await self._cluster_of(workload)
         seen = cluster.workloads.view(workload) if cluster else None
         if seen is None:
@@ -143,14 +143,14 @@ class WorkloadRuns:
         return await execute(connection, pod, command, timeout_seconds, workdir, environment)
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
-        """Return what the first pod of a workload wrote, or what is kept of an earlier one."""
+        """Return the output of a workload's first pod, or the stored one of an earlier pod."""
         try:
             cluster, pod = await self._first_pod(workload)
         except UnknownWorkloadError:
-            return self._output().kept(workload, offset, attempt)
+            return self._output().stored(workload, offset, attempt)
         if attempt not in {0, pod.attempt}:
             try:
-                return cluster.output.kept(workload, offset, attempt)
+                return cluster.output.stored(workload, offset, attempt)
             except UnknownAttemptError as error:
                 raise UnknownAttemptError(workload, (*error.kept, pod.attempt)) from None
             except UnknownWorkloadError:
@@ -168,16 +168,16 @@ class WorkloadRuns:
         return cluster, pods[0]
 
     def _output(self) -> PodOutput:
-        """Return who keeps the output of pods that ended: it is one folder for all clusters."""
+        """Return a reader of the stored output of ended pods: one folder for all clusters."""
         for cluster in self._clusters.values():
             return cluster.output
         raise UnknownWorkloadError("")
 
     async def _cluster_of(self, workload: str) -> _Cluster | None:
-        """Return the cluster that has anything of a workload; None where no cluster has.
+        """Return the cluster that has anything of a workload; None if no cluster has.
 
         Raises:
-            BackendError: That cannot be told, since a cluster cannot be read.
+            BackendError: That is unknown, since a cluster cannot be read.
 
         """
         if workload in self._where:
@@ -263,9 +263,9 @@ class WorkloadRuns:
     ) -> WorkloadReport:
         name, known = order.id, cluster.workloads
         async with self._locks[name]:
-            if name not in self.told:
+            if name not in self.reports:
                 self._say(
-                    WorkloadReport(name, Phase.STARTING, detail=f"asked of {known.cluster_id}")
+                    WorkloadReport(name, Phase.STARTING, detail=f"ordered at {known.cluster_id}")
                 )
             await self._patiently_listed(known, trouble)
             pods, gang = known.pods(name), len(order.placement) > 1
@@ -406,7 +406,7 @@ class WorkloadRuns:
             if gave_up:
                 with contextlib.suppress(TimeoutError):
                     await finished(asyncio.wait_for(self._undo(workload), UNDO_SECONDS_MAX))
-            self.told.pop(workload, None)
+            self.reports.pop(workload, None)
 
     async def _undo(self, workload: str) -> None:
         while True:
@@ -426,7 +426,7 @@ class WorkloadRuns:
                 if pod.ended or pod.phase == "Running":
                     await cluster.output.keep(pod)
         ended = await self._end(workload, stop_seconds_max)
-        known = self.told.pop(workload, None)
+        known = self.reports.pop(workload, None)
         if ended or known is not None:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
@@ -456,12 +456,12 @@ class WorkloadRuns:
     # News --------------------------------------------------------------------------------------
 
     def _say(self, report: WorkloadReport) -> None:
-        if self.told.get(report.id) != report:
-            self.told[report.id] = report
+        if self.reports.get(report.id) != report:
+            self.reports[report.id] = report
             self._tell(report)
 
     def _changed(self, workload: str) -> None:
-        """Tell what became of a workload that runs."""
+        """Report the new state of a workload that runs."""
         cluster = self._clusters.get(self._where.get(workload, ""))
         if workload not in self._running or cluster is None:
             return

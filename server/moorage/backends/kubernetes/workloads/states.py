@@ -125,7 +125,7 @@ class PodState:
         name: Its own.
         namespace: Where it lies.
         uid: Of this very pod.
-        job: The Job that made it; empty where none did.
+        job: The Job that made it; empty if none did.
         size: How many pods the workload has.
         attempt: Which start it is.
         endpoint: Where the workload is reached once it is ready.
@@ -136,7 +136,7 @@ class PodState:
         phase: As Kubernetes says it.
         ready: Whether it answers.
         deleted: Whether its end was ordered.
-        unschedulable: What the scheduler says; empty where that is nothing.
+        unschedulable: What the scheduler says; empty if that is nothing.
         waiting: Why a container is not there yet: reason and message.
         ended: How a container ended; None: it did not.
         reason: Why Kubernetes failed it, and what it says to that.
@@ -269,7 +269,7 @@ class NodeTrouble(NamedTuple):
     """What is wrong with a node.
 
     Args:
-        why: As Kubernetes says it; empty where the node is well.
+        why: As Kubernetes says it; empty if the node is well.
         silent: Whether its kubelet says nothing any more.
 
     """
@@ -293,7 +293,7 @@ def view(
     nodes: Mapping[str, NodeTrouble],
     listed: bool,
 ) -> WorkloadView | None:
-    """Return what pods mean, taken together; None where there are none.
+    """Return what pods mean, taken together; None if there are none.
 
     Args:
         workload: Its name.
@@ -320,7 +320,7 @@ def view(
 
 
 def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> WorkloadView:
-    def told(phase: Phase, detail: str, trouble: Trouble = Trouble.NONE) -> WorkloadView:
+    def view(phase: Phase, detail: str, trouble: Trouble = Trouble.NONE) -> WorkloadView:
         return WorkloadView(WorkloadReport(pod.workload, phase, detail=detail), trouble)
 
     title = f"pod {pod.namespace}/{pod.name}"
@@ -328,31 +328,31 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
         return WorkloadView(_over(pod, title))
     if pod.deleted:
         why = pod.disruption or "another client deleted it at the API server"
-        return told(Phase.FAILED, f"{title} on {pod.node or 'no node'} was taken away: {why}")
+        return view(Phase.FAILED, f"{title} on {pod.node or 'no node'} was taken away: {why}")
     trouble = nodes.get(f"/{pod.node}")
     if pod.node and (trouble.why if trouble else listed):
         # A gang without one of its pods is of no use; a kubelet that says why it is not ready may
         # be ready again in a moment.
         broken = pod.size > 1 and (trouble is None or trouble.silent)
         detail = f"{title}: its node {pod.node} {_lost(trouble)}"
-        return told(Phase.FAILED if broken else Phase.STARTING, detail)
+        return view(Phase.FAILED if broken else Phase.STARTING, detail)
     if pod.phase == "Running":
         if pod.ready:
             report = WorkloadReport(
                 pod.workload, Phase.READY, pod.endpoint, f"{title} on {pod.node}"
             )
             return WorkloadView(report)
-        return told(Phase.STARTING, f"{title} runs on {pod.node}, and is not ready yet")
+        return view(Phase.STARTING, f"{title} runs on {pod.node}, and is not ready yet")
     reason, message = pod.waiting
     if reason in _HOPELESS:
-        return told(Phase.STARTING, _stuck(title, reason, message), Trouble.HOPELESS)
+        return view(Phase.STARTING, _stuck(title, reason, message), Trouble.HOPELESS)
     if pod.node:
         why = f": {reason} {message}".rstrip() if reason else ""
-        return told(Phase.PULLING, f"{title} is on its way on {pod.node}{why}")
+        return view(Phase.PULLING, f"{title} is on its way on {pod.node}{why}")
     if pod.unschedulable:
         detail = f"the scheduler cannot place {title}: {pod.unschedulable}"
-        return told(Phase.PENDING, f"{detail}; {_advice(pod)}", Trouble.UNSCHEDULABLE)
-    return told(Phase.PENDING, f"{title} waits for the scheduler", Trouble.SILENCE)
+        return view(Phase.PENDING, f"{detail}; {_advice(pod)}", Trouble.UNSCHEDULABLE)
+    return view(Phase.PENDING, f"{title} waits for the scheduler", Trouble.SILENCE)
 
 
 def _lost(trouble: NodeTrouble | None) -> str:

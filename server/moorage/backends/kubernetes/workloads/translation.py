@@ -200,10 +200,10 @@ def _of_vllm(spec: VLLMModelResourceSpec) -> PodOrder:
     port = spec.port or _PORT
     service = spec.service()
     command = service.command[3:]  # Behind `python -m module`, which the image brings.
-    told = {"127.0.0.1": "0.0.0.0", "{port}": str(port)}  # noqa: S104  # Of the pod alone.
+    replacements = {"127.0.0.1": "0.0.0.0", "{port}": str(port)}  # noqa: S104  # Of the pod alone.
     return PodOrder(
         image=VLLM_IMAGE,
-        arguments=[told.get(each, each) for each in command],
+        arguments=[replacements.get(each, each) for each in command],
         gpus=service.gpus or 0,
         readiness=service.readiness,
         port=port,

@@ -26,7 +26,7 @@ from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorErro
 from moorage.backends.ray.node import containers, host
 
 BEAT_SECONDS: Final = 2.0
-"""Between two looks whether Ray still answers; the daemon is told each time."""
+"""Between two checks that Ray still answers; each one is reported to the daemon."""
 CALLS_MAX: Final = 1024
 """At the same time, of each kind: a start lasts until its workload is ready, a stop until it is
 over, and neither may keep others from being carried out."""
@@ -85,7 +85,7 @@ class Driver:
             answer = {"kind": "unknown", "error": ""}
         except (NotDoneError, GroupError) as error:
             answer = {"kind": "failure", "error": str(error)}
-        except Exception as error:  # noqa: BLE001  # It is told, whatever it is.
+        except Exception as error:  # noqa: BLE001  # The daemon gets it as text.
             answer = {"kind": "trouble", "error": f"{type(error).__name__}: {error}"}
         self.say({"id": message["id"], **answer})
 
@@ -138,7 +138,7 @@ def main() -> None:
     ray.cloudpickle.register_pickle_by_value(host)  # type: ignore[no-untyped-call]  # As above.
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False)
-    except Exception as error:  # noqa: BLE001  # It is told, whatever it is.
+    except Exception as error:  # noqa: BLE001  # The daemon gets it as text.
         text = str(error).strip().partition("\n")[0] or type(error).__name__
         os.write(output, json.dumps({"fatal": text}).encode() + b"\n")
         return

@@ -111,7 +111,7 @@ class JobGroups:
         )
 
     def _made(self, plan: Mapping[str, Any], given_up: threading.Event) -> PlacementGroup | None:
-        """Make the group; None where Ray gave it other devices."""
+        """Make the group; None if Ray gave it other devices."""
         bundles = plan["bundles"]
         group = ray.util.placement_group(
             [each["resources"] for each in bundles],
@@ -153,8 +153,8 @@ def _has(group: PlacementGroup, index: int, bundle: Mapping[str, Any]) -> bool:
         .remote()
     )
     try:
-        asked = holder.devices.remote(bundle["gpus"])
-        given, named = ray.get(asked, timeout=MAKE_SECONDS_MAX)
+        pending = holder.devices.remote(bundle["gpus"])
+        given, named = ray.get(pending, timeout=MAKE_SECONDS_MAX)
         ray.wait([holder.leave.remote()], timeout=REMOVE_SECONDS_MAX)
     finally:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):  # It has ended.

@@ -28,11 +28,11 @@ def observe(server: str) -> dict[str, Any]:
     def workers(node: dict[str, Any]) -> list[dict[str, Any]] | None:
         try:
             address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
-            told = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
+            stats = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
         except Exception:  # noqa: BLE001  # Ray lists a lost node for a while.
             return None
         found = []
-        for worker in told.core_workers_stats:
+        for worker in stats.core_workers_stats:
             used: dict[str, dict[str, float]] = {}
             group = ""
             for name, resource in worker.used_resources.items():
@@ -55,7 +55,7 @@ def observe(server: str) -> dict[str, Any]:
                 leased.setdefault(node_id, []).append(held)
 
     with ThreadPoolExecutor(16) as threads:
-        told = list(threads.map(workers, alive))
+        answers = list(threads.map(workers, alive))
     return {
         "nodes": [
             {
@@ -69,7 +69,7 @@ def observe(server: str) -> dict[str, Any]:
                 "workers": found or [],
                 "leased": leased.get(node["NodeID"], []),
             }
-            for node, found in zip(alive, told, strict=True)
+            for node, found in zip(alive, answers, strict=True)
         ]
     }
 

@@ -71,7 +71,7 @@ class _Shape:
         return cls(int(shape["actors"]), tuple(shape["nodes"]))
 
     def node(self, index: int) -> str:
-        """Return where an actor runs; empty where that is not known."""
+        """Return where an actor runs; empty if that is not known."""
         return self.nodes[index] if index < len(self.nodes) else ""
 
 
@@ -127,7 +127,7 @@ class Workloads:
     def status(
         self, workload: str, shape: Mapping[str, Any] | None, *, probe: bool = False
     ) -> Report:
-        """Return how a workload is; with `probe`, after it was asked whether it answers."""
+        """Return the report of a workload; with `probe`, after its readiness check."""
         question = "probe" if probe else "report"
         whole = None if shape is None else _Shape.of(shape)
         return self._joined(self._members(workload), question, whole)
@@ -279,7 +279,7 @@ class Workloads:
                 members[number], answer = self._exact(members[number], plan, given_up)
             if answer["phase"] == "succeeded" and plan["readiness"]:
                 raise NotDoneError("it ended before it was ready")
-            # A command that is to be ready at once was; how it ended is told where it is watched.
+            # A command that is ready at once was ready; its watcher reports its end.
             began = answer.get("exit_code") is not None and not plan["readiness"]
             if answer["phase"] == "failed" and not began:
                 raise NotDoneError(_why(answer))
@@ -336,7 +336,7 @@ class Workloads:
         """Stop a workload within a number of seconds after SIGTERM; give up a start under way.
 
         Returns:
-            What its first node wrote at last, with `data` None where that is lost; None where there
+            What its first node wrote at last, with `data` None if that is lost; None if there
             was no such workload.
 
         """

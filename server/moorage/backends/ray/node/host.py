@@ -80,7 +80,7 @@ class _Kept:
         said = json.loads(self._process.stdout.readline() or "{}")
         self._process.wait()  # It has gone into the background.
         if "pid" not in said:
-            raise OSError(said.get("error", "its processes cannot be kept"))
+            raise OSError(said.get("error", "its processes cannot be supervised"))
         self._leader = int(said["pid"])
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -167,7 +167,7 @@ class WorkloadHost:
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
     async def ended(self, seconds: float) -> Report | None:
-        """Return how the workload ended, as soon as it has; None where it has not, in `seconds`."""
+        """Return how the workload ended, as soon as it has; None if it has not, in `seconds`."""
         if self._over is None:
             await asyncio.sleep(seconds)
             return None
@@ -178,9 +178,9 @@ class WorkloadHost:
         return self._report
 
     async def probe(self) -> Report:
-        """Return how the workload is, after asking it whether it answers."""
-        asked = self._report["phase"] == "ready" and self._plan["readiness"]
-        if asked and not await self._in_thread(self._answers):
+        """Return the workload's report, after its readiness check."""
+        is_checked = self._report["phase"] == "ready" and self._plan["readiness"]
+        if is_checked and not await self._in_thread(self._answers):
             return {**self._report, "phase": "starting", "endpoint": ""}
         return self._report
 

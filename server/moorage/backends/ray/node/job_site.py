@@ -2,7 +2,7 @@
 
 Python imports it as `sitecustomize` when it starts. Ray gives drivers no placement group: so this
 one has the group of the lease as its current one, and its tasks and actors go there, as those do
-that a task of Ray starts. Where a release of Ray cannot be told so, `import ray` fails: a job that
+that a task of Ray starts. If a release of Ray cannot be set so, `import ray` fails: a job that
 is not bound would take the devices of others. It needs the standard library alone.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps one command: it ends all processes that come of it when it is told so, or left alone.
+"""Supervises one command: ends all its processes on an order, or when its own parent is gone.
 
 `host` runs the text of this file as a program beside the actor of a workload; it needs the standard
 library alone. The first line of its standard input is JSON: `command`, `memory_bytes` (0: none),
@@ -55,7 +55,7 @@ def _signal_all(number: int) -> None:
 
 
 def _obey(main: int) -> None:
-    """End the command when that is asked for; runs in a thread of its own."""
+    """End the command on an order; runs in a thread of its own."""
     line = sys.stdin.readline()
     if not line:
         _alone.set()
