@@ -53,7 +53,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceId(NamedTuple):
-    """What tells a device from all others, whatever its node calls it.
+    """The identity of a device, whatever its node calls it.
 
     Args:
         uuid: Its UUID; empty if the inventory has none.
@@ -111,7 +111,7 @@ class Cluster(msgspec.Struct, frozen=True, gc=False):
 
 
 class Requirement(NamedTuple):
-    """What one label of a node must be, as Kubernetes' `matchExpressions` say it.
+    """A condition on one label of a node, in the form of Kubernetes' `matchExpressions`.
 
     The keys `moorage/cluster` and `moorage/node` are the ids of the two.
     """
@@ -122,7 +122,7 @@ class Requirement(NamedTuple):
 
 
 class Demand(msgspec.Struct, frozen=True, gc=False):
-    """What must fit: the `resources` of a request.
+    """The demand: the `resources` of a request.
 
     Args:
         gpus: Number of GPUs on each node; 0 asks for CPU and memory only.
@@ -194,7 +194,7 @@ class Amounts(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quota(msgspec.Struct, frozen=True, gc=False):
-    """What a tenant, or one of its projects, may hold, and how much it counts.
+    """The quota of a tenant, or of one of its projects, and its weight.
 
     Args:
         weight: Who has twice the weight may hold twice as much before others go first.
@@ -213,7 +213,7 @@ class Quota(msgspec.Struct, frozen=True, gc=False):
 
 
 class AntiAffinity(msgspec.Struct, frozen=True, gc=False):
-    """What a lease shares with no other of its tenant and group: `topologyKey` of Kubernetes."""
+    """The domain that a lease shares with no other of its group: Kubernetes' `topologyKey`."""
 
     group: str
     topology: Literal["node", "rack", "zone"] = "node"
@@ -256,7 +256,7 @@ class PolicyRef(msgspec.Struct, frozen=True, gc=False):
 
 
 class Provision(msgspec.Struct, frozen=True, gc=False):
-    """What to start on the granted resources: a backend's name and the spec it understands.
+    """The workload for the granted resources: a backend's name and the spec it understands.
 
     Args:
         backend: The backend.
@@ -276,7 +276,7 @@ class Provision(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """How one start of a workload ended by itself.
+    """The end of one start of a workload that ended by itself.
 
     Args:
         attempt: Which start of it this was, from 1.

@@ -1,4 +1,4 @@
-"""What declares a setting: its kind, and what the docs say of it; kinds that several packages use.
+"""Declarations of settings: kinds that several packages use, and texts for the docs.
 
 `config` puts the settings of the daemon together, of its own and of those of each kind of backend.
 """
@@ -37,7 +37,7 @@ NAME_CHARS_MAX: Final = 253
 
 @dataclass(frozen=True, slots=True)
 class SettingKind:
-    """What a setting accepts.
+    """The kind of a setting: its accepted values.
 
     Args:
         expected: In words, for errors and the table.
@@ -51,7 +51,7 @@ class SettingKind:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is said of a setting beside its type and its default.
+    """The declaration of a setting beside its type and its default.
 
     Args:
         kind: What it accepts.

@@ -31,7 +31,7 @@ _OVER: Final = frozenset({"ending", "ended", "warm"})
 
 
 class Until(StrEnum):
-    """How far a request is when `moorage ask` returns."""
+    """The progress of a request at which `moorage ask` returns."""
 
     GRANTED = "granted"
     ACTIVE = "active"
@@ -298,7 +298,7 @@ def ask(
 
 
 async def _active(client: Any, lease: Lease, *, quiet: bool) -> Lease:
-    """Wait until what a lease starts is ready; return the lease as it is then.
+    """Wait until the workload of a lease is ready; return the lease as it is then.
 
     Raises:
         LeaseLost: It ended before.

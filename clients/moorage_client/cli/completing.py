@@ -1,4 +1,4 @@
-"""What the shell completes beside names of commands and options: ids, URIs and clusters.
+"""Completions of the shell beside names of commands and options: ids, URIs and clusters.
 
 A completion asks the server and waits a moment for it. Where it gets no answer it completes
 nothing, and says nothing: the user is in the middle of a line.

@@ -1,4 +1,4 @@
-"""What the exit codes mean, and which error ends in which. Scripts rely on them."""
+"""Exit codes, and the errors that end in each. Scripts rely on them."""
 
 from enum import IntEnum
 from typing import Final

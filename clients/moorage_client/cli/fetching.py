@@ -35,7 +35,7 @@ def check_folder(folder: Path) -> Path:
 
 
 async def fetch(client: Any, lease: str, token: str, folder: Path) -> bool:
-    """Fetch what the last start of a lease left; say what is not fetched, and return if all is.
+    """Fetch the files of a lease's last start; name those left behind, and return if none are.
 
     The paths come from the machine of the run, and none of them leads out of the folder.
     """

@@ -37,7 +37,7 @@ class FleetGroup(typer.core.TyperGroup):
 
 
 class _Count(Struct):
-    """How many of something a cluster has; CPUs may be parts of one."""
+    """A number of things in a cluster; CPUs may be parts of one."""
 
     count: int | float = 0
 

@@ -149,7 +149,7 @@ class _Drawn:
         self._draw(f"as of {local_time(time.time())}")
 
     def stale(self, why: str) -> None:
-        """Say that what is drawn is old."""
+        """Mark the drawing as outdated."""
         self._draw(f"reconnecting: {why}")
 
     def end(self) -> None:
@@ -188,7 +188,7 @@ class _Printed:
         sys.stdout.flush()  # The reader wants it now.
 
     def stale(self, why: str) -> None:
-        """Say that what was printed is old."""
+        """Mark the printed text as outdated."""
         note(f"reconnecting: {why}")
 
     def end(self) -> None:

@@ -62,7 +62,7 @@ def logout(session: CommandSession) -> None:
 
 
 def _origins(session: CommandSession, server: str) -> list[str]:
-    """Return where a login counts: at all the addresses of this server's fleet that were named."""
+    """Return the addresses where a login counts: those of this server's fleet in the options."""
     named = [
         setting(session.http_url, "MOORAGE_HTTP_URL", default=server),
         setting(session.url, "MOORAGE_URL", default=server),
@@ -72,7 +72,7 @@ def _origins(session: CommandSession, server: str) -> list[str]:
 
 
 def _discovered(issuer: str, ca_file: str) -> dict[str, Any]:
-    """Return what an issuer says of itself."""
+    """Return the issuer's metadata."""
     url = issuer.rstrip("/") + _DISCOVERY
     failed, found = ask_issuer(url, ca_file)
     if failed is not None or found.get("issuer") != issuer:

@@ -116,7 +116,7 @@ def why(
 
 
 class Became(StrEnum):
-    """What became of a request."""
+    """The fate of a request."""
 
     GRANTED = "granted"
     QUEUED = "queued"
@@ -340,7 +340,7 @@ def _about(session: CommandSession, document: dict[str, Any]) -> None:
 
 
 def _about_workload(lease: dict[str, Any], document: dict[str, Any]) -> None:
-    """Say how a lease and its workload are, and of the last failure what it wrote."""
+    """Print the state of a lease and its workload, and the output of its last failure."""
     workload = read_as(Workload, document)
     shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}
     shown["attempt"] = f"{workload.attempt} of {workload.attempts_max}"

@@ -31,7 +31,7 @@ SEED_MAX: Final = 2**31 - 1
 
 
 class Stays(StrEnum):
-    """How long requests stay that come and go."""
+    """The stays of requests that come and go."""
 
     MEMORYLESS = "memoryless"
     LOGNORMAL = "lognormal"

@@ -1,4 +1,4 @@
-"""What the commands print: one JSON document, or tables and sentences for a person.
+"""Output of the commands: one JSON document, or tables and sentences for a person.
 
 Results go to stdout, everything else to stderr. Text from the server is shown without control
 characters: a policy's words must not drive anybody's terminal.
@@ -76,7 +76,7 @@ _PIPE_COLUMNS: Final = 160
 
 
 class OutputFormat(StrEnum):
-    """What `-o` chooses."""
+    """The choices of `-o`."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -101,7 +101,7 @@ _STATES: Final = {
 
 
 class _Finding(Struct):
-    """What is wrong with a policy's code."""
+    """A fault of a policy's code."""
 
     message: str = ""
     file: str | None = ""
@@ -155,7 +155,7 @@ def plain(text: str) -> str:
 
 
 class Passed:
-    """Passes on what a workload wrote: byte by byte to a file or a pipe, tamed to a terminal.
+    """Passes on the output of a workload: byte by byte to a file or a pipe, tamed to a terminal.
 
     On a terminal, control characters other than line ends and tabs are shown as `�`, as `ls` and
     `journalctl` do: a workload's words, which may be a stranger's, could else set the terminal's
@@ -175,7 +175,7 @@ class Passed:
             self._tell(self._decoder.decode(data))
 
     def end(self) -> None:
-        """Pass on what a piece to come would have completed."""
+        """End the last line, which a later piece would have completed."""
         if self._decoder is not None:
             self._tell(self._decoder.decode(b"", final=True))
 
@@ -252,7 +252,7 @@ def rendered(shown: Any) -> str:
 
 
 def fields(document: Mapping[str, Any]) -> None:
-    """Print a document as `name: value` lines, without what is empty; nested values as JSON."""
+    """Print a document as `name: value` lines, without empty values; nested values as JSON."""
     shown = {name: _value(name, value) for name, value in document.items() if name != "lease"}
     width = max(map(len, shown), default=0)
     for name, text in shown.items():
@@ -339,7 +339,7 @@ def short_name(node: str) -> str:
 
 
 def ends_in(expires_at: float) -> str:
-    """Return how far away a time of the server is, for a person."""
+    """Return the time until a moment of the server's clock, for a person."""
     if expires_at > _FAR_SECONDS:
         return "never"
     seconds = round(expires_at - time.time())
@@ -379,7 +379,7 @@ def failure(code: str, message: str) -> dict[str, Any]:
 
 
 def explain_failure(error: MoorageError) -> None:
-    """Tell a person on stderr what went wrong and what to do."""
+    """Print the error and the remedy for a person on stderr."""
     note(f"moorage: {_message(error)}")
     match error:
         case ConnectionFailed():
@@ -446,7 +446,7 @@ def _explain_details(error: RequestRefused) -> None:
 
 
 def _explain_findings(findings: Any) -> None:
-    """Show what is wrong with a policy's code beyond the first, which the error says itself."""
+    """Print faults of a policy's code beyond the first, which the error has itself."""
     for each in read_as(list[_Finding], findings)[1:]:
         line = f", line {each.line}" if each.line else ""
         where = f"{each.file}{line}: " if each.file else ""

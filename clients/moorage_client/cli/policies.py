@@ -162,7 +162,7 @@ def show(
 
 
 def _changed(services: Any, uri: str) -> dict[str, Any]:
-    """Return what `management` changed; nothing if a server keeps policies and runs none."""
+    """Return the changes by `management`; nothing if a server stores policies and runs none."""
     try:
         return read_as(PolicyOutput, services.policy_logs(uri)).changed or {}
     except RequestRefused as refused:
@@ -273,7 +273,7 @@ def _code(path: Path) -> dict[str, str]:
 
 
 def _members(path: Path) -> list[str]:
-    """Return the names of what an archive holds; none of one that the server will refuse."""
+    """Return the names in an archive; none of one that the server will refuse."""
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
@@ -285,7 +285,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _named(files: Iterable[str]) -> dict[str, str]:
-    """Return the field that says what the author calls the only Python file that there is."""
+    """Return the field for the author's name of the only Python file."""
     names = [name.rpartition("/")[2] for name in files if name.endswith(".py")]
     return {"code_file": names[0]} if len(names) == 1 and _FILE.fullmatch(names[0]) else {}
 

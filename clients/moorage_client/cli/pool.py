@@ -36,14 +36,14 @@ _AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
 
 
 class _Slot(Struct):
-    """An instance of a pool, with what is free of it or held."""
+    """An instance of a pool, with its free or held slots."""
 
     id: str | int
     slots: int | float = 0
 
 
 class _Holding(Struct):
-    """Who holds what of a pool."""
+    """A holder and its slots of a pool."""
 
     transaction: str
     resources: dict[str, list[_Slot]] = {}
@@ -52,7 +52,7 @@ class _Holding(Struct):
 
 
 class _State(Struct):
-    """What a pool has, and who holds what of it."""
+    """All slots of a pool, and their holders."""
 
     resources: dict[str, list[_Slot]] = {}
     holdings: list[_Holding] = []

@@ -211,7 +211,7 @@ def run(arguments: Sequence[str] = ()) -> int:
 
 
 def _output(arguments: Sequence[str]) -> str:
-    """Return what `-o` says, wherever it stands before another command's own options."""
+    """Return the value of `-o`, wherever it stands before another command's own options."""
     options = list(arguments)
     options = options[: options.index("--")] if "--" in options else options
     for option, following in pairwise([*options, ""]):
@@ -225,7 +225,7 @@ def _output(arguments: Sequence[str]) -> str:
 
 
 def _failed(as_json: bool, error: MoorageError) -> int:
-    """Say what went wrong at the server or on the way there."""
+    """Print the failure at the server or on the way there."""
     try:
         if as_json:
             print_json(failure_document(error))

@@ -37,7 +37,7 @@ AliasArgument = Annotated[
 
 
 class By(StrEnum):
-    """What decides whether a request goes to the candidate."""
+    """The criterion by which a request goes to the candidate."""
 
     REQUEST = "request"
     TENANT = "tenant"

@@ -107,7 +107,7 @@ def _changed(session: CommandSession, change: dict[str, Any]) -> None:
 
 
 def _limits(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return what is to be shown of each resource; of `*`, what each tenant may hold."""
+    """Return the limits to show of each resource; of `*`, those of each tenant."""
     if "resources" in row:
         found: dict[str, Mapping[str, Any]] = row["resources"]
         return found
@@ -133,7 +133,7 @@ def _milli(option: str, gpus: float | None) -> int | None:
 
 
 def milli(option: str, gpus: float) -> int:
-    """Return thousandths of GPUs; what is no whole number of them is no use of the command."""
+    """Return thousandths of GPUs; refuse a number that is not whole in thousandths."""
     amount = finite(option, gpus) * GPU_MILLI
     if abs(amount - round(amount)) > 1e-6:  # noqa: PLR2004  # 0.3 GPUs are 299.99999999999994.
         raise typer.BadParameter(f"{option}: expected thousandths of GPUs; got {gpus:g}")

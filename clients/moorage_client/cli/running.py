@@ -1,4 +1,4 @@
-"""`moorage run`, `exec` and `logs`: commands on what a lease holds."""
+"""`moorage run`, `exec` and `logs`: commands on leased resources."""
 
 import asyncio
 import base64
@@ -190,7 +190,7 @@ def _in_options(refused: RequestRefused) -> RequestRefused:
 
 
 def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str) -> _Choice | None:
-    """Return another choice, of what this server has; None: it refused what the user gave.
+    """Return another choice that this server has; None: it refused the user's own.
 
     Args:
         choice: What was tried.
@@ -215,7 +215,7 @@ def _another(choice: _Choice, refused: RequestRefused, policy: str, backend: str
 
 
 def _place(backend: str, image: str | None, folder: str) -> dict[str, Any]:
-    """Return where a command runs: in a container, or in a folder of this machine.
+    """Return the place of a command: a container, or a folder of this machine.
 
     Raises:
         typer.BadParameter: The backend runs nothing but containers, and no image is named.
@@ -387,7 +387,7 @@ def logs(
 
 
 class _Reader:
-    """Passes on what a workload writes, start by start.
+    """Passes on the output of a workload, start by start.
 
     Args:
         client: Connected.
@@ -408,13 +408,13 @@ class _Reader:
         self.offset = 0
 
     async def skip(self) -> None:
-        """Go to the end of what there is."""
+        """Go to the end of the output."""
         answer = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
         part = read_as(OutputPart, answer)
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
-        """Pass on what there is: of one start, or, where `only` is 0, of this and all later ones.
+        """Pass on the output: of one start, or, where `only` is 0, of this and all later ones.
 
         Raises:
             NotFound: There is no output.
@@ -429,7 +429,7 @@ class _Reader:
             self._go_on(part)
 
     async def follow(self) -> int:
-        """Pass on what it writes until it ends; return its exit code.
+        """Pass on the output until the workload ends; return its exit code.
 
         Raises:
             LeaseLost: It was never started, or its end was not seen; the reason says what is known.
@@ -495,7 +495,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _exit_code(code: int) -> int:
-    """Return the exit code of a shell for what a command ended with."""
+    """Return the exit code of a shell for the end of a command."""
     return code if code >= 0 else _SIGNALLED - code
 
 
@@ -510,7 +510,7 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _stop_on_signals() -> list[signal.Signals]:
-    """Have signals that end a command cancel this one, so that its lease is released.
+    """Let signals that end a command cancel this one, so that its lease is released.
 
     Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
     next one must not cut off the release that the first began. A Ctrl-C some seconds later leaves

@@ -1,4 +1,4 @@
-"""What a refusal's details say to a person: one sentence each; `output` prints them."""
+"""Sentences for the details of a refusal; `output` prints them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final

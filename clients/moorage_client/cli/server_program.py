@@ -1,4 +1,4 @@
-"""What the server package does for the command line: try policies, and hand out those that ship.
+"""Jobs of the server package for the command line: trials of policies, and shipped policies.
 
 A client does not import the server's packages: a program of the server package is started with this
 interpreter, gets the job as JSON, and answers JSON.
@@ -34,7 +34,7 @@ def become_server(program: str, job: dict[str, Any]) -> NoReturn:
 
 
 def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Have the server package do a job and return its outcome.
+    """Run a job in the server package and return its outcome.
 
     Raises:
         typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no

@@ -1,4 +1,4 @@
-"""What all commands share: where the server is, who we are, how to print; and how they are made.
+"""The common part of all commands: the server, the caller, the output; and their construction.
 
 Every command of `program` is a function of a `CommandSession` and its own options; `command` adds
 the shared options to it, so that they can stand before and after the command's name.

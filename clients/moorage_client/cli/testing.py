@@ -44,12 +44,12 @@ def tested(path: Path, job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policy_name(path: Path) -> str:
-    """Return what a policy is called whose document has no name: as its file or folder."""
+    """Return the name of a policy whose document has none: that of its file or folder."""
     return plain_name(path) or "policy"
 
 
 def _own(path: Path, file: str) -> str:
-    """Return where the author has a file of the policy; in an archive, its name there."""
+    """Return the author's path of a file of the policy; in an archive, its name there."""
     if path.is_file():
         return str(path) if file in {ENTRY, path.name} and path.suffix == ".py" else file
     for each in (path / "code" / file, path / file):

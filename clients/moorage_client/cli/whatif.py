@@ -1,4 +1,4 @@
-"""`moorage whatif`: what a request would be answered, and what would differ, after a change."""
+"""`moorage whatif`: the answer to a request, and the differences, after a change."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final

@@ -1,4 +1,4 @@
-"""What machines there are, read from where a site already keeps it, as cluster documents.
+"""Machines as cluster documents, read from files and programs that a site already has.
 
 `moorage fleet import` calls `collect`; the trials share the reader of node tables (`openb`). The
 documents are those of docs/reference/allocation-server.md, "Cluster documents".

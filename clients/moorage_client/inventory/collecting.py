@@ -1,4 +1,4 @@
-"""Reading sources of any kind, and putting together what they say of one cluster."""
+"""Readers of sources of any kind, and the merge of their statements about one cluster."""
 
 import io
 import json
@@ -29,7 +29,7 @@ _FORMS: Final = (
 
 
 def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
-    """Read sources; what they say of one cluster becomes one document.
+    """Read sources; their statements about one cluster become one document.
 
     Args:
         sources: Each as the package's docstring has it.

@@ -1,4 +1,4 @@
-"""What all readers of inventory give, and how two documents of one cluster become one.
+"""The result of all readers of inventory, and the merge of two documents of one cluster.
 
 `moorage.protocol.cluster_documents` makes the documents; the server's backends do so, too.
 """
@@ -52,7 +52,7 @@ class InventoryError(MoorageError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What sources hold.
+    """The contents of sources.
 
     Args:
         documents: One for each cluster; an empty `id` is still to be chosen.

@@ -1,4 +1,4 @@
-"""What `kubectl get nodes -o json` prints, as a cluster document.
+"""The output of `kubectl get nodes -o json`, as a cluster document.
 
 `moorage.protocol.kubernetes_nodes` says what of a node becomes what. Nodes that are cordoned or not
 ready are left out.

@@ -85,7 +85,7 @@ def _devices(nvml: Any, handle: Any, index: int, group: str) -> list[Document]:
 
 
 def _uuid(nvml: Any, handle: Any) -> str:
-    """Return what tells a device from all others; empty if its driver does not."""
+    """Return the UUID of a device; empty if its driver has none."""
     try:
         return str(nvml.nvmlDeviceGetUUID(handle))
     except nvml.NVMLError:

@@ -25,7 +25,7 @@ COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 
 
 class TableError(InventoryError):
-    """A line of a CSV file is not what its header says.
+    """A line of a CSV file does not match its header.
 
     Args:
         path: The file.

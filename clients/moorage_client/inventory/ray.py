@@ -109,7 +109,7 @@ def ray_inventory(
 
 
 def is_ray_node(value: Any) -> bool:
-    """Tell whether a value looks like a node as Ray prints it."""
+    """Return whether a value looks like a node as Ray prints it."""
     return isinstance(value, dict) and ("resources_total" in value or "NodeManagerAddress" in value)
 
 
@@ -149,7 +149,7 @@ def _node(
 def _devices(
     count: int, resources: Mapping[str, Any], measured: Mapping[str, Any]
 ) -> list[Document]:
-    """Return as many devices as Ray schedules on; what was measured tells what they are."""
+    """Return as many devices as Ray schedules on, with the measured properties."""
     named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
     model = next(named, "")
     seen = [each for each in measured.get("gpus") or () if isinstance(each, dict)]

@@ -255,7 +255,7 @@ class _AsyncRun:
             self._crew.run(node)
 
     def _await(self, node: RunningNode, value: Awaitable[Any]) -> None:
-        """Await what a task returned, as a task of the loop that its node can stop."""
+        """Await the result of a task, in a loop's task that its node can stop."""
         # A context of its own: what one node sets there is none of the next one's business.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
         task.add_done_callback(partial(self._lived, node, value))
@@ -393,7 +393,7 @@ class _Crew:
         return len(self._busy) < self._threads_max
 
     def run(self, node: RunningNode) -> None:
-        """Have a thread call the task of a node."""
+        """Call the task of a node in a thread."""
         self._busy.add(node)
         self._nodes.put(node)
         if self._threads < len(self._busy):

@@ -1,4 +1,4 @@
-"""What the sync and the async executor are made with, and how a task is called."""
+"""The common part of the sync and the async executor: options, cancellation, calls of tasks."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class Settable(Protocol):
 
 
 class RunOptions(TypedDict, total=False):
-    """What executors without a pool take by keyword, too: arguments of `BaseExecutor`."""
+    """Options that executors without a pool take by keyword, too: arguments of `BaseExecutor`."""
 
     timeouts: Mapping[str, float] | float | None
     retries: Mapping[str, int] | int
@@ -48,7 +48,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class BaseExecutor:
-    """What both executors are made with, and that their runs can be cancelled.
+    """Options of both executors, and the cancellation of their runs.
 
     Args:
         dag: What depends on what.
@@ -142,7 +142,7 @@ class BaseExecutor:
         self._cancels: list[Callable[[], None]] = []
 
     def _settings_of(self, timeout: float | None, cancel_event: Settable | None) -> Settings:
-        """Return how one call of `execute` runs."""
+        """Return the settings for one call of `execute`."""
         settings = self._settings
         if timeout is not None:
             _check_seconds(timeout, "timeout")
@@ -199,7 +199,7 @@ class Pools:
         self._lock = threading.Lock()
 
     def call(self, task: Task, node: RunningNode) -> Any:
-        """Call a task on this thread, or have it called and wait; return what it returned.
+        """Call a task on this thread or elsewhere, wait for it, and return its result.
 
         Raises:
             PoolBroken: It can be called nowhere any more.
@@ -223,7 +223,7 @@ class Pools:
             raise
 
     def close(self) -> None:
-        """End what was made here; nothing is waited for."""
+        """End threads and processes of this executor; nothing is waited for."""
         if self._make is not None and self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -241,7 +241,7 @@ class Pools:
 
 
 def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Any:
-    """Call a task, and wait for what it returned, with its variables set if this is a process."""
+    """Call a task with its variables set if this is a process, and wait for its result."""
     own = {} if os.getpid() == parent else environment
     before = {name: os.environ.get(name) for name in own}
     os.environ.update(own)

@@ -1,4 +1,4 @@
-"""What a program may have an executor call as its nodes come and go."""
+"""The callbacks of an executor, called as its nodes come and go."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

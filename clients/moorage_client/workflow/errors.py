@@ -1,4 +1,4 @@
-"""What can go wrong with a workflow; the tree is drawn in the docstring of the package."""
+"""The errors of workflows; the tree is drawn in the docstring of the package."""
 
 from moorage_client.errors import MoorageError
 

@@ -44,7 +44,7 @@ _ENDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a graph is to be run; the arguments of both executors, where they are described."""
+    """The settings of a run: the arguments of both executors, which describe them."""
 
     dag: DAG
     pool: Pool
@@ -71,7 +71,7 @@ class Settings:
         return each.get(name) if isinstance(each, Mapping) else each
 
     def retries_of(self, name: str) -> int:
-        """Return how often a node that fails is tried again."""
+        """Return the number of further tries of a node that fails."""
         each = self.retries
         return each.get(name, 0) if isinstance(each, Mapping) else each
 
@@ -150,7 +150,7 @@ class Execution:
     # Under the shell's lock.
 
     def start(self) -> list[int]:
-        """Begin; return what is skipped, for `tell_skipped`."""
+        """Begin; return the nodes that are skipped, for `tell_skipped`."""
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_STARTED)
         journal = self._settings.journal
@@ -170,7 +170,7 @@ class Execution:
         return self._schedule.left == 0
 
     def next(self) -> RunningNode | None:
-        """Return a node to run now, which holds what it needs; None: wait to be woken."""
+        """Return a node to run now, which holds its requirements; None: wait to be woken."""
         if self._settings.ends is not None and self._settings.ends():
             self.cancel()
         if self._freed:
@@ -197,7 +197,7 @@ class Execution:
         return None
 
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
-        """Take note that a node ended, and release what it held; return what is skipped for it.
+        """Settle a node that ended, and release its requirements; return the nodes skipped for it.
 
         What follows it is ready before anything is released: so what it held goes to the best
         node, be that its own successor. The shell calls `tell` afterwards.
@@ -295,7 +295,7 @@ class Execution:
                 raise ValueError(f"node {name!r} has started, or is over")
 
     def _failed(self, number: int) -> bool:
-        """Return whether what comes after a node is skipped."""
+        """Note a failed node; return whether its successors are skipped."""
         result = self._results[number]
         tried = self._names[number] in self.tasks or self._names[number] in self.grown
         return (
@@ -306,7 +306,7 @@ class Execution:
         )
 
     def release(self, node: RunningNode) -> None:
-        """Release what a node held, unless its task still uses it: ask about every node again."""
+        """Release a node's requirements, unless its task still uses them; look at all again."""
         self._freed = True
         if node.holds and not node.abandoned:
             node.holds, node.released = False, True
@@ -364,7 +364,7 @@ class Execution:
         return self._grant is not None
 
     def _stand_in_line(self) -> None:
-        """Have the best of the blocked nodes wait at the pool, as many as it takes."""
+        """Put the best of the blocked nodes into the pool's line, as many as it takes."""
         pool = self._settings.pool
         while len(self._claims) < pool.claims_max:
             number = self._schedule.reserve(self._may_stand_in_line, self._outsized)
@@ -382,7 +382,7 @@ class Execution:
                 pass
 
     def _put_best_in_line(self) -> None:
-        """Have the best of the nodes that just became ready wait in the place of a worse one."""
+        """Put the best of the nodes that just became ready into the place of a worse one."""
         grown = self._schedule.grown()
         if self.cancelled or not self._claims or not grown:
             return
@@ -407,7 +407,7 @@ class Execution:
         return (*ahead, self._claims[worst]) if ahead else None
 
     def _exchange(self, number: int, group: int, waiting: Claim) -> bool:
-        """Have a node wait in the place of another; False: its place is not to be had."""
+        """Give the place of one node in the line to another; False: the place is not free."""
         claim = self._claim(number)
         if not self._settings.pool.exchange(waiting, claim):
             return False
@@ -473,7 +473,7 @@ class Execution:
     # On the thread of a node, without the lock.
 
     def tell(self, node: RunningNode, skipped: Iterable[int]) -> None:
-        """Tell callbacks that a node released what it held, and of what is skipped for it."""
+        """Call the callbacks for a node's release, and for the nodes skipped for it."""
         if node.released and (grant := node.grant) is not None:
             node.released = False
             if (call := self._settings.callbacks.on_resource_released) is not None:
@@ -488,7 +488,7 @@ class Execution:
         self.tell_skipped(skipped)
 
     def tell_skipped(self, numbers: Iterable[int]) -> None:
-        """Tell trace and callbacks of nodes that are skipped."""
+        """Report skipped nodes to trace and callbacks."""
         call = self._settings.callbacks.on_skip
         for number in numbers:
             name = self._names[number]
@@ -497,7 +497,7 @@ class Execution:
                 self._report("on_skip", name, call, name)
 
     def open(self, node: RunningNode) -> BaseException | None:
-        """Tell that a node begins; return why its task must not be called, or None."""
+        """Report the start of a node; return why its task must not be called, or None."""
         node.started = time.monotonic()
         if node.refused is not None:
             return node.refused
@@ -520,7 +520,7 @@ class Execution:
     def close(
         self, node: RunningNode, value: Any, error: BaseException | None
     ) -> NodeResult | None:
-        """Tell that a node's task is over.
+        """Report the end of a node's task.
 
         Args:
             node: Which.
@@ -539,7 +539,7 @@ class Execution:
         return self._conclude(node, value, error)
 
     def close_abandoned(self, node: RunningNode) -> NodeResult | None:
-        """Tell that a node is over although its task does not end; None: it did end.
+        """Report a node as over although its task does not end; None: it did end.
 
         What it held is released when its task ends at last: until then it is in use.
         """
@@ -576,7 +576,7 @@ class Execution:
         )
 
     def _completed(self, node: RunningNode, value: Any) -> BaseException | None:
-        """Tell that a task returned; return what that raised."""
+        """Report the result of a task; return the exception that this raised."""
         try:
             if (expand := self._settings.expanders.get(node.name)) is not None:
                 node.growth = expand(node.name, value)
@@ -627,7 +627,7 @@ class Execution:
 def _status(
     node: RunningNode, error: BaseException | None
 ) -> tuple[NodeStatus, BaseException | None]:
-    """Return how a task ended, from what it raised and why it got a stop signal."""
+    """Return the status of a task, from its exception and the reason for its stop signal."""
     why = node.stopped_by
     if isinstance(why, TaskTimeout):
         return NodeStatus.TIMED_OUT, why
@@ -653,7 +653,7 @@ def _ranks(shape: Shape, levels: Sequence[float]) -> list[int]:
 def _grouped(
     settings: Settings, shape: Shape, kinds: Mapping[str, int]
 ) -> tuple[list[ResourceRequirements | None], list[int], list[int]]:
-    """Return what each group needs, its kind, and the group of each node."""
+    """Return the requirements of each group, its kind, and the group of each node."""
     numbers: dict[tuple[ResourceRequirements | None, int], int] = {}
     groups = [
         numbers.setdefault((settings.requirements.get(name), kinds.get(name, 0)), len(numbers))

@@ -41,7 +41,7 @@ _END: Final = "end"
 
 
 class ResourceAwareExecutor(BaseExecutor):
-    """Runs a graph on threads, each node while the pool has what it needs.
+    """Runs a graph on threads, each node while the pool has its requirements.
 
     A task is called without arguments; within it `current_node()` tells what it holds. Where it
     returns an awaitable, that is run to completion.
@@ -273,7 +273,7 @@ class _Run:
             self._kick.clear()
 
     def _work(self) -> None:
-        """What each thread of the crew does."""
+        """Run nodes, on each thread of the crew."""
         try:
             self._run_nodes()
         except BaseException as defect:  # noqa: BLE001  # No caller may wait for ever for it.
@@ -375,7 +375,7 @@ class _Run:
         thread.start()
 
     def _at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have the thread that called `execute` do something later."""
+        """Call `act` later, on the thread that called `execute`."""
         when = time.monotonic() + seconds
         heapq.heappush(self._timers, (when, next(self._ties), act))
         if self._timers[0][0] == when:

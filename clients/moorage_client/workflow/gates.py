@@ -20,7 +20,7 @@ from moorage_client.workflow.tracing import EventType, ExecutionTrace
 
 
 class GateStatus(StrEnum):
-    """How a gate stands."""
+    """The status of a gate."""
 
     PENDING = "pending"
     WAITING = "waiting"
@@ -34,7 +34,7 @@ _OPEN: Final = (GateStatus.PENDING, GateStatus.WAITING)
 
 
 class ApprovalGate:
-    """What one node waits at. Safe to use from any thread.
+    """The gate of one node. Safe to use from any thread.
 
     Args:
         timeout: Seconds that a node waits at most; then it fails. None: without end.
@@ -57,7 +57,7 @@ class ApprovalGate:
 
     @property
     def status(self) -> GateStatus:
-        """How it stands."""
+        """The status now."""
         return self._status
 
     def approve(self) -> None:
@@ -183,7 +183,7 @@ class GateController(dict[str, ApprovalGate]):
         return name in self
 
     def status(self, name: str) -> GateStatus:
-        """Return how a gate stands."""
+        """Return the status of a gate."""
         return self[name].status
 
     def waiting_gates(self) -> list[str]:
@@ -246,14 +246,14 @@ class _Watch:
     trace: Callable[[], ExecutionTrace | None]
 
     def wait(self) -> None:
-        """Tell that its node waits."""
+        """Report that its node waits."""
         if (trace := self.trace()) is not None:
             trace.add(EventType.NODE_GATE_WAITING, self.name)
         if self.callbacks.on_gate_waiting is not None:
             self.callbacks.on_gate_waiting(self.name)
 
     def resolve(self, status: str) -> None:
-        """Tell how it was resolved."""
+        """Report its resolution."""
         if (trace := self.trace()) is not None:
             trace.add(EventType.NODE_GATE_RESOLVED, self.name, status=status)
         if self.callbacks.on_gate_resolved is not None:

@@ -1,4 +1,4 @@
-"""What a run and its pool say to each other, whichever pool it is.
+"""The interface between a run and its pool, whichever pool it is.
 
 `ResourcePool` counts; `LeasedPool` holds leases of a server. The executors know only this.
 """
@@ -15,7 +15,7 @@ from moorage_client.workflow.timeline import ResourceTimeline
 
 @dataclass(slots=True)
 class Grant:
-    """What one node holds.
+    """The resources that one node holds.
 
     Args:
         requirements: What it requested.
@@ -65,7 +65,7 @@ class Claim:
 
 
 class Pool(Protocol):
-    """What an executor needs of a pool. All methods are safe to call from any thread."""
+    """The methods of a pool that an executor calls, safe from any thread."""
 
     claims_max: int
     """Claims of one run that stand in line at a time."""
@@ -76,17 +76,17 @@ class Pool(Protocol):
 
     @property
     def timeline(self) -> ResourceTimeline:
-        """What was allocated when."""
+        """The allocations over time."""
 
     @property
     def releases(self) -> int:
-        """How often something was freed so far; see `watch`."""
+        """The number of releases so far; see `watch`."""
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
         """Return whether the total capacity is enough."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Clear away what a killed program left behind, before a run goes on with its journal."""
+        """Clean up after a killed program, before a run goes on with its journal."""
 
     def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
         """Grant at once, or not."""
@@ -98,7 +98,7 @@ class Pool(Protocol):
         """Leave the line; False: it was granted meanwhile, and is to be given back."""
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Have a claim stand in the place of another one, which leaves the line.
+        """Put a claim into the place of another one, which leaves the line.
 
         Returns:
             False if that was granted meanwhile, or a place cannot be exchanged.

@@ -40,7 +40,7 @@ _Successors = dict[str, dict[str, "Edge"]]
 
 
 class Edge(NamedTuple):
-    """What an edge carries. It means nothing to a run: `costs` say how long nodes take.
+    """The attributes of an edge. A run ignores them: `costs` have the durations of nodes.
 
     Args:
         weight: Any finite number.
@@ -62,7 +62,7 @@ class Edges(list[tuple[str, str]]):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a graph looks like at one moment. Nodes are numbered in the order they were added.
+    """The nodes and edges of a graph at one moment. Nodes are numbered as they were added.
 
     Args:
         names: Of the nodes.
@@ -193,7 +193,7 @@ class DAG:
 
     @property
     def shape(self) -> Shape:
-        """What it looks like now."""
+        """The nodes and edges as they are now."""
         if self._shape is None:
             self._shape = Shape.of(self._successors)
         return self._shape
@@ -228,11 +228,11 @@ class DAG:
         return list(map(NodeId, self._successors))
 
     def node_count(self) -> int:
-        """Return how many nodes there are."""
+        """Return the number of nodes."""
         return len(self._successors)
 
     def edge_count(self) -> int:
-        """Return how many edges there are."""
+        """Return the number of edges."""
         return sum(map(len, self._successors.values()))
 
     def has_node(self, name: str) -> bool:
@@ -265,20 +265,20 @@ class DAG:
         return True
 
     def roots(self) -> list[NodeId]:
-        """Return what waits for nothing."""
+        """Return the nodes without predecessors."""
         counts = self.shape.predecessor_counts
         return [NodeId(name) for name, count in zip(self.names, counts, strict=True) if not count]
 
     def leaves(self) -> list[NodeId]:
-        """Return what nothing waits for."""
+        """Return the nodes without successors."""
         return [NodeId(name) for name, following in self._successors.items() if not following]
 
     def in_degree(self, name: str) -> int:
-        """Return how many nodes a node waits for directly; errors as `successors`."""
+        """Return the number of direct predecessors of a node; errors as `successors`."""
         return self.shape.predecessor_counts[self.shape.numbers[self._known(name)]]
 
     def out_degree(self, name: str) -> int:
-        """Return how many nodes wait for a node directly; errors as `successors`."""
+        """Return the number of direct successors of a node; errors as `successors`."""
         return len(self._successors[self._known(name)])
 
     def descendants(self, name: str) -> list[NodeId]:
@@ -309,7 +309,7 @@ class DAG:
         return path, levels[path[0]] if path else 0.0
 
     def successors(self, name: str) -> list[NodeId]:
-        """Return what may start only after this node.
+        """Return the nodes that may start only after this node.
 
         Raises:
             GraphError: There is no such node.
@@ -318,7 +318,7 @@ class DAG:
         return list(map(NodeId, self._successors[self._known(name)]))
 
     def predecessors(self, name: str) -> list[NodeId]:
-        """Return what must have ended before this node; errors as `successors`."""
+        """Return the nodes that must have ended before this node; errors as `successors`."""
         self._known(name)
         return [NodeId(each) for each, to in self._successors.items() if name in to]
 

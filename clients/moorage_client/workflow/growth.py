@@ -1,4 +1,4 @@
-"""Graphs that change while they run: what an expander returns."""
+"""Graphs that change while they run: the result of an expander."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class DynamicNodeSpec:
 
 @dataclass
 class DynamicModification:
-    """What changes in a graph that runs.
+    """Changes of a graph that runs.
 
     Args:
         add_nodes: Nodes to add; they may depend on each other.

@@ -1,4 +1,4 @@
-"""A run's journal: what a restarted program must know to go on, in one file of JSON lines.
+"""The journal of a run, from which a restarted program goes on: one file of JSON lines.
 
 Every line is written and fsynced before what it announces happens outside: a key before a lease is
 requested with it. So a program that is killed at any moment, and started again with the same
@@ -41,7 +41,7 @@ _MODE: Final = 0o600  # It has the tokens of leases.
 
 @dataclass(slots=True)
 class _Node:
-    """What a journal knows of one node."""
+    """The entries of one node."""
 
     key: str = ""
     asks: int = 0
@@ -53,7 +53,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _History:
-    """What a journal says."""
+    """The content of a journal."""
 
     run: str = ""
     graph: str = ""
@@ -218,7 +218,7 @@ class RunJournal:
         return durable
 
     def _write(self) -> None:
-        """Write and fsync lines, as many at once as there are; what the thread does."""
+        """Write and fsync lines, as many at once as there are, in the journal's thread."""
         while (first := self._lines.get()) is not None:
             batch = [first]
             ends = False

@@ -49,7 +49,7 @@ _MILLI: Final = UNITS // 1000
 
 
 class _Place:
-    """What becomes of one claim."""
+    """The state of one claim."""
 
     __slots__ = ("settled", "task", "withdrawn")
 
@@ -72,7 +72,7 @@ class _Held:
 
 
 class LeasedPool:
-    """What a Moorage server has, for `ResourceAwareExecutor` and its async twin.
+    """The resources of a Moorage server, for `ResourceAwareExecutor` and its async twin.
 
         with LeasedPool("first_fit:1.0-stable") as pool:
             result = ResourceAwareExecutor(dag, pool, requirements).execute(tasks)
@@ -132,7 +132,7 @@ class LeasedPool:
         self._client: Client | None = None
 
     def __enter__(self) -> Self:
-        """Connect, and read what the fleet has.
+        """Connect, and read the capacities of the fleet.
 
         Raises:
             ConnectionFailed: Nothing answers.
@@ -172,18 +172,18 @@ class LeasedPool:
 
     @property
     def capacities(self) -> dict[str, float]:
-        """What the fleet had in all when the pool was opened, held or free."""
+        """The capacity of the fleet when the pool was opened, held or free."""
         return {name: amount_of(count) for name, count in self._capacities.items()}
 
     @property
     def allocated(self) -> dict[str, float]:
-        """What nodes of this pool hold."""
+        """The amounts that nodes of this pool hold."""
         with self._lock:
             return {name: amount_of(count) for name, count in self._used.items()}
 
     @property
     def timeline(self) -> ResourceTimeline:
-        """What nodes of this pool held when."""
+        """The amounts that nodes of this pool held, over time."""
         return self._timeline
 
     @property
@@ -255,7 +255,7 @@ class LeasedPool:
         """Nothing is watched."""
 
     def resume(self, journal: RunJournal) -> None:
-        """Release what a killed program still holds for nodes that had completed."""
+        """Release the leases of a killed program for nodes that had completed."""
         for left in journal.leftovers():
             self._later(
                 self._release_left(left.lease, left.token, left.node_name, left.key, journal)
@@ -342,7 +342,7 @@ class LeasedPool:
     async def _recall(
         self, message: dict[str, Any], node_name: str, key: str, journal: RunJournal
     ) -> None:
-        """Leave the queue after a cancelled ask; give back what was granted meanwhile."""
+        """Leave the queue after a cancelled ask; give back a lease that came meanwhile."""
         try:
             await self._connected.cancel(key)
         except RequestRefused:
@@ -447,7 +447,7 @@ def _counts(requirements: ResourceRequirements) -> dict[str, int]:
 
 
 def demand_of(requirements: ResourceRequirements) -> Demand:
-    """Return what to ask a server for.
+    """Return the demand to send to a server.
 
     Raises:
         ResourceError: A resource that no server has, or a number of GPUs that is neither whole nor
@@ -473,7 +473,7 @@ def demand_of(requirements: ResourceRequirements) -> Demand:
 
 
 def environment_of(lease: HeldLease) -> dict[str, str]:
-    """Return the variables that processes of a task need to use what a lease holds.
+    """Return the variables that a task's processes need to use a lease.
 
     They are those of workloads that a server starts itself.
     """

@@ -83,7 +83,7 @@ def _matplotlib() -> Any:
 
 
 def _place(node: NodeResult) -> str:
-    """Return where a node ran, as the picture says it."""
+    """Return the place where a node ran, in words of the picture."""
     return ", ".join(f"{share.cluster_id}/{share.node_id}" for share in node.placement)
 
 
@@ -150,7 +150,7 @@ def _draw_nodes(
 def _draw_resource(
     panel: Any, name: str, shown: list[ResourceSnapshot], start: float, end: float
 ) -> None:
-    """Draw how much of a resource was in use, as steps below a line at what there is."""
+    """Draw the use of a resource as steps, below a line at its capacity."""
     times = [each.timestamp - start for each in shown]
     used = [each.allocated.get(name, 0) for each in shown]
     capacity = max(each.allocated.get(name, 0) + each.available.get(name, 0) for each in shown)

@@ -71,19 +71,19 @@ class ResourcePool:
 
     @property
     def available(self) -> dict[str, float]:
-        """What is free of each resource."""
+        """The free amount of each resource."""
         with self._lock:
             return dict(zip(self._names, map(amount_of, self._account.free), strict=True))
 
     @property
     def allocated(self) -> dict[str, float]:
-        """What is held of each resource."""
+        """The allocated amount of each resource."""
         with self._lock:
             return dict(zip(self._names, map(amount_of, self._used()), strict=True))
 
     @property
     def timeline(self) -> ResourceTimeline:
-        """What was allocated when."""
+        """The allocations over time."""
         return self._timeline
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
@@ -164,7 +164,7 @@ class ResourcePool:
         return True
 
     def release(self, requirements: ResourceRequirements, node_name: str | None = None) -> None:
-        """Give back what was acquired, and wake whom that serves.
+        """Give back acquired amounts, and wake the waiters that this serves.
 
         Raises:
             ResourceError: So much is not held; nothing changes (a ValueError).
@@ -197,7 +197,7 @@ class ResourcePool:
 
     @property
     def releases(self) -> int:
-        """How often something was freed."""
+        """The number of releases."""
         return self._releases
 
     def resume(self, journal: RunJournal) -> None:
@@ -219,7 +219,7 @@ class ResourcePool:
             claim.place.wake()
 
     def exchange(self, waiting: Claim, claim: Claim) -> bool:
-        """Have a claim stand in the place of another; False: that was granted meanwhile."""
+        """Put a claim into the place of another; False: that one was granted meanwhile."""
         claim.place = self._ticket(claim)
         with self._lock:
             if waiting.place.granted:
@@ -360,7 +360,7 @@ class ResourcePool:
         return list(map(sub, self._account.capacities, self._account.free))
 
     def _note(self, node_name: str | None, event: str, served: Sequence[Ticket] = ()) -> None:
-        """Put a change, and what it led to, on the timeline."""
+        """Put a change, and its consequences, on the timeline."""
         there = self._account.capacities
         used = self._used()
         if not served:

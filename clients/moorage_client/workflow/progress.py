@@ -71,7 +71,7 @@ class ProgressBar:
 
     @property
     def callbacks(self) -> ExecutionCallbacks:
-        """What to give to an executor."""
+        """The callbacks to give to an executor."""
         own = self._own
         return ExecutionCallbacks(
             on_start=_both(own.on_start, self._started),

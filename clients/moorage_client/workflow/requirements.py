@@ -1,4 +1,4 @@
-"""How much of what a node needs, and how amounts are counted.
+"""Requirements of a node, and the arithmetic of amounts.
 
 Amounts are ints or floats, and are counted in whole millionths: ten tenths are one, exactly, after
 any number of acquisitions and releases.
@@ -20,7 +20,7 @@ ALIASES: Final = {"cpu": "cpu_slots"}
 
 
 def finite(number: object) -> float | None:
-    """Return what is a finite number, and None for anything else."""
+    """Return a finite number as it is, and None for anything else."""
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
     return number if math.isfinite(number) else None
@@ -71,7 +71,7 @@ def declared(name: str, declaring: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class ResourceRequirements:
-    """What a node needs while it runs.
+    """The resources that a node needs while it runs.
 
     Args:
         resources: Amounts by name, such as `{"gpu": 2, "cpu": 4, "memory_mb": 8000}`.
@@ -114,7 +114,7 @@ class ResourceRequirements:
         return cls({"memory_mb": mb})
 
     def fits(self, available: Mapping[str, float]) -> bool:
-        """Return whether so much is available; what is not named there counts as 0."""
+        """Return whether all of it is available; a resource that is not named there counts as 0."""
         wanted = Counter[str]()
         for name, amount in self.resources.items():
             wanted[declared(name, available)] += units(amount, name)

@@ -1,4 +1,4 @@
-"""What came of a run: one result per node, and their counts."""
+"""Results of a run: one per node, and their counts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from moorage_client.workflow.tracing import ExecutionTrace
 
 
 class NodeStatus(StrEnum):
-    """How a node stands."""
+    """The status of a node."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -27,7 +27,7 @@ class NodeStatus(StrEnum):
 
 @dataclass(slots=True)
 class NodeResult:
-    """What came of one node.
+    """The result of one node.
 
     Args:
         name: The node.
@@ -69,7 +69,7 @@ class CallbackError:
 
 @dataclass(slots=True)
 class ExecutionResult:
-    """What came of a run: `result["train"]`, `"train" in result`, `result.succeeded`.
+    """The results of a run: `result["train"]`, `"train" in result`, `result.succeeded`.
 
     Args:
         node_results: By name, every node of the graph.
@@ -120,6 +120,6 @@ class ExecutionResult:
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """What the tasks that completed returned, by name."""
+        """The results of the tasks that completed, by name."""
         done = (NodeStatus.COMPLETED, NodeStatus.CACHE_HIT)
         return {n: each.result for n, each in self.node_results.items() if each.status in done}

@@ -80,7 +80,7 @@ class RunningNode:
 
     @property
     def resources(self) -> dict[str, float]:
-        """What it holds, by name."""
+        """The resources that it holds, by name."""
         return dict(self.grant.requirements.resources) if self.grant is not None else {}
 
     @property
@@ -137,7 +137,7 @@ class RunningNode:
             return True
 
     def on_stop(self, call: "Callable[[RunningNode], object] | None") -> None:
-        """Have this called at the stop signal, at once if it was sent. For the executors."""
+        """Call `call` at the stop signal, at once if it was sent. For the executors."""
         with _making_events:
             self._on_stop = call
             late = self.stopped and call is not None
@@ -172,5 +172,5 @@ def leave(token: Token[RunningNode]) -> None:
 
 
 def stopped_run() -> TaskStopped:
-    """Return what stops the nodes of a cancelled run."""
+    """Return the exception that stops the nodes of a cancelled run."""
     return TaskStopped("the run was cancelled")

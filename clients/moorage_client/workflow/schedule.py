@@ -73,7 +73,7 @@ class Schedule:
         """Nodes that were picked, or granted in line, and have not ended."""
 
     def start(self) -> list[int]:
-        """Make ready what waits for nothing; return what is skipped."""
+        """Make nodes without predecessors ready; return the nodes that are skipped."""
         skipped: list[int] = []
         free = [node for node, count in enumerate(self._waiting_for) if count == 0]
         for node in free:
@@ -212,7 +212,7 @@ class Schedule:
         self._push(node)
 
     def ended(self, node: int, *, well: bool) -> list[int]:
-        """Take note that a node ended; return what is skipped for it, in order."""
+        """Note the end of a node; return the nodes skipped for it, in order."""
         self.running -= 1
         self._finish(node)
         if well or not self._fail_fast:
@@ -268,7 +268,7 @@ class Schedule:
         self._push(node)
 
     def drop(self, node: int, *, failed: bool) -> list[int]:
-        """End a node that waits, as if it had failed or was not there; return what is skipped."""
+        """End a node that waits, as if it had failed or was not there; return the nodes skipped."""
         self._finish(node)
         return self._skip_after(node) if failed else self._resolve(node)
 
@@ -315,7 +315,7 @@ class Schedule:
         self.left -= 1
 
     def _resolve(self, node: int) -> list[int]:
-        """Make ready what waited for this node only; return what is skipped."""
+        """Make nodes ready that waited for this one only; return the nodes skipped."""
         skipped: list[int] = []
         over = [node]
         waiting_for, states = self._waiting_for, self._states

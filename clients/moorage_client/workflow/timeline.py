@@ -1,4 +1,4 @@
-"""What was allocated when: the record that a pool keeps of itself."""
+"""Allocations over time: the record that a pool writes of itself."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ _EVENTS: Final = {"acquired": "acquire", "released": "release"}
 
 @dataclass(frozen=True, slots=True)
 class ResourceSnapshot:
-    """How much of each resource was allocated, right after something changed.
+    """The allocated amount of each resource, right after a change.
 
     Args:
         timestamp: Seconds since the epoch; a timeline's snapshots are in the order of theirs.

@@ -1,4 +1,4 @@
-"""What happened in a run and when, as a list and as a Chrome trace with resource lanes.
+"""The events of a run, as a list and as a Chrome trace with resource lanes.
 
 A Chrome trace opens in `chrome://tracing` and https://ui.perfetto.dev. The format is that of the
 Trace Event Format document of the Chromium project: `B` and `E` for the begin and the end of
@@ -20,7 +20,7 @@ _MICROSECONDS: Final = 1e6
 
 
 class EventType(StrEnum):
-    """What happened."""
+    """The type of an event."""
 
     EXECUTION_STARTED = "execution_started"
     EXECUTION_COMPLETED = "execution_completed"
@@ -114,7 +114,7 @@ class ExecutionTrace:
             event.step_index = number
 
     def events_for_node(self, name: str) -> list[TraceEvent]:
-        """Return what happened to one node."""
+        """Return the events of one node."""
         return [event for event in self.events if event.node_name == name]
 
     def summary(self) -> str:

@@ -1,4 +1,4 @@
-"""Who gets what of a pool, and in which order those who must wait are served.
+"""The amounts of a pool, and the order in which waiting claims are served.
 
 Pure: amounts are units by resource number, and nothing sleeps here. `ResourcePool` puts a lock
 around it and wakes whom it serves.
@@ -43,7 +43,7 @@ class Ticket:
 
 
 class Account:
-    """What is free of a pool's resources, and the line of those who wait for more.
+    """The free amounts of a pool, and the line of those who wait for more.
 
     Args:
         capacities: Units of each resource.
@@ -89,14 +89,14 @@ class Account:
         return True
 
     def give_back(self, amounts: Amounts) -> list[Ticket]:
-        """Free what was taken, and serve the line; return who was served."""
+        """Free amounts, and serve the line; return the tickets served."""
         for number, count in amounts:
             self.free[number] += count
             assert self.free[number] <= self.capacities[number], "more came back than was taken"
         return self._serve() if self._line else []
 
     def exchange(self, ticket: Ticket, new: Ticket) -> list[Ticket]:
-        """Have another ticket stand in the place of one in the line; return who is served."""
+        """Put another ticket into the place of one in the line; return the tickets served."""
         new.overtaken = ticket.overtaken
         self._line = {new if each is ticket else each: None for each in self._line}
         return self._serve()

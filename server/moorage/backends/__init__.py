@@ -1,1 +1,1 @@
-"""What starts workloads: one Protocol for all backends (`base`), and the kinds of backends."""
+"""Backends, which start workloads: one Protocol for all (`base`), and the kinds of backends."""

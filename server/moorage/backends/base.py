@@ -1,4 +1,4 @@
-"""What runs workloads: one Protocol for every backend, and the words it is spoken in.
+"""The interface of all backends: one Protocol, and its values.
 
 Two callers: the daemon's workload control, which names workloads by lease, and `ResourceEngine`,
     which
@@ -79,7 +79,7 @@ class EngineClosedError(BackendError):
 
 
 class Phase(StrEnum):
-    """How far a workload is."""
+    """The phase of a workload."""
 
     PENDING = "pending"
     """Nothing has happened yet."""
@@ -110,7 +110,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What shall run.
+    """The order to run a workload.
 
     Args:
         id: Name of the workload: of the lease, or what the user of the library chose.
@@ -144,7 +144,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadReport:
-    """What is known of a workload.
+    """The report on a workload.
 
     Args:
         id: Its name, as in the `Order`.
@@ -185,7 +185,7 @@ any thread, must not block, and must not raise."""
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a backend can do beyond starting and stopping.
+    """The abilities of a backend beyond start and stop.
 
     Args:
         categories: Of the specs that it starts.
@@ -254,7 +254,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a workload left in its folder.
+    """The files that a workload left in its folder.
 
     Args:
         files: Path and size of each plain file.
@@ -324,7 +324,7 @@ class Backend(Protocol):
 
     @property
     def support(self) -> Support:
-        """What it can do beyond starting and stopping."""
+        """Its abilities beyond start and stop."""
 
     def listen(self, listener: Listener | None) -> None:
         """Call `listener` at every change from now on; None ends that."""
@@ -338,7 +338,7 @@ class Backend(Protocol):
         """
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here under this backend's care, from any start.
+        """Return the workloads here under this backend's care, from any start.
 
         What ended by itself is named until it is stopped, so that a daemon that was away learns
         how it ended.
@@ -431,7 +431,7 @@ class Backend(Protocol):
         """
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
-        """Read what a workload wrote, from a byte offset on; at most `LOG_BYTES_MAX` at a time.
+        """Read the output of a workload, from a byte offset on; at most `LOG_BYTES_MAX` at a time.
 
         A negative offset counts from the end; `attempt` is as in the `Order`, 0 for the last one.
 

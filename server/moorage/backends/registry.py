@@ -1,4 +1,4 @@
-"""The kinds of backends: one value for each says what the rest of the server needs of it.
+"""The kinds of backends: one value for each has all that the rest of the server needs of it.
 
 A folder beside this file with a `kind.py` brings one, as `KIND`; other distributions bring theirs
 as entry points in the group `moorage.backends`. Every command imports this module and every
@@ -52,7 +52,7 @@ class NoSettings:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a daemon gives a backend that it opens.
+    """The parts of a daemon for a backend that it opens.
 
     Args:
         data_dir: The daemon's; a backend has the folder of its name there.
@@ -70,7 +70,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a kind that follows clusters reads and writes.
+    """The inventory for a kind that follows clusters.
 
     Args:
         data_dir: The daemon's.
@@ -96,7 +96,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What `moored doctor` tells a kind.
+    """The parts of `moored doctor` for a kind.
 
     Args:
         data_dir: The server's.
@@ -161,7 +161,7 @@ class BackendKind(ABC, Generic[S]):
         )
 
     def specs(self) -> "tuple[type[BaseResourceSpec], ...]":
-        """Return what `provision.spec` may be, beside what all backends share."""
+        """Return the classes for `provision.spec`, beside those that all backends share."""
         return ()
 
     def follow(self, settings: S, backend: "Backend | None", inventory: Inventory) -> None:
@@ -178,7 +178,7 @@ class BackendKind(ABC, Generic[S]):
         """
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
-        """Yield what `moored doctor` says of it: whether its extra is there and it is wanted."""
+        """Yield the findings of `moored doctor`: whether its extra is there and it is wanted."""
         name = f"backend: {self.name}"
         wanted = examination.wanted
         if not self.package:
@@ -196,7 +196,7 @@ class BackendKind(ABC, Generic[S]):
 
     @property
     def installed(self) -> bool:
-        """Whether what it needs is installed."""
+        """Whether its packages are installed."""
         try:
             return not self.package or bool(importlib.metadata.version(self.package))
         except importlib.metadata.PackageNotFoundError:
@@ -204,7 +204,7 @@ class BackendKind(ABC, Generic[S]):
 
     @property
     def install_command(self) -> str:
-        """The command that installs what it needs."""
+        """The command that installs its packages."""
         if not self.extra:
             return f"pip install {self.distribution}"
         return install_command(self.extra, self.distribution)

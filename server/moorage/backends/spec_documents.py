@@ -65,7 +65,7 @@ def document_from_spec(spec: BaseResourceSpec) -> dict[str, Any]:
 
 
 def _given(part: Any) -> dict[str, Any]:
-    """Return the fields that are not what they are anyway."""
+    """Return the fields that differ from their defaults."""
     given: dict[str, Any] = {}
     for each in dataclasses.fields(part):
         value, made = getattr(part, each.name), each.default_factory

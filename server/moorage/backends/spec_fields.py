@@ -1,4 +1,4 @@
-"""What the fields of specs may be: the types that specs are made of.
+"""The types of the fields of specs.
 
 A value that is not allowed is refused with what was expected in its place.
 """

@@ -1,4 +1,4 @@
-"""What can be started on one machine: one dataclass per kind, keyword-only.
+"""Specs of workloads on one machine: one dataclass per kind, keyword-only.
 
 Resources are shared between users whose specs are equal in every field. Every field is checked when
 a spec is made, from JSON (`spec_documents`) or in Python. Each other kind of
@@ -84,7 +84,7 @@ class SpecError(ValueError):
 
 @dataclass(kw_only=True)
 class BaseResourceSpec:
-    """What every spec has.
+    """The fields of every spec.
 
     Args:
         category: The kind's own; or one of the user's, which has a runner of its own.
@@ -125,13 +125,13 @@ class BaseResourceSpec:
 
     @property
     def limit_seconds(self) -> float | None:
-        """How long it may take to be ready; None for as long as it takes."""
+        """The seconds until it must be ready; None for no bound."""
         limit: float | None = getattr(self, "start_timeout", None)
         return limit
 
     @property
     def title(self) -> str:
-        """What a person calls the thing: an image, a model, a class."""
+        """Its name for a person: an image, a model, a class."""
         for name in ("image", "model_name_or_path", "env_cls_path"):
             if given := getattr(self, name, None):
                 return str(given)
@@ -140,7 +140,7 @@ class BaseResourceSpec:
 
 @dataclass(kw_only=True)
 class Readiness:
-    """How to see that a workload answers. Of `path`, `port` and `command`, at least one.
+    """The readiness check of a workload. Of `path`, `port` and `command`, at least one.
 
     Args:
         path: HTTP GET of it must answer with a status below 400.
@@ -421,7 +421,7 @@ class MemoryResourceSpec(BaseResourceSpec):
 
 @functools.cache
 def _readers(kind: type[BaseResourceSpec]) -> Mapping[str, pydantic.TypeAdapter[Any]]:
-    """Return what reads each field of a kind of spec, by name."""
+    """Return a reader for each field of a kind of spec, by name."""
     hints = get_type_hints(kind, include_extras=True)
     loose = pydantic.ConfigDict(arbitrary_types_allowed=True)
     return {

@@ -70,7 +70,7 @@ def _granted(machines: Sequence[trace.TraceNode], wanted: Sequence[trace.TracePo
 
 
 def _scheduled(machines: Sequence[trace.TraceNode], count: int) -> dict[str, float]:
-    """Return how many pods the scheduler bound, and how many per second."""
+    """Return the number of pods that the scheduler bound, and their rate per second."""
     with (
         tempfile.TemporaryDirectory(prefix="moorage-") as folder,
         SchedulerPlane.run(Path(folder)) as plane,

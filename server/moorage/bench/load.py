@@ -19,7 +19,7 @@ REPLY_SECONDS_MAX: Final = 60.0
 
 @dataclass(slots=True)
 class LoadResult:
-    """What one run took.
+    """The times of one run.
 
     Args:
         seconds: From the first message sent to the last reply.

@@ -109,7 +109,7 @@ class MeasuredSandbox:
         await self._sandbox.close()
 
     def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> "asyncio.Future[Delivered]":
-        """Consult the policy under a policy's name; return the future of what is delivered."""
+        """Consult the policy under a policy's name; return the future of its result."""
         self._number += 1
         code = self._codes.get(name)
         if code is None:  # As in the daemon, a policy is made ready once.
@@ -127,7 +127,7 @@ class MeasuredSandbox:
         future.set_result((event, time.perf_counter() - started))
 
     def report(self) -> SandboxReport:
-        """Return what the sandbox says of itself."""
+        """Return the report of the sandbox."""
         return self._sandbox.report()
 
     @property
@@ -136,7 +136,7 @@ class MeasuredSandbox:
         return self.report().counters.get("calls", 0)
 
     def change(self, cluster_ids: Iterable[str]) -> None:
-        """Tell the sandbox that these documents have changed."""
+        """Inform the sandbox that these documents have changed."""
         for cluster_id in cluster_ids:
             self._sandbox.documents_changed(cluster_id)
 
@@ -175,5 +175,5 @@ def microseconds(seconds: float) -> float:
 
 
 def quantile(taken: Sequence[float], share: float) -> float:
-    """Return what so large a share of the times is not above."""
+    """Return the quantile of the times at a share."""
     return sorted(taken)[min(int(share * len(taken)), len(taken) - 1)]

@@ -23,7 +23,7 @@ class ProcessorTime(NamedTuple):
     others: float
 
     def since(self, before: "ProcessorTime") -> "ProcessorTime":
-        """Return what was added since."""
+        """Return the difference from an earlier reading."""
         return ProcessorTime(self.own - before.own, self.others - before.others)
 
 

@@ -31,7 +31,7 @@ WINDOW: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to replay; see `moored replay --help`."""
+    """The options of a replay; see `moored replay --help`."""
 
     nodes: Path
     pods: Path
@@ -94,7 +94,7 @@ def replay(options: Options, progress: Callable[[int], None] | None = None) -> l
 
 
 def length(options: Options) -> int:
-    """Return how many requests `replay` will send."""
+    """Return the number of requests that `replay` will send."""
     nodes, pods = _traces(options)
     return sum(
         len(_arrivals(options, nodes, pods, seed))

@@ -1,4 +1,4 @@
-"""`moored bench sandbox`: what the jail costs, against the same calls in this process.
+"""`moored bench sandbox`: the cost of the jail, against the same calls in this process.
 
 Everything is taken in one run, jailed and in-process by turns. The latencies are taken on one
 core: between two of them a wake-up costs tens of microseconds on a virtual machine, which says
@@ -79,7 +79,7 @@ def sandbox() -> Figures:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this process, and what it starts meanwhile, on one core."""
+    """Run this process, and its new children, on one core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(before)})
     try:
@@ -144,7 +144,7 @@ async def _two_calls(case: str) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What evaluations with calls took more than the same ones in this process, in seconds."""
+    """The seconds that evaluations with calls took beyond the same ones in this process."""
 
     added: list[float]
     asking: list[float]

@@ -1,4 +1,4 @@
-"""What policies that never return cost the others. Used by `sandbox_costs`.
+"""The cost to others of policies that never return. Used by `sandbox_costs`.
 
 A bystander is watched alone, beside such policies, and, to tell what is ours, beside as many plain
 processes of the same session that burn at idle priority. On a core of its own they take nothing

@@ -48,7 +48,7 @@ contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
 
 
 def programs() -> dict[str, str]:
-    """Return where the programs are.
+    """Return the paths of the programs.
 
     Raises:
         CommandError: One is missing.
@@ -154,7 +154,7 @@ class SchedulerPlane:
         return self._http
 
     def client_options(self) -> dict[str, Any]:
-        """Return what a client of the API server is made with."""
+        """Return the arguments for a client of the API server."""
         return {
             "base_url": self._url,
             "verify": ssl.create_default_context(cafile=self._ca),

@@ -1,1 +1,1 @@
-"""Cluster documents, metrics and policies: what is known of the world outside the core."""
+"""Cluster documents, metrics and policies: the world outside the core."""

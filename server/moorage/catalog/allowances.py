@@ -1,4 +1,4 @@
-"""How many requests one ask may cause at external services; the mirrored catalog spends them."""
+"""Bounds on requests that one ask causes at external services; the mirrored catalog spends them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ SPENT: Final = (
 
 @dataclass(slots=True)
 class Allowance:
-    """What one ask may still cause at external services; it goes with the ask from step to step.
+    """The requests that one ask may still cause at external services; it stays with the ask.
 
     Repetitions after a failure are not counted, nor the download of a policy's code, once for each
     version. Joining a request that is under way for another tenant counts.

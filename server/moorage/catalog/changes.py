@@ -1,4 +1,4 @@
-"""What a listener of the catalog hears, on the event loop, once the change is durable."""
+"""Changes that listeners of the catalog get, on the event loop, once they are durable."""
 
 from dataclasses import dataclass
 

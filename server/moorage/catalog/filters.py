@@ -10,7 +10,7 @@ __all__ = ["compile_filter", "parse_filter"]
 
 
 def parse_filter(query: Any) -> Condition:
-    """Return what a Mongo filter says; an empty one, or None, says everything.
+    """Return the condition of a Mongo filter; an empty one, or None, finds everything.
 
     Raises:
         ServiceError: `bad_message`, `unsupported` or `too_large`, naming the place in the filter.

@@ -53,7 +53,7 @@ __all__ = ["External", "open_catalog"]
 async def open_catalog(
     records: RecordStore, sources: CodeSources | None = None, external: External | None = None
 ) -> Catalog:
-    """Open the records, load what they hold, and read an external registry a first time.
+    """Open the records, load them, and read an external registry a first time.
 
     Where the registry does not answer, the catalog opens all the same: asks are refused with
     `unavailable` until it does.

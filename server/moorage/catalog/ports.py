@@ -1,4 +1,4 @@
-"""What the daemon needs of a catalog: one small Protocol for each part, and the parts side by side.
+"""The interface of a catalog: one small Protocol for each part, and the parts side by side.
 
 `catalog.opening` builds them. Methods that may ask a service are `async`, so that a mirrored
 part fits; what the hot path calls for every request are plain functions of `Memory`.
@@ -137,7 +137,7 @@ class ClusterSearch(Protocol):
 
 
 class Freshness(Protocol):
-    """What an ask needs: from memory where that is fresh, else from its source."""
+    """The data that an ask needs: from memory if that is fresh, else from its source."""
 
     async def keep_fresh(self, examine: Examine) -> None:
         """Follow the services that the catalog mirrors; runs until cancelled, or has nothing to do.
@@ -188,7 +188,7 @@ class Freshness(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """What is known of the world outside the core, part by part.
+    """The world outside the core, part by part.
 
     Args:
         clusters: Their documents.
@@ -220,5 +220,5 @@ class Catalog:
     closing: AsyncExitStack
 
     async def close(self) -> None:
-        """Finish what was begun and let go of everything. Later calls are refused."""
+        """Finish jobs that were begun and close everything. Later calls are refused."""
         await self.closing.aclose()

@@ -117,7 +117,7 @@ class DocumentSearch:
     def _named(
         self, condition: Condition, key: str, entries: Mapping[str, DocumentEntry]
     ) -> list[str] | None:
-        """Return what a condition finds that names one document, as policies ask in loops.
+        """Return the document that a condition names, if it names one, as policies ask in loops.
 
         None if it is another one, which the thread has to look into.
         """
@@ -156,7 +156,7 @@ class DocumentSearch:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Finish what was begun and end the thread."""
+        """Finish jobs that were begun and end the thread."""
         self._closed = True
         self._thread.shutdown()
 
@@ -183,5 +183,5 @@ def _document(entries: Mapping[str, DocumentEntry], document_id: str) -> Documen
 
 
 def refusal_of(error: QueryError) -> ServiceError:
-    """Return what a wrong query means to its sender."""
+    """Return the refusal of a wrong query for its sender."""
     return ServiceError(error.code, str(error), field=error.path, expected=error.expected)

@@ -1,4 +1,4 @@
-"""What a catalog hands out: documents, and policies as the sandbox loads them."""
+"""Values of a catalog: documents, and policies as the sandbox loads them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

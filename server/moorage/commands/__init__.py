@@ -1,1 +1,1 @@
-"""What `moored` does, a file for each command."""
+"""The commands of `moored`, a file for each."""

@@ -183,7 +183,7 @@ def agent_forget(name: _ClusterNode, data: DataOption = None, config: FileOption
 
 @contextlib.contextmanager
 def _store(data: Path | None, config: Path | None) -> "Iterator[tuple[AgentStore, Config]]":
-    """Open the store of the server's data folder; say in one line what is wrong with it.
+    """Open the store of the server's data folder; report a fault in one line.
 
     Yields:
         The store, and the server's settings.

@@ -1,4 +1,4 @@
-"""What `moored agent` runs: dials the server, and carries out its orders on this machine.
+"""The program of `moored agent`: dials the server, and carries out its orders on this machine.
 
 The server's orders go to an ordinary backend `local` over the agent's own data folder. So what
 runs outlives the agent, and the next one over the folder finds it.
@@ -64,7 +64,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """What the command line says.
+    """The options of the command line.
 
     Args:
         server: URL of the WebSocket, or of several, separated by commas; None: as clients find it.
@@ -289,7 +289,7 @@ class _Agent:
                     raise _Refused("the server did not answer as one", final=False)
 
     def _not_let_in(self, at: Endpoint, error: InvalidStatus) -> Exception:
-        """Return what the status of a handshake that failed says."""
+        """Return the error for the status of a failed handshake."""
         match error.response.status_code:
             case HTTPStatus.UNAUTHORIZED:
                 reason = f"{at.shown} does not know this machine's token or key; "

@@ -34,7 +34,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class DemoOutcome:
-    """What the demo showed."""
+    """The result of the demo."""
 
     exchanges: list[Exchange]
     first_lease_seconds: float

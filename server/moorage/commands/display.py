@@ -1,4 +1,4 @@
-"""What the commands print: progress and tables for people, one JSON document for programs."""
+"""Output of the commands: progress and tables for people, one JSON document for programs."""
 
 import json
 import sys
@@ -56,7 +56,7 @@ def print_json(value: Any) -> None:
 
 
 def demo(outcome: DemoOutcome, *, as_json: bool) -> None:
-    """Show what the demo did."""
+    """Print the result of the demo."""
     if as_json:
         print_json(outcome)
         return
@@ -142,7 +142,7 @@ def replay(options: replaying.Options, *, as_json: bool) -> None:
 
 
 def doctor(findings: Sequence[DoctorFinding], *, as_json: bool) -> None:
-    """Show what was found."""
+    """Print the findings."""
     if as_json:
         ok = all(finding.state != "broken" for finding in findings)
         print_json({"ok": ok, "findings": list(findings)})

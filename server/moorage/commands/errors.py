@@ -1,4 +1,4 @@
-"""What keeps a command from running, as one line on stderr and an exit code. Commands use it."""
+"""Errors that stop a command, as one line on stderr and an exit code."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ EXIT_USAGE = 2
 
 
 def load_config(flags: dict[str, Any], file: Path | None) -> Config:
-    """Return the settings, or end the command with what is wrong with them."""
+    """Return the settings, or end the command with the fault in them."""
     try:
         return Config.load(flags, os.environ, file)
     except ConfigError as error:

@@ -39,7 +39,7 @@ ANSWER_SECONDS_MAX: Final = 2.0
 
 
 def examine(config: Config, advice: str = "") -> list[DoctorFinding]:
-    """Look at everything; never raises for what is merely broken.
+    """Examine everything; never raises for a part that is merely broken.
 
     Args:
         config: Of the server.
@@ -108,7 +108,7 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
 
 
 def _storage(config: Config, advice: str) -> list[DoctorFinding]:
-    """Return what there is to say of where the ledger is."""
+    """Return the findings about the storage."""
     if not config.storage:
         return [_advised(asyncio.run(_ledger(config.data_dir)), advice)]
     try:
@@ -136,7 +136,7 @@ async def _ledger(folder: Path) -> DoctorFinding:
 
 
 def _sizes() -> DoctorFinding:
-    """Say what `--here` and `fleet import local` take this machine for, and which group says so."""
+    """Report the sizes that `--here` and `fleet import local` find, and the group behind them."""
     limits = [
         f"{name} by {limit.file}"
         for name, limit, here in (

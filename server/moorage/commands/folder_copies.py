@@ -10,7 +10,7 @@ from moorage.storage.sqlite.backup import copy_folder, staged
 
 @dataclass(frozen=True, slots=True)
 class FolderCopy:
-    """What a new folder has.
+    """The contents of a new folder.
 
     Args:
         facts: How many.

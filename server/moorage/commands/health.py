@@ -36,7 +36,7 @@ def health(
 
 
 def _address(settings: Config) -> str:
-    """Return where HTTP is served; of a server on all addresses, the loopback one."""
+    """Return the address of HTTP; for a server on all addresses, the loopback one."""
     host = settings.http_host or settings.host
     try:
         address = ip_address(host)
@@ -48,7 +48,7 @@ def _address(settings: Config) -> str:
 
 
 def _ask(settings: Config, host: str) -> str:
-    """Return what `/healthz` says.
+    """Return the answer of `/healthz`.
 
     Raises:
         OSError: There is no server, or it answers with an error.

@@ -23,7 +23,7 @@ log = structlog.get_logger("moored")
 
 
 def stock(config: Config, url: str, token: str) -> None:
-    """Register and publish what is not there yet; say in the log what could not be.
+    """Register and publish the missing documents; log those that fail.
 
     Args:
         config: Has the data folder.

@@ -1,4 +1,4 @@
-"""`moored ledger verify` and `moored ledger repair`: what is damaged in a data directory.
+"""`moored ledger verify` and `moored ledger repair`: damage in a data directory.
 
 Both look at the ledger and at the catalog, and at all of it: a start looks at what it needs.
 """
@@ -22,14 +22,14 @@ CATALOG = "catalog.db"
 
 @dataclass(frozen=True, slots=True)
 class LedgerFindings:
-    """What is in a data directory."""
+    """The findings in a data directory."""
 
     ledger: walk.LedgerWalk
     catalog: catalog.CatalogWalk
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong, each a sentence."""
+        """The damage, each a sentence."""
         unknown = [f"{LEDGER}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
         return [*self.ledger.findings, *unknown, *self.catalog.findings]
 
@@ -66,7 +66,7 @@ def verify(data: Path) -> LedgerFindings:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair does.
+    """The result of a repair.
 
     Args:
         damage: What is wrong, each a sentence; none: nothing is damaged.
@@ -83,7 +83,7 @@ class RepairReport:
 
 
 def repair(data: Path, *, accept_loss: bool) -> RepairReport:
-    """Go on without what is damaged, keeping a copy of the damaged files.
+    """Remove the damaged parts, with a copy of the damaged files beside.
 
     Args:
         data: The data directory; no daemon may be running.

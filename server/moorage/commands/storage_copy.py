@@ -15,7 +15,7 @@ from moorage.storage.sqlite.backup import is_filled, staged
 
 @dataclass(slots=True)
 class CopyReport:
-    """What was copied, or was there.
+    """The counts of records copied, and of those there before.
 
     Attributes:
         is_new: It was not there before.
@@ -106,7 +106,7 @@ def _refuse_gaps(source: Contents) -> None:
 
 
 def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
-    """Read both, and refuse what is damaged in the source or is not the same in the target."""
+    """Read both, and refuse damage in the source and differences in the target."""
     same = (
         _same_facts(report, source, target)
         and list(source.checkpoints()) == list(target.checkpoints())

@@ -1,4 +1,4 @@
-"""What a setting accepts: for each kind, in words, and the function that reads it.
+"""Kinds of settings: for each, the accepted values in words, and the function that reads them.
 
 `moorage.config.settings` says which setting is of which kind.
 """

@@ -112,7 +112,7 @@ def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path
 
 
 def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Given:
-    """Return what was given as flags; None means that one was not.
+    """Return the settings of flags; None means that a flag is not there.
 
     Raises:
         ConfigError: There is no such setting.
@@ -129,7 +129,7 @@ def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Gi
 
 
 def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -> Given:
-    """Return what the environment says.
+    """Return the settings of the environment.
 
     Raises:
         ConfigError: There is no such setting.
@@ -168,7 +168,7 @@ def service_links(environ: Mapping[str, str]) -> frozenset[str]:
 
 
 def from_file(known: Mapping[str, Setting], file: Path) -> Given:
-    """Return what a TOML file says.
+    """Return the settings of a TOML file.
 
     Raises:
         ConfigError: It cannot be read, or there is no such setting.

@@ -117,7 +117,7 @@ class Allocator:
 
     @property
     def undecided(self) -> int:
-        """How many asks policies are being consulted about."""
+        """The number of asks that wait for the answer of a policy."""
         return len(self.requests.undecided)
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:

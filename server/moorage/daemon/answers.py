@@ -62,7 +62,7 @@ def encode(
 
 
 def refusal_of(error: ServiceError) -> Refusal:
-    """Return what a service's "no" says, as the core's kind of "no"."""
+    """Return the refusal of the core for an error of a service."""
     return Refusal(error.code, error.reason, error.field, error.expected, error.details)
 
 

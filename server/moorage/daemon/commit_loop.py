@@ -41,7 +41,7 @@ FULL: Final = Refusal(
 
 
 class Effects(Protocol):
-    """What comes of steps, outside the core."""
+    """The world outside the core, for the results of steps."""
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Take note of a step that took so long, before anything of it leaves."""
@@ -117,7 +117,7 @@ class CommitLoop:
             await self._idle.wait()
 
     async def step_forever(self) -> None:
-        """Step what is posted, batch by batch. Runs until cancelled."""
+        """Step posted events, batch by batch. Runs until cancelled."""
         while True:
             await self._inbox.wait()
             while self._facts_waiting >= UNCOMMITTED_MAX:

@@ -65,7 +65,7 @@ class Daemon:
         await self.tasks.broken
 
     async def stop(self) -> None:
-        """Close the doors, let what is under way finish, write a checkpoint, let go.
+        """Close the doors, let work under way finish, write a checkpoint, close the rest.
 
         Where another server stands by, it leads as soon as the last batch is committed.
         """

@@ -26,14 +26,14 @@ def raise_limit() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """How many connections each port may have open, so that `RESERVED` descriptors are left."""
+    """The number of connections of each port that leaves `RESERVED` descriptors."""
 
     web: int
     gateway: int
 
 
 def connection_limits() -> ConnectionLimits:
-    """Return what this system allows: at most a quarter of it to HTTP."""
+    """Return the limits on this system: at most a quarter of it for HTTP."""
     limit = _limit()
     most = limit - min(RESERVED, limit // 2)
     web = min(CONNECTIONS_MAX, most // 4)
@@ -41,7 +41,7 @@ def connection_limits() -> ConnectionLimits:
 
 
 def too_few(sessions_max: int) -> str:
-    """Return what to say where fewer sessions fit than the settings allow."""
+    """Return the warning if fewer sessions fit than the settings allow."""
     most = connection_limits().gateway
     reason = (
         f"sessions_max is {sessions_max}, and the system lets this process open {_limit()} files"

@@ -1,4 +1,4 @@
-"""Effects: what comes of the core's steps goes to what carries it out. The commit loop calls it."""
+"""Effects: results of the core's steps on their way to the parts that carry them out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -33,7 +33,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """What learns of each step and carries nothing out.
+    """Observers of each step, which carry nothing out.
 
     Args:
         watchers: Push the news.
@@ -85,7 +85,7 @@ class EffectCarrier:
         self._traces = observers.traces
 
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
-        """Pass on what the step means, before anything of it leaves.
+        """Inform the observers of the step, before anything of it leaves.
 
         The cells learn what became of their proposals before they are asked anything else; the
         gateway learns whose messages wait in the queue and are in flight no longer.
@@ -115,7 +115,7 @@ class EffectCarrier:
         self._watchers.durable(facts)
 
     def carry_out(self, effect: Effect) -> None:
-        """Have an effect seen to."""
+        """Hand an effect to the part that carries it out."""
         self._check()
         if self._traces is not None:
             self._traces.carried(effect)

@@ -68,15 +68,15 @@ class Inbox:
         self._readers: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
-        """Return how many events wait."""
+        """Return the number of waiting events."""
         return len(self._ahead) + self._others
 
     def asked(self, tenant: Tenant) -> int:
-        """Return how many requests of a tenant for a placement wait."""
+        """Return the number of a tenant's waiting requests for a placement."""
         return self._asked_of[tenant]
 
     def post(self, event: Event, tenant: Tenant | None = None) -> None:
-        """Have an event stepped soon.
+        """Queue an event for the core.
 
         Args:
             event: What happened.
@@ -143,7 +143,7 @@ class Inbox:
             await self._posted.wait()
 
     def turn(self) -> asyncio.Future[None] | None:
-        """Return what a client waits for whose request was one too many; None: nothing."""
+        """Return an awaitable for a client whose request was one too many; None: no wait."""
         if not self:
             return None
         turn = asyncio.get_running_loop().create_future()

@@ -22,7 +22,7 @@ _KEPT_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "HOM
 
 
 async def offline(command: str, job: bytes, seconds: float) -> dict[str, Any]:
-    """Have a program of its own do a job, and return its outcome.
+    """Run a job in a program of its own, and return its outcome.
 
     Args:
         command: Of `moorage.lab.offline`.

@@ -1,4 +1,4 @@
-"""Prunes the ledger's history by age and by size: a little at a time, beside what is granted."""
+"""Prunes the ledger's history by age and by size: a little at a time, beside grants."""
 
 import asyncio
 import time

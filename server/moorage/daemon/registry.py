@@ -1,4 +1,4 @@
-"""What changes in the registry becomes events of the core, and news for the cells."""
+"""Changes in the registry become events of the core, and news for the cells."""
 
 from collections.abc import Set as AbstractSet
 from typing import assert_never
@@ -78,7 +78,7 @@ class RegistryChanges:
                 assert_never(change)
 
     def _all_but(self, cluster_ids: AbstractSet[ClusterId]) -> None:
-        """Have the core forget the clusters that are not among these."""
+        """Remove the clusters from the core that are not among these."""
         for cluster_id in self._state.clusters.keys() - cluster_ids:
             self._inbox.post(ClusterGone(cluster_id))
 

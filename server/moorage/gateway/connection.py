@@ -119,7 +119,7 @@ class GatewayConnection(ServerConnection):
         return bool(look.poll(0))
 
     def let_go(self) -> None:
-        """Tell its session nothing more."""
+        """Send its session no more calls."""
         self.on_writable, self.on_lost = _ignore, _nothing
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
@@ -209,7 +209,7 @@ class GatewayConnection(ServerConnection):
             self._read_pieces()
 
     def _read_pieces(self) -> None:
-        """Read what came, as much as its tenant's share of this turn of the loop allows."""
+        """Read received bytes, as many as its tenant's share of this turn of the loop allows."""
         while self._unread:
             if self.caller is not None:
                 self._turn = self._shares.turn(self.caller.tenant)

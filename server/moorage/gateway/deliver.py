@@ -1,4 +1,4 @@
-"""The two sides of the front door: what the gateway needs from the daemon.
+"""The two sides of the front door: the interface between gateway and daemon.
 
 The daemon implements `Deliver` and is handed to `Gateway`; it answers through `Gateway.tell`.
 """
@@ -28,7 +28,7 @@ class AgentDoor(Protocol):
         """Return whether a token or key is worth a handshake."""
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
-        """Have an agent take part until the connection is gone."""
+        """Serve an agent until the connection is gone."""
 
 
 class Deliver(Protocol):

@@ -1,4 +1,4 @@
-"""Who is let in: the HTTP side of the port, before a connection is a WebSocket.
+"""The opening handshake: the HTTP side of the port, before a connection is a WebSocket.
 
 The gateway consults `Doorman` for every request. No page of another site is answered; a program
 asks for `/healthz` without a token, and everything else is an opening handshake with a valid one.
@@ -196,7 +196,7 @@ class Doorman:
     def response(
         self, connection: ServerConnection, _: Request, response: Response
     ) -> Response | None:
-        """Tell the client the id of its session."""
+        """Send the client the id of its session."""
         switching = response.status_code == http.HTTPStatus.SWITCHING_PROTOCOLS
         if isinstance(connection, GatewayConnection) and switching:
             connection.session_id = SessionId(secrets.token_hex(16))

@@ -1,4 +1,4 @@
-"""How much of messages that are not complete is held, of which no tenant has all.
+"""Bounds on incomplete messages, all together and of one tenant.
 
 Every connection notes what it holds of a message that is coming in. Where that is too much, those
 of the tenant that come in are read no further until others are complete, or gone.
@@ -27,7 +27,7 @@ class Receiver(Protocol):
 
 
 class Received:
-    """What is held, by connection and by tenant.
+    """Bytes of incomplete messages, by connection and by tenant.
 
     One connection of each tenant is always read on: so that the others will be.
 

@@ -190,7 +190,7 @@ class Gateway:
         return self.port
 
     def change(self, deliver: Deliver, agents: AgentDoor | None) -> None:
-        """Have requests go elsewhere from now on, and open sessions begin again (1012)."""
+        """Route requests elsewhere from now on, and make open sessions begin again (1012)."""
         while (lost := self._kept.oldest()) is not None:
             self._end(lost)
         for session in self._sessions.values():
@@ -286,7 +286,7 @@ class Gateway:
         return found is not None and found.reads_on
 
     def caller(self, session: SessionId) -> Caller | None:
-        """Return who has a session; None if it is gone."""
+        """Return the caller of a session; None if it is gone."""
         found = self._sessions.get(session)
         return None if found is None else found.caller
 

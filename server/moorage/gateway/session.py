@@ -50,7 +50,7 @@ from moorage.records.rights import Caller
 
 @dataclass(slots=True)
 class Counts:
-    """What the gateway has counted since it started."""
+    """Counters of the gateway since it started."""
 
     sessions: int = 0
     messages: int = 0
@@ -264,7 +264,7 @@ class Session:
         return [*(each for each in ids if each is not None), *(None for _ in self._line)]
 
     def _full(self) -> bool:
-        """Tell whether the next message has to wait.
+        """Return whether the next message has to wait.
 
         A page of a list costs a thousand times what other answers do: one that asks for many has
         them made one by one, and none while it does not read.
@@ -497,7 +497,7 @@ class Session:
 
 
 def _piece(unwritten: deque[bytes], bytes_max: int) -> list[bytes]:
-    """Take texts from the front: one, and others as long as there is room behind it."""
+    """Take texts from the front: one, and more as long as there is room behind it."""
     piece: list[bytes] = []
     taken = 0
     while unwritten and taken < bytes_max:

@@ -21,7 +21,7 @@ HELD_BYTES_MAX: Final = 262_144
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """What the gateway allows.
+    """The bounds of the gateway.
 
     Args:
         message_bytes_max: Size of one message, after decompression. Beyond it: close 1009.

@@ -39,7 +39,7 @@ DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class BacktestJob:
-    """What to replay through which policies.
+    """The requests to replay, and the policies.
 
     Args:
         rules: PolicyRule documents, or `{"shipped": name}`.
@@ -76,7 +76,7 @@ class BacktestJob:
 
 @dataclass(slots=True)
 class SizeOutcome:
-    """What became of the requests of one size, such as `share` or `8 GPUs`."""
+    """The outcome for requests of one size, such as `share` or `8 GPUs`."""
 
     asked: int = 0
     granted: int = 0

@@ -49,7 +49,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """How requests come and go.
+    """The arrival and departure of requests.
 
     Args:
         load: GPU demand that would be held if all of it fitted, as a multiple of the capacity.
@@ -125,7 +125,7 @@ def _coming(
 def _warm(
     pods: Sequence[TracePod], capacity_milli: int, churn: Churn, chance: np.random.Generator
 ) -> list[Arrival]:
-    """Return what an unlimited fleet holds at a random moment, with what is left of each stay."""
+    """Return the leases of an unlimited fleet at a random moment, with the rest of each stay."""
     means = _means(pods, churn)
     count = int(chance.poisson(_held_requests(pods, means, capacity_milli, churn)))
     # One that stays longer is met more often.
@@ -153,7 +153,7 @@ def _held_requests(
     capacity_milli: int,
     churn: Churn,
 ) -> float:
-    """Return how many requests hold something at a time, if all of them fitted."""
+    """Return the mean number of requests that hold something at a time, if all of them fitted."""
     demand = np.array([pod.demand_milli for pod in pods], np.float64)
     held_milli = float((demand * means).sum() / means.sum())
     if not held_milli:

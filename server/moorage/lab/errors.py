@@ -1,4 +1,4 @@
-"""What keeps a command from running: one line for its user, and exit code 1."""
+"""Errors that stop a command: one line for its user, and exit code 1."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,7 +9,7 @@ class CommandError(Exception):
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Return what to say of a policy that is neither a file nor shipped."""
+    """Return the message about a policy that is neither a file nor shipped."""
     names = list(known)
     near = get_close_matches(name.replace("-", "_"), names, n=1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."

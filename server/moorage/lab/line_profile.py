@@ -35,7 +35,7 @@ class AIOSv1PolicyRule:
         self._evaluations = 0
 
     def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
-        """Evaluate the policy under test and return what it returns."""
+        """Evaluate the policy under test and return its value."""
         self._evaluations += 1
         self._since = time.perf_counter()
         self._end = self._since + BUDGET_SECONDS

@@ -38,7 +38,7 @@ PRINTED_LINES_MAX: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class PlaygroundJob:
-    """What to try.
+    """The trial: a policy, a fleet and requests.
 
     Args:
         policy: A PolicyRule document.
@@ -134,7 +134,7 @@ def _result(decision: Decision) -> Document:
 
 
 async def _lines(job: PlaygroundJob, record: Any) -> list[Document]:
-    """Return what the lines of the policy took, on its first requests and an empty fleet."""
+    """Return the time of each line of the policy, on its first requests and an empty fleet."""
     tried = policy_test.PolicyTestJob(job.policy, mode=job.mode, clusters=job.documents)
     profile = await policy_test.profile(tried, record, job.requests)
     if profile is None:

@@ -76,7 +76,7 @@ _SUBJECT: Final = "rule_under_test.py"
 
 @dataclass(frozen=True, slots=True)
 class PolicyTestJob:
-    """What to try.
+    """The trial: a policy, a fleet and requests.
 
     Args:
         policy: A PolicyRule document.
@@ -103,7 +103,7 @@ class PolicyTestJob:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What became of one request.
+    """The outcome of one request.
 
     Args:
         request: The request.
@@ -154,7 +154,7 @@ class PolicyTestReport:
     hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
 
     def find(self, finding: str) -> None:
-        """Note what is wrong."""
+        """Note a fault."""
         self.passed = False
         self.findings.append(finding)
 
@@ -323,7 +323,7 @@ def _calls(refusal: Refusal) -> tuple[str, ...]:
 
 
 def _printed(tried: Sequence[Tried]) -> str:
-    """Return what was printed, by request: those that failed first, and of many the first ones."""
+    """Return the printed output by request: failed ones first, and of many the first ones."""
     said = [(number, each) for number, each in enumerate(tried) if each.printed]
     said.sort(key=lambda pair: (pair[1].outcome not in _AT_FAULT, pair[0]))
     parts = [
@@ -382,7 +382,7 @@ def ask_of(record: PolicyRecord, request: Document, number: int, seed: int) -> A
 
 
 def _ignored_in(requests: Sequence[Document]) -> list[str]:
-    """Return what a server warns of in requests that it takes, each kind once."""
+    """Return the warnings that a server has for requests that it takes, each kind once."""
     warned: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         if "input_data" in request:
@@ -425,7 +425,7 @@ def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[i
 
 
 def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool) -> None:
-    """Look at the first run and the last, and note what is wrong.
+    """Compare the first run and the last, and note faults.
 
     Args:
         report: Of the first run.
@@ -468,7 +468,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
 
 
 def _look_at_declined(report: PolicyTestReport, tried: Sequence[Tried], *, builtin: bool) -> None:
-    """Note what it declined: of requests not chosen for it, most means it was not tried."""
+    """Note declined requests: of requests not chosen for it, most means it was not tried."""
     silent = [number for number, tried in enumerate(report.requests) if _is_unexplained(tried)]
     if silent:
         value = _short(report.requests[silent[0]].values[-1])
@@ -493,7 +493,7 @@ def _look_at_declined(report: PolicyTestReport, tried: Sequence[Tried], *, built
 
 
 def _is_unexplained(tried: Tried) -> bool:
-    """Tell whether a request that fits got neither a placement nor a reason."""
+    """Return whether a request that fits got neither a placement nor a reason."""
     if not tried.values:
         return False
     value = tried.values[-1]

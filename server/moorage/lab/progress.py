@@ -1,4 +1,4 @@
-"""How far a test or a backtest has come, on stderr."""
+"""The progress of a test or a backtest, on stderr."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ class Progress:
         self._done, self._drawn_at = 0, 0.0
 
     def step(self, news: str = "") -> None:
-        """Note one step more; what is worth a line of its own stays above."""
+        """Note one step more; news with a line of their own stay above."""
         self._done += 1
         if not self._wanted:
             return

@@ -58,7 +58,7 @@ SESSION: Final = SessionId("rehearsal")
 
 @dataclass(slots=True)
 class Decision:
-    """What became of one ask.
+    """The outcome of one ask.
 
     Args:
         ask: As it was put.
@@ -162,7 +162,7 @@ class Rehearsal:
         await self.step(ClusterSeen(registered.cluster))
 
     async def note_document(self, document: Document) -> None:
-        """Have policies read a cluster document; what the cluster has comes by `step`.
+        """Give policies a cluster document to read; the inventory of the cluster comes by `step`.
 
         Raises:
             ServiceError: What is wrong with it.
@@ -213,7 +213,7 @@ class Rehearsal:
         return await self._sandbox.manage(self._codes[uri], tenant, action, None)
 
     def output(self, uri: str, tenant: Tenant) -> str:
-        """Return what a policy printed and logged at its requests since this was called last."""
+        """Return the output of a policy at its requests since the last call."""
         return self._sandbox.take_output(self._codes[uri].ref, tenant)
 
     async def step(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What a backtest replays: clusters and asks in the order of their time, from a trace or a ledger.
+"""The input of a backtest: clusters and asks in the order of time, from a trace or a ledger.
 
 A trace of the openb kind is replayed either in the published packing protocol (random order, no
 departures, demand beyond the capacity), or by the times that it has itself, or as requests that
@@ -79,7 +79,7 @@ _NO_POLICY: Final = PolicyRef("", "")
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened from outside, oldest first.
+    """Events from outside, oldest first.
 
     Args:
         source: Where it is from, in words and digests of the files.
@@ -177,7 +177,7 @@ def _ask(number: int, pod: trace.TracePod, seed: int, seconds: float, wait_secon
 
 
 def _spans(pods: Path) -> dict[str, tuple[float, float]]:
-    """Return when each request came, and how long it held what it got."""
+    """Return the arrival of each request, and the seconds that it held its place."""
     found: dict[str, tuple[float, float]] = {}
     with pods.open(encoding="utf-8-sig", newline="") as file:
         for line in trace.lines(pods, file, ("name", "creation_time", "deletion_time")):

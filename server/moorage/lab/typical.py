@@ -10,6 +10,6 @@ TYPICAL_SHARES: Final = {"fgd": trace.TYPICAL_SHARE, "expected_fill": 1.0}
 
 
 def typical_of(policy: str, pods: Sequence[trace.TracePod]) -> dict[str, Any]:
-    """Return the parameters that tell a policy what the requests of a trace look like."""
+    """Return the parameters that describe the requests of a trace to a policy."""
     share = TYPICAL_SHARES.get(policy)
     return {} if share is None else {"typical": trace.typical_classes(pods, share)}

@@ -45,7 +45,7 @@ _NOWHERE: Final = Address(SESSION, 0)
 
 @dataclass(frozen=True, slots=True)
 class WhatIfJob:
-    """What to change, and what to ask.
+    """The change to make, and the request to decide.
 
     Args:
         at: As of when the state is, in seconds since the epoch.
@@ -78,7 +78,7 @@ class WhatIfJob:
 
 
 async def whatif(job: WhatIfJob) -> Document:
-    """Return what would come of a change.
+    """Return the consequences of a change.
 
     Raises:
         ServiceError: A node that would be added cannot be read.
@@ -165,7 +165,7 @@ class _World(Rehearsal):
 
 
 class CopiedDocuments:
-    """What policies read of clusters, as it was when the state was copied.
+    """The documents of clusters for policies, as they were when the state was copied.
 
     Args:
         packed: Id, version and content of each.
@@ -200,7 +200,7 @@ class CopiedDocuments:
         return [self._packed[name] for name in cluster_ids if name in self._packed]
 
     def node(self, cluster: str, name: str) -> Document | None:
-        """Return how a cluster's document describes a node, if it does."""
+        """Return the description of a node in a cluster's document, if there is one."""
         for each in self._nodes(cluster)[1]:
             if str(each.get("id")) == name:
                 return each
@@ -261,7 +261,7 @@ def _swapped(fact: Fact, swaps: Mapping[str, PolicyRef]) -> Fact:
 
 
 class _Outcome:
-    """What became of a world, as JSON values for the caller."""
+    """The outcome of a world, as JSON values for the caller."""
 
     def __init__(self, job: WhatIfJob, world: _World) -> None:
         self._job = job
@@ -271,7 +271,7 @@ class _Outcome:
         self._other_tenants: set[Tenant] = set()
 
     async def answer(self, ask: Ask) -> Document:
-        """Have the request decided; return what it is answered."""
+        """Decide the request; return its answer."""
         row: Document = {"request": ask.id}
         answer = (await self._world.ask(ask)).answer
         match answer:
@@ -287,7 +287,7 @@ class _Outcome:
                 return await self._world.why(ask) | row
 
     def rows(self, ask: Ask | None, leaving: Mapping[RequestId, Lease]) -> Document:
-        """Return what would differ for others than the request."""
+        """Return the differences for others than the request."""
         granted: list[Document] = []
         preempted: list[Document] = []
         for fact in self._world.facts:
@@ -320,7 +320,7 @@ class _Outcome:
         return self._job.sees_all or tenant == self._job.tenant
 
     def _left(self, before: Lease) -> Document:
-        """Return what becomes of a lease whose place is drained."""
+        """Return the fate of a lease whose place is drained."""
         lease = self._state.leases.get(before.id)
         if lease is None:
             waits = before.id in self._state.waiting

@@ -1,4 +1,4 @@
-"""What a ledger promises: its contract, its records, its limits and its errors.
+"""The contract of a ledger: its records, its limits and its errors.
 
 The daemon opens one ledger, rebuilds the core's state from its recovery, appends the facts of
 every batch before any effect leaves, and now and then has the core condense its state into a
@@ -55,7 +55,7 @@ class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like a
 
 
 class LedgerCorrupt(LedgerError):  # noqa: N818  # As LedgerLocked.
-    """What is on the disk is not what was written.
+    """The data on the disk is not the data that was written.
 
     Args:
         place: The ledger, as its owner calls it.
@@ -135,7 +135,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a ledger held when it was opened.
+    """The contents of a ledger when it was opened.
 
     Args:
         facts: The newest good checkpoint's facts, then every fact after it. To be iterated
@@ -178,7 +178,7 @@ class Ledger(Protocol):
         ...
 
     async def open(self) -> Recovery:
-        """Take the single-writer lock, verify, and return what is there.
+        """Take the single-writer lock, verify, and return the contents.
 
         Its cost depends on the checkpoint and the facts after it, not on the whole history.
 

@@ -87,7 +87,7 @@ class LedgerContents:
         )
 
     def sentences(self) -> list[str]:
-        """Return how much there is of each, with the first names."""
+        """Return the number of records of each kind, with the first names."""
         return [counted(noun, list(names)) for noun, names in self.names.items() if names]
 
 

@@ -8,7 +8,7 @@ from moorage.storage.base import FactRow, run
 
 
 def without_checkpoint(pruned: int) -> str:
-    """Return what is wrong where facts were deleted for their age, and nothing stands for them."""
+    """Return the fault if facts were deleted for their age without a checkpoint in their place."""
     return f"{run(1, pruned)} were deleted for their age, and no checkpoint after them can be read"
 
 

@@ -30,7 +30,7 @@ _PLACE = "the ledger in memory"
 
 @dataclass(slots=True)
 class MemoryStorage:
-    """What outlives a `MemoryLedger`: hand it to the next one and that finds what is there.
+    """The stored part of a `MemoryLedger`; the next ledger with the same object goes on from it.
 
     Args:
         rows: The facts.

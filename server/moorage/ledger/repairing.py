@@ -1,4 +1,4 @@
-"""A ledger without what it lost: only where a user said so. `moored ledger repair` calls this.
+"""A ledger without its lost part: only on a user's order. `moored ledger repair` calls this.
 
 The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first that
 is missing: what came after that is not taken, since it speaks of what is unknown.
@@ -21,7 +21,7 @@ from moorage.storage.sqlite.fact_tables import FactTables
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """What is left of a ledger.
+    """The readable rest of a ledger.
 
     Args:
         rows: The facts that stay, in order, linked again.
@@ -46,7 +46,7 @@ class Salvage:
 
 
 def salvage(found: LedgerWalk) -> Salvage:
-    """Return what is left of a ledger.
+    """Return the readable rest of a ledger.
 
     Raises:
         LedgerError: A newer release wrote facts; nothing of them may be left out.
@@ -143,7 +143,7 @@ def _contents(found: LedgerWalk, rows: Sequence[HeldFacts]) -> LedgerContents:
 
 
 def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
-    """Put a ledger of what is left in the place of a damaged one. Keep a copy of that first.
+    """Replace a damaged ledger with its readable rest. Keep a copy of that first.
 
     Raises:
         LedgerError: A file cannot be written.

@@ -1,4 +1,4 @@
-"""The ledger in a database: what the daemon uses.
+"""The ledger in a database: the one that the daemon uses.
 
 A thread writes (`ledger.writer.GroupCommit`); questions and recovery read beside it.
 """
@@ -271,7 +271,7 @@ class StoredLedger:
         return LedgerError(f"{self._place} is not open.")
 
     async def _work(self, work: Callable[[Facts], object]) -> object:
-        """Have a change to the tables made durable, and return what it returned."""
+        """Commit a change to the tables, and return its result."""
         writer = self._usable()
         job = WriteJob(asyncio.get_running_loop().create_future(), work=work)
         writer.submit(job)

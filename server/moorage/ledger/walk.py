@@ -80,7 +80,7 @@ class HeldFacts(NamedTuple):
 
 @dataclass(slots=True)
 class LedgerWalk:
-    """What a ledger holds.
+    """The contents of a ledger.
 
     Attributes:
         findings: What is wrong, each a sentence that says where.

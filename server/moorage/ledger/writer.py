@@ -57,7 +57,7 @@ class GroupCommit:
         self._thread.start()
 
     def submit(self, job: WriteJob) -> None:
-        """Have a job done."""
+        """Queue a job for the thread."""
         self._queue.put(job)
 
     async def stop(self) -> None:

@@ -75,7 +75,7 @@ __all__ = [
 
 
 class Rule(Protocol):
-    """What a class named `AIOSv1PolicyRule` must offer."""
+    """The methods that a class named `AIOSv1PolicyRule` must have."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
         """Prepare the policy.

@@ -1,4 +1,4 @@
-"""The common moves of policies, each in one call, so that a policy says only what is its own.
+"""Common steps of policies, each in one call, so that a policy has only lines of its own.
 
 Called by authors' policies inside a cell:
 

@@ -24,7 +24,7 @@ _WHOLE_NUMBERS: Final = ("gpus", "gpu_memory_mib", "cpu_milli", "memory_mib")
 
 
 def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
-    """Return what must fit: the request's `resources`, or the same keys in its `inputs`.
+    """Return the demand: the request's `resources`, or the same keys in its `inputs`.
 
     Args:
         input_data: As `eval` got it.
@@ -64,7 +64,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
 
 
 def print_scores(most: int = 5) -> None:
-    """Have each choice of nodes by score print its best nodes, and what is free there.
+    """Print the best nodes of each choice by score, with their free amounts.
 
     Call it once, when a policy is tried: what policies print is shown beside their answers.
 
@@ -76,7 +76,7 @@ def print_scores(most: int = 5) -> None:
 
 
 class _Printed:
-    """How many of the best nodes are printed."""
+    """The number of best nodes to print."""
 
     nodes = 0
 

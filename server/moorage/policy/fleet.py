@@ -1,4 +1,4 @@
-"""The fleet in columns: what every node has, what of it is free, and what fits there.
+"""The fleet in columns: totals and free amounts of each node, and checks of what fits there.
 
 One class, three places. The core keeps its truth in it, every cell keeps its replica in it, and an
 author's policy reads it as `input_data["fleet"]`. So the policy that proposes, the allocator that
@@ -94,11 +94,11 @@ class Fleet(NodeInventory):
         self.touch(row)
 
     def capacity(self, row: int) -> tuple[int, int, list[int]]:
-        """Return what is free on a node: CPU milli, memory MiB, milli per device."""
+        """Return the free amounts of a node: CPU milli, memory MiB, milli per device."""
         return int(self.cpu_free[row]), int(self.memory_free[row]), self.gpu_free[row].tolist()
 
     def set_capacity(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
-        """Overwrite what is free on a node (for a replica)."""
+        """Overwrite the free amounts of a node (for a replica)."""
         self.cpu_free[row] = cpu
         self.memory_free[row] = memory
         self.gpu_free[row] = gpus
@@ -157,7 +157,7 @@ class Fleet(NodeInventory):
         return fits
 
     def takes(self, row: int, demand: Demand, columns: Collection[int] = ()) -> bool:
-        """Return what `feasible` says of one node; in plain Python, as numpy is slow on one row.
+        """Return the answer of `feasible` for one node, in Python, as numpy is slow on one row.
 
         Args:
             row: The node.
@@ -198,7 +198,7 @@ class Fleet(NodeInventory):
         return min(enough, key=len, default=[])
 
     def copies(self, demand: Demand, rows: Any = slice(None)) -> Ints:
-        """Return how often one node's part of `demand` fits on each node now: int64 `[rows]`.
+        """Return how many times one node's part of `demand` fits on each node now: int64 `[rows]`.
 
         More than none exactly where `feasible` says so. A demand for nothing fits `COPIES_MAX`
         times.
@@ -305,7 +305,7 @@ class Fleet(NodeInventory):
 
 
 def rounds(parts: Ints, size: int) -> Ints:
-    """Return how many groups of `size` different places can be served, row by row.
+    """Return the number of groups of `size` different places that can be served, row by row.
 
     Args:
         parts: How many groups each place could be in: int64 `[rows, places]`.

@@ -1,4 +1,4 @@
-"""What every node has and what of it is free, in columns; and how they follow the inventory.
+"""Totals and free amounts of all nodes in columns, brought up to date with the inventory.
 
 `policy.fleet.Fleet` is this with the feasibility on top. The core puts clusters in as they change;
 a cell's replica takes a snapshot once, and then the parts that changed.
@@ -197,7 +197,7 @@ class NodeInventory:
         return part
 
     def splice(self, cluster_id: str, part: Self | None) -> None:
-        """Replace the rows of one cluster, what is free on them included; None takes them out.
+        """Replace the rows of one cluster, their free amounts included; None removes them.
 
         The result is the same as that of installing all clusters again, and the other rows' free
         capacity stays.
@@ -377,7 +377,7 @@ class NodeInventory:
 
 
 def gang_groups(fleet: Any, demand: Demand) -> Ints | None:
-    """Return what the nodes of a gang must have in common.
+    """Return the group of each node, of which a gang must stay in one.
 
     Args:
         fleet: A fleet, or a view of one.
@@ -398,7 +398,7 @@ def _numbered(names: Sequence[tuple[int, str]]) -> Ints:
 
 
 def _counted(node: Node) -> Node:
-    """Return what of a node counts: nothing of one that is another one's machine."""
+    """Return a node as far as it counts: nothing of one that is another node's machine."""
     return (
         replace(node, cpu_milli=0, memory_mib=0, gpus=(), devices=()) if node.duplicate_of else node
     )
@@ -421,7 +421,7 @@ def _recoded(codes: Ints, before: Sequence[str], after: Sequence[str]) -> Ints:
 
 
 def _width(totals: Ints) -> int:
-    """Return how many columns have a device."""
+    """Return the number of columns that have a device."""
     return int(np.flatnonzero(totals.any(0)).max(initial=-1)) + 1
 
 

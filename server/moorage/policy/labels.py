@@ -62,7 +62,7 @@ class NodeLabels:
         cluster_data: Mapping[str, Any],
         read: Callable[[Mapping[str, str]], T],
     ) -> tuple[T, ...]:
-        """Return what `read` makes of each node's labels, one value per row.
+        """Return the result of `read` for each node's labels, one value per row.
 
         Args:
             fleet: The view whose rows are meant.
@@ -99,7 +99,7 @@ class NodeLabels:
 
 
 def capacity_type(labels: Mapping[str, str]) -> str:
-    """Return how a machine is bought: `spot`, `reserved`, `on-demand`, or what else its label says.
+    """Return the capacity type of a machine: `spot`, `reserved`, `on-demand`, or its label's word.
 
     The label is one of `CAPACITY_LABELS` (Karpenter, EKS, GKE, AKS, Ray), in any case and with
     either dash; `preemptible` counts as spot, and a machine without such a label as on demand.

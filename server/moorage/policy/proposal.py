@@ -1,4 +1,4 @@
-"""What a policy returned, read as a proposal: which nodes and GPUs it wants to give.
+"""Reads the value that a policy returned as a proposal of nodes and GPUs.
 
 The cell reads it to remember its own proposal, the server reads it again to verify it (a cell's
 word counts for nothing), and the author's offline checks read it with the same function.

@@ -1,4 +1,4 @@
-"""What a policy can import. Nothing is ever installed for one.
+"""The libraries that a policy can import. Nothing is ever installed for one.
 
 `sandbox.cell.preload` has what is listed here ready in every cell; `catalog.documents.requirements`
 refuses a policy that wants more.

@@ -1,4 +1,4 @@
-"""How many more requests of each kind a fleet could take, and what a place for one is worth now.
+"""The number of further requests of each kind that fit, and the price of a place for one.
 
 Called by policies that keep places for the requests that find the fewest: `expected_fill`.
 """
@@ -59,7 +59,7 @@ def fleet_shares(
 
 
 class KindCopies:
-    """How many copies of each kind a node could hold of that kind alone, in closed form.
+    """The number of copies of each kind that a node could hold of that kind alone, in closed form.
 
     Memory is not looked at; several GPUs are whole ones.
 
@@ -98,7 +98,7 @@ class KindCopies:
 
 
 class ScarcityPrices:
-    """What one place for a request of each kind is worth, the more the fewer there are.
+    """The price of one place for a request of each kind: fewer places cost more.
 
         price = share of all requests x GPU milli / (1 + N / k)^2
 

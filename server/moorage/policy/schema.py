@@ -1,4 +1,4 @@
-"""The schemas of PolicyRule documents: what a schema says of an object, and checking values.
+"""The schemas of PolicyRule documents, and checks of values against them.
 
 Both dialects that authors write are read. The documented one has one entry per field:
 
@@ -47,7 +47,7 @@ _LONG: Final = 1e300
 
 
 class SchemaError(ValueError):
-    """A schema that says nothing sensible, or a value that is not what its schema says.
+    """A schema without a meaning, or a value that breaks its schema.
 
     Args:
         path: Where, as a dotted path; list elements as `[3]`.
@@ -76,7 +76,7 @@ class SchemaPattern(Protocol):
 
 @dataclass(slots=True)
 class Budget:
-    """What one check may still look at."""
+    """The amount of work that one check may still do."""
 
     values: int = VALUES_MAX
     characters: int = MATCHED_CHARS_MAX
@@ -93,7 +93,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How long a text or a list may be."""
+    """Bounds of the length of a text or a list."""
 
     exactly: int | None = None
     least: int | None = None
@@ -127,7 +127,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class FieldSchema:
-    """What a schema says of one field; each constraint is about values of its own type alone."""
+    """The schema of one field; each constraint is about values of its own type alone."""
 
     kinds: tuple[str, ...] = ("any",)
     default: Any = NO_VALUE
@@ -190,7 +190,7 @@ def _is_a(value: Any, kind: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What is known of the fields of an object. Made by `policy.schema_reader.read_schema`.
+    """The schema of an object. Made by `policy.schema_reader.read_schema`.
 
     Attributes:
         required: The fields that may not be left out.
@@ -212,7 +212,7 @@ class Schema:
         return self._entries.keys()
 
     def takes_nothing(self, known: Collection[str]) -> bool:
-        """Return whether an empty object is right as it is, with what is `known` beneath it."""
+        """Return whether an empty object is valid, with the defaults `known` beneath it."""
         if not self.required and not self.defaults:
             return True
         return all(name in known for name in (*self.required, *self.defaults))
@@ -330,7 +330,7 @@ def finite(value: float) -> bool:
 
 
 def comparable(value: Any) -> tuple[type, Any]:
-    """Return what tells values apart as JSON does: `true` is not 1, and 1 is 1.0."""
+    """Return a key that tells values apart as JSON does: `true` is not 1, and 1 is 1.0."""
     if isinstance(value, list | dict):
         return (list, None)  # No choice is one.
     return (bool if isinstance(value, bool) else object, value)

@@ -1,4 +1,4 @@
-"""Reads schemas in the two dialects that `policy.schema` describes, and says what it cannot read.
+"""Reads schemas in the two dialects that `policy.schema` describes, and reports unreadable parts.
 
 `catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A schema is written by a
 user: it is bounded, and every constraint is checked to be one that a value of its type can meet.
@@ -93,7 +93,7 @@ _ANY: Final = FieldSchema()
 def read_schema(
     document: Any, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
 ) -> tuple[Schema | None, tuple[SchemaError, ...]]:
-    """Return what a schema says, and what of it cannot be read and is not enforced.
+    """Return a schema, and the errors of parts that cannot be read and are not enforced.
 
     Args:
         document: The schema as JSON data; None and `{}` say nothing.
@@ -127,7 +127,7 @@ def _is_json_schema(document: Any) -> bool:
 
 
 class _Reader:
-    """One schema on its way from JSON to `FieldSchema`, and what of its bounds is used up."""
+    """One schema on its way from JSON to `FieldSchema`, with its use of the bounds."""
 
     def __init__(
         self, compile_pattern: Callable[[str, str], SchemaPattern], *, json_schema: bool
@@ -139,7 +139,7 @@ class _Reader:
         self.notes: list[SchemaError] = []
 
     def attempt(self, read: Callable[[], Any], otherwise: Any) -> Any:
-        """Return what is read, or note why it cannot be and return what holds instead."""
+        """Return the result of `read`, or note its error and return `otherwise`."""
         try:
             return read()
         except SchemaError as error:

@@ -1,4 +1,4 @@
-"""What nodes can still be expected to host: random streams of typical requests, walked at once.
+"""The requests that nodes can still be expected to host: random streams of typical ones.
 
 Called by policies that value a node by the requests to come: `expected_fill`.
 """
@@ -166,12 +166,12 @@ class RequestStreams:
 
 
 def size_of(kind: RequestKind) -> int:
-    """Return what a kind needs of a node's GPUs, on the scale of `RequestStreams`."""
+    """Return the GPUs that a kind needs of a node, on the scale of `RequestStreams`."""
     return kind.gpu_milli + kind.gpus - 1 if kind.gpus else 0
 
 
 def levels(needs: Ints) -> tuple[Ints, Ints]:
-    """Return steps of what is free, and for each need the level from which it might be met.
+    """Return levels of free amounts, and for each need the first level that might meet it.
 
     `searchsorted(steps, free, "right")` is the level of `free`. Never is a need's level above
     that of what would meet it; it is exact while there are no more than `LEVELS_MAX` different

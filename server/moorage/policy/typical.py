@@ -1,4 +1,4 @@
-"""What requests look like on a fleet, and how frequent each kind is: given, or learnt.
+"""Typical requests of a fleet, and the frequency of each kind: given, or learnt.
 
 Called by policies that value a node by the requests that will come. `read_typical` reads the mix
 from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
@@ -160,7 +160,7 @@ class MixLearner:
         return True
 
     def typical(self, fleet: FleetView, context: Mapping[str, Any]) -> list[RequestKind]:
-        """Return the mix in use: what was seen when it was last looked at, and the guess."""
+        """Return the mix in use: the requests counted at the last look, and the guess."""
         kinds = guess(fleet)
         for name, (count, memory) in context.get("used", {}).items():
             cpu_milli, gpus, gpu_milli, models = name.split(" ", 3)
@@ -178,7 +178,7 @@ class MixLearner:
 
 
 def guess(fleet: FleetView) -> list[RequestKind]:
-    """Return what requests may look like before any was seen: 30 requests' worth.
+    """Return a guess at the mix of requests before the first one: 30 requests' worth.
 
     Mostly one GPU with half of its CPU, some shares, some CPU alone; and a hundredth asks for all
     GPUs of one of the largest nodes, so that these are not broken up before anybody could ask.

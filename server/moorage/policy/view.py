@@ -1,4 +1,4 @@
-"""What one evaluation sees of the fleet: the columns, read-only, and the nodes it may use.
+"""The view of one evaluation: the columns of the fleet, read-only, and the nodes it may use.
 
 The cell builds one for each consultation and hands it over as `input_data["fleet"]`; the author's
 offline checks build the same one.

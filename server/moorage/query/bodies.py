@@ -51,7 +51,7 @@ _RULE_KEYS: Final = ("policyRuleURI", "settings", "parameters", "executionMode",
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter: what is searched, and what it must meet.
+    """A filter: the kind of documents to search, and the condition they must meet.
 
     Args:
         match_type: What is searched.
@@ -167,7 +167,7 @@ def parse_search(body: Any, at: str = "") -> Search:
 
 
 def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
-    """Return what is in the envelope, and its place; or the bare body."""
+    """Return the content of the envelope and its place; or the bare body."""
     given = an_object(body, at)
     if "body" not in given:
         return given, at
@@ -258,5 +258,5 @@ def _weights(parameters: Mapping[str, Any], at: str) -> Mapping[str, float] | No
 
 
 def _or_empty(value: Any) -> Any:
-    """Return an empty object for null, which documented samples send for what they do not use."""
+    """Return an empty object for null, which documented samples send for unused fields."""
     return {} if value is None else value

@@ -1,4 +1,4 @@
-"""What the documents of an index hold at one path, as arrays; `index` and `ranking` read them.
+"""The values of an index's documents at one path, as arrays; `index` and `ranking` read them.
 
 A column answers a leaf for all rows at once. Of the numbers of a row it keeps the smallest and the
 largest, which is all that `<` and `>` need, and with the texts it keeps every distinct one as a
@@ -87,13 +87,13 @@ class Cells:
         self._values[self._places(rows)] = flat
 
     def _places(self, rows: Rows) -> Rows:
-        """Return where the values of some rows are."""
+        """Return the positions of the values of some rows."""
         lengths = self._lengths[rows].astype(np.intp)
         before = np.cumsum(lengths) - lengths
         return np.repeat(self._starts[rows] - before, lengths) + np.arange(lengths.sum())
 
     def grow(self, rows: int) -> None:
-        """Have room for more rows."""
+        """Make room for more rows."""
         self._starts = _longer(self._starts, rows, 0)
         self._lengths = _longer(self._lengths, rows, 0)
 
@@ -116,7 +116,7 @@ def _longer(array: npt.NDArray[Any], size: int, fill: float) -> npt.NDArray[Any]
 
 
 class Column:
-    """What documents hold at one path.
+    """The values of documents at one path.
 
     Args:
         rows: Rows there can be.
@@ -145,7 +145,7 @@ class Column:
         return len(self.numbers) + len(self.codes) + len(self.present)
 
     def grow(self, rows: int) -> None:
-        """Have room for more rows."""
+        """Make room for more rows."""
         self.low, self.high = _longer(self.low, rows, np.nan), _longer(self.high, rows, np.nan)
         self.present = _longer(self.present, rows, 0)
         self.structured = _longer(self.structured, rows, 0)
@@ -154,7 +154,7 @@ class Column:
         self.codes.grow(rows)
 
     def set(self, rows: Sequence[int], founds: Iterable[Sequence[Any]]) -> None:
-        """Replace what some rows hold by what was found in their documents; nothing clears one."""
+        """Replace the values of some rows by those of their documents; no values clear none."""
         held = [_held(found) for found in founds]
         at = np.array(rows, np.intp)
         self.present[at] = [each.present for each in held]
@@ -288,7 +288,7 @@ class Column:
 
 @dataclass(slots=True)
 class _Held:
-    """What one row holds."""
+    """The values of one row."""
 
     present: bool
     numbers: AbstractSet[float] = frozenset()
@@ -298,7 +298,7 @@ class _Held:
 
 
 def _held(found: Sequence[Any]) -> _Held:
-    """Sort what was found in a document by how a column keeps it."""
+    """Sort the values that were found in a document by the array of a column that stores them."""
     values = spread(found) if any(isinstance(value, list) for value in found) else found
     kinds = set(map(type, values))
     # Most rows hold values of one kind, and only those are a set at once: to Python, True is 1.

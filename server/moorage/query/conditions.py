@@ -1,4 +1,4 @@
-"""What a query says, whatever its spelling: the tree that `parse` makes and all others read.
+"""Conditions: the tree that `parse` makes of a query in any spelling, and all others read.
 
 A leaf tests the values that a source finds in a document and holds if any of them passes. The
 negations (`!=`, `$nin`, `$nor`, …) are `Not` around the leaf, as in Mongo: they hold if none does.
@@ -61,7 +61,7 @@ class TextPattern(Protocol):
 
     @property
     def needles(self) -> tuple[str, ...]:
-        """What every match contains; none if nothing is certain."""
+        """The texts that every match contains; none if nothing is certain."""
 
     @property
     def costly(self) -> bool:

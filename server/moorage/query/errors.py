@@ -1,4 +1,4 @@
-"""How a query is refused: one exception that names the place; all of this package raises it."""
+"""Refusals of queries: one exception that names the place; all of this package raises it."""
 
 from typing import Any, Final
 
@@ -78,6 +78,6 @@ def too_long(most: int, path: str) -> QueryError:
 
 
 def too_deep(path: str) -> QueryError:
-    """Return the refusal of what is nested too deeply."""
+    """Return the refusal of a query that is nested too deeply."""
     expected = f"at most {DEPTH_MAX} levels"
     return QueryError(path, expected, "is one level too deep", Code.TOO_LARGE)

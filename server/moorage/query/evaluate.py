@@ -61,7 +61,7 @@ def predicate(condition: Condition) -> Predicate:
 
 
 def spread(found: Sequence[Any]) -> list[Any]:
-    """Return what comparisons look at: the values found, and the elements of arrays found."""
+    """Return the values to compare: those found, and the elements of arrays among them."""
     values: list[Any] = []
     for value in found:
         values.append(value)

@@ -409,7 +409,7 @@ def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:
-    """Return where the classes of characters start, and by state the classes that it moves on."""
+    """Return the first character of each class, and by state the classes that it moves on."""
     ranges = [move[0] if move else () for move in machine.moves]
     edges = {edge for each in ranges for low, high in each for edge in (low, high + 1)}
     starts = sorted((edges | {0}) - {_LAST_CODE_POINT + 1})

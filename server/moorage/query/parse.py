@@ -53,7 +53,7 @@ _SCRIPTS: Final = frozenset({"$where", "$function", "$accumulator", "$expr"})
 
 
 def parse_condition(query: Any, at: str = "query") -> Condition:
-    """Return what a query says: documented conditions, or a Mongo filter.
+    """Return the condition of a query in documented form, or of a Mongo filter.
 
     It is a Mongo filter where it has none of the keys of the documented conditions. Empty or null
     means everything.
@@ -70,7 +70,7 @@ def parse_condition(query: Any, at: str = "query") -> Condition:
 
 
 def parse_mongo(query: Any, at: str = "query") -> Condition:
-    """Return what a Mongo filter says, whatever its fields are called; see `parse_condition`."""
+    """Return the condition of a Mongo filter with any field names; see `parse_condition`."""
     return Parser().mongo(query, at)
 
 
@@ -84,7 +84,7 @@ class Parser:
     _paths: set[str] = field(default_factory=set[str])
 
     def condition(self, query: Any, at: str) -> Condition:
-        """Return what a query says; see `parse_condition`."""
+        """Return the condition of a query; see `parse_condition`."""
         if query is None or query == {}:
             return EVERYTHING
         given = an_object(query, at, "a condition or a Mongo filter (an object)")
@@ -93,7 +93,7 @@ class Parser:
         return self._documented(given, at, 0)
 
     def mongo(self, query: Any, at: str) -> Condition:
-        """Return what a Mongo filter says; see `parse_mongo`."""
+        """Return the condition of a Mongo filter; see `parse_mongo`."""
         return self._filter({} if query is None else query, at, 0)
 
     # The documented conditions ---------------------------------------------------------------

@@ -33,7 +33,7 @@ class Like:
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:
-        """What must be found, in this order."""
+        """The texts that must be found, in this order."""
         return tuple(piece for piece in self.text.split("*") if piece)
 
     @property
@@ -59,7 +59,7 @@ class Like:
 
 
 class TransitionRow(dict[str, int]):
-    """What follows a state of a table: the next state by character, `ACCEPTED` or `REJECTED`.
+    """The next state of a table by character, or `ACCEPTED` or `REJECTED`.
 
     Args:
         starts: Code points at which a class of characters starts, ascending, the first one 0.

@@ -55,7 +55,7 @@ class Pipeline:
         self._at = at
 
     def run(self, documents: Iterable[Document]) -> list[Document]:
-        """Return what the last stage makes of documents, which are not written to.
+        """Return the documents of the last stage; the given ones are not changed.
 
         Raises:
             QueryError: `too_large`: a stage would make more than `ROWS_MAX` documents.
@@ -103,7 +103,7 @@ def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
 
 
 def parse_page(options: Any, at: str = "options") -> Pipeline:
-    """Return what the `options` of a query make of the documents that it finds.
+    """Return the pipeline of a query's `options`, for the documents that it finds.
 
     Args:
         options: `{"sort": {path: 1 or -1}, "skip": number, "limit": number}`, each optional;
@@ -296,7 +296,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 
 def _expression(parser: Parser, value: Any, at: str, depth: int = 0) -> _Expression:
-    """Return what reads a value: `$path`, a constant, or an object of these."""
+    """Return a reader of a value: of `$path`, a constant, or an object of these."""
     if isinstance(value, str) and value.startswith("$"):
         read = reader(Path(_path(parser, value, at)))
 

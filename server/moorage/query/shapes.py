@@ -1,4 +1,4 @@
-"""What JSON must look like at a place: each function returns the value, or refuses it by name."""
+"""Checks of JSON at a place: each function returns the value, or refuses it by name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -52,7 +52,7 @@ def number_in(value: Any) -> float | int | None:
 
 
 def key_of(value: Any) -> Hashable:
-    """Return what equal scalars have in common; None for what is no scalar."""
+    """Return a key that is the same for equal scalars; None for values that are no scalars."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What runs workloads: backends under one Protocol, and `ResourceEngine` over them.
+"""Workloads without a server: backends under one Protocol, and `ResourceEngine` over them.
 
 The daemon uses the backends; `ResourceEngine` is a library that stands on its own, and README.md
 shows it, by example. Its errors are drawn in `base`.

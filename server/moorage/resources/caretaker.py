@@ -1,4 +1,4 @@
-"""Backends elsewhere, as this library uses them, and who ends what it started there.
+"""Backends elsewhere, as this library uses them, and the process that ends workloads there.
 
 What runs on this machine ends with the process that started it. What runs on Ray, Kubernetes or AWS
 would go on. So another process waits for the end of this one, however that comes about, and stops
@@ -37,7 +37,7 @@ def opened(name: str, root: Path) -> Backend:
 
 
 def watch(name: str, root: Path) -> int:
-    """Have what is left at a backend stopped when this process has ended.
+    """Stop the rest at a backend when this process has ended.
 
     Returns:
         A file to write `BEGUN` to before each start, and `NOTHING` where nothing came of it or it

@@ -1,4 +1,4 @@
-"""`Context`: the resources of one rollout, and what becomes of them when it ends.
+"""`Context`: the resources of one rollout, and their fate when it ends.
 
 Source: docs/reference/resource-engine.md, "Contexts". What is shared by rollouts (scope
 `global`) goes back to the store at the end; what is a rollout's own is ended.
@@ -21,7 +21,7 @@ Scope = Literal["rollout", "global"]
 
 @dataclass(kw_only=True)
 class ContextConfig:
-    """What a context is made with.
+    """The settings of a context.
 
     Args:
         resource_backend: Where resources are made, unless the call or the metadata says otherwise.
@@ -121,7 +121,7 @@ class Context:
                 del self._held[name]
 
     async def release_resource(self, scope: Scope | None = None) -> None:
-        """Return what this rollout has to the store, of one scope or all."""
+        """Return this rollout's resources to the store, of one scope or all."""
         for name in self._names(scope):
             del self._held[name]
             await self.engine.release(name)
@@ -133,7 +133,7 @@ class Context:
             await self.engine.end(name)
 
     async def close(self) -> None:
-        """End the rollout: return what is global, end what is its own."""
+        """End the rollout: return global resources, end its own."""
         try:
             await self.release_resource("global")
         finally:

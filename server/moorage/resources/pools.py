@@ -23,7 +23,7 @@ __all__ = ["ClaimStage", "ResourceClaim", "SpecPool"]
 
 
 class ClaimStage(Enum):
-    """How far a claim is."""
+    """The stage of a claim."""
 
     WAITING = auto()
     """For a resource or a slot."""
@@ -84,7 +84,7 @@ class ResourceClaim:
         self.admitted.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Tell its waiter that there will be no resource."""
+        """Inform its waiter that there will be no resource."""
         self.stage = ClaimStage.OVER
         if not self.admitted.done():
             self.admitted.set_result(None)
@@ -133,12 +133,12 @@ class SpecPool:
 
     @property
     def stocking(self) -> int:
-        """How many are being made for the store."""
+        """The number of resources in the making for the store."""
         return sum(1 for claim in self.claims if claim.id is None)
 
     @property
     def room(self) -> int | None:
-        """How many more may be made; None for any number."""
+        """The number of further resources that may be made; None for no bound."""
         cap = self.spec.max_global_num
         return None if cap is None else max(0, cap - self.total)
 

@@ -173,7 +173,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def reset(self, /, id: str, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # As above.
-        """Make the resource of an id as new, and return what the resource says to that.
+        """Reset the resource of an id, and return its answer.
 
         A process runs its `reset_command`. One that has none, and a container, is stopped and
         started again: it is the same resource, and its files, its `endpoint` and what runs in it
@@ -189,7 +189,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def get_status(self, /, id: str) -> ResourceStatus:  # noqa: A002  # As above.
-        """Return how the resource of an id is now.
+        """Return the status of the resource of an id.
 
         Raises:
             ValueError: The id has no resource, or not yet.
@@ -230,7 +230,7 @@ class ResourceEngine:
 
     @_OnClassToo
     def register(self, /, category: str, runner: Runner, backend: str = "local") -> None:
-        """Have specs of a category of one's own made by a runner of one's own.
+        """Register a runner of one's own for specs of a category of one's own.
 
         Args:
             category: What such specs are made with, as `ContainerResourceSpec(category=…)`.
@@ -282,7 +282,7 @@ def _check_options(runner: Runner, options: Mapping[str, Any]) -> None:
 
 
 def _remedy(backend: str) -> str:
-    """Return what to do about a documented backend that is not here."""
+    """Return the remedy for a documented backend that is not here."""
     for kind in kinds().values():
         if backend in kind.engine_names and not kind.installed:
             return f". It needs {kind.package}: {kind.install_command}"

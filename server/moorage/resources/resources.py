@@ -1,4 +1,4 @@
-"""What `ResourceEngine` hands out, and who makes it: resources and runners.
+"""The results of `ResourceEngine`, and their makers: resources and runners.
 
 A runner makes and ends resources of one backend. `BackendRunner` is one over any `Backend`; a user
 may put others into the backend's registry, for backends of their own.
@@ -57,7 +57,7 @@ _TAIL_BYTES: Final = 16 * 1024
 
 
 class ResourceStatus(StrEnum):
-    """How a resource is."""
+    """The status of a resource."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -107,7 +107,7 @@ class BaseResource(abc.ABC):
 
     @abc.abstractmethod
     async def get_status(self) -> ResourceStatus:
-        """Return how it is now."""
+        """Return its status."""
 
     async def control(self, **kwargs: Any) -> None:
         """Change its limits.
@@ -157,7 +157,7 @@ class Runner(Protocol):
         """End a resource; a second time does nothing."""
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
-        """Return how a resource is now."""
+        """Return the status of a resource."""
 
 
 BaseRunner = Runner
@@ -165,7 +165,7 @@ BaseRunner = Runner
 
 
 class CommandOutput(str):
-    """What a command wrote; a `str`, which knows how the command ended.
+    """The output of a command; a `str`, which also has the command's end.
 
     Args:
         text: What it wrote.
@@ -293,7 +293,7 @@ class BackendResource(BaseResource):
         return None
 
     async def get_status(self) -> ResourceStatus:
-        """Return how it is now; a service is probed.
+        """Return its status; a service is probed.
 
         One that does not is pending; what is unknown has stopped.
         """
@@ -327,7 +327,7 @@ class BackendResource(BaseResource):
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> CommandOutput:
-        """Run a line of shell inside of it and return what it wrote, which has an `exit_code`.
+        """Run a line of shell inside it and return the output, which has an `exit_code`.
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds, and was killed.
@@ -344,7 +344,7 @@ class BackendResource(BaseResource):
         return CommandOutput(done.output, done.exit_code)
 
     async def logs(self, offset: int = 0) -> Log:
-        """Read what it wrote, from a byte offset on; a negative one counts from the end."""
+        """Read its output, from a byte offset on; a negative one counts from the end."""
         return await self._backend.logs(self._id, offset)
 
 
@@ -413,7 +413,7 @@ class BackendRunner:
         return workload
 
     async def _refuse(self, workload: WorkloadReport) -> NoReturn:
-        """Say that a workload ended at once, how, and what it wrote."""
+        """Raise: a workload ended at once, with its exit code and output."""
         lines: Sequence[str] = workload.log_tail
         if not lines and self.backend.support.logs:
             log = await self.backend.logs(workload.id, -_TAIL_BYTES)
@@ -431,7 +431,7 @@ class BackendRunner:
         await resource.end()
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
-        """Return how it is now."""
+        """Return its status."""
         return await resource.get_status()
 
 

@@ -124,7 +124,7 @@ class APIModelResource(BaseResource):
     async def generate_async(
         self, messages: list[dict[str, Any]], **parameters: Any
     ) -> dict[str, Any]:
-        """Have the model answer; returns the service's reply.
+        """Ask the model; returns the service's reply.
 
         Args:
             messages: The chat, as the OpenAI-compatible API takes it.
@@ -151,7 +151,7 @@ class VLLMModelResource(BackendResource):
     async def generate_async(
         self, messages: list[dict[str, Any]], **parameters: Any
     ) -> dict[str, Any]:
-        """Have the model answer; as `APIModelResource.generate_async`."""
+        """Ask the model; as `APIModelResource.generate_async`."""
         assert isinstance(self.spec, VLLMModelResourceSpec)
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
         return await _chat(_client({}), f"{self.endpoint}/v1", body, None)
@@ -269,7 +269,7 @@ class ModelRunner(BackendRunner):
 
 
 class LocalRunner(ModelRunner):
-    """The backend `local`: what the backend of this machine starts, and what needs no machine.
+    """The backend `local`: workloads of this machine, and clients that need no machine.
 
     Args:
         backend: What starts it; one that ends with this process where not given.
@@ -348,7 +348,7 @@ class LazyRunner:
         await self._make().end_resource(resource)
 
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
-        """Return how a resource is; see `Runner`."""
+        """Return the status of a resource; see `Runner`."""
         return await self._make().get_status(resource)
 
 
@@ -442,7 +442,7 @@ class _CaredForRunner(ModelRunner):
             self._count(-1)
 
     def _count(self, change: int) -> None:
-        """Have the caretaker know of one more, or one less, that it may have to end."""
+        """Inform the caretaker of one more, or one less, that it may have to end."""
         self._unended += change
         try:
             os.write(self._caretaker, caretaker.BEGUN if change > 0 else caretaker.NOTHING)

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class ResourceStore:
-    """Free resources by pool, and those that a name holds. `ResourceEngine` says what it means."""
+    """Free resources by pool, and those that a name holds. `ResourceEngine` explains it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -330,7 +330,7 @@ class ResourceStore:
             await self._quiet(claim)
 
     def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
-        """Note that what a claim has not got yet is not wanted. Under the lock.
+        """Note that a claim no longer wants the rest of its resources. Under the lock.
 
         Returns:
             Whether its resource is being made.

@@ -1,4 +1,4 @@
-"""What Ray says of its nodes: who is alive, what they have, and whether more can come."""
+"""Ray's view of its nodes: those alive, their resources, and whether more can come."""
 
 import contextlib
 import json
@@ -101,12 +101,12 @@ def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
 
 
 def hosts_group_name(head: Any) -> str:
-    """Return what the placement group of a slice's hosts is called, by that of its head."""
+    """Return the name of the placement group of a slice's hosts, from that of its head."""
     return f"hosts-of-{head.id.hex()}"
 
 
 def remove_groups(head: Any) -> None:
-    """Free what a slice reserved: its head, and its hosts.
+    """Free the reservations of a slice: its head, and its hosts.
 
     Ray does not do that when the slice's actor dies: a group lives as long as its creator's job.
     """
@@ -116,7 +116,7 @@ def remove_groups(head: Any) -> None:
 
 
 def request_bundles(bundles: Sequence[Mapping[str, float]]) -> None:
-    """Have the autoscaler make room for bundles; this replaces what was requested before."""
+    """Request room for bundles from the autoscaler; this replaces earlier requests."""
     if ray.is_initialized():
         from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # An extra.
 

@@ -1,4 +1,4 @@
-"""What a host asks its machine: is it being taken back, and who holds its devices."""
+"""Questions of a host to its machine: is it being taken back, and who holds its devices."""
 
 import contextlib
 import os

@@ -54,7 +54,7 @@ class SliceDegraded(InsufficientSlicesError):  # noqa: N818  # A state of a slic
 
 
 class SliceTimeoutError(SlicesError, TimeoutError):
-    """A wait ended at its bound; the message says what was awaited and where the bound is set."""
+    """A wait ended at its bound; the message names the event and the setting of the bound."""
 
 
 class HostUnhealthyError(SlicesError):

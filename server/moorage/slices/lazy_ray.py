@@ -24,7 +24,7 @@ else:
 
 
 class RemoteClass:
-    """What `ray.remote` makes of a class, made when it is used: `remote` and `options` as there.
+    """The result of `ray.remote` for a class, made at first use: `remote` and `options` as there.
 
     Args:
         of: The class.

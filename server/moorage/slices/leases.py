@@ -27,7 +27,7 @@ _MIB: Final = 1 << 20
 
 
 class LeaseClient(Protocol):
-    """What a pool needs of `moorage_client.BlockingClient`."""
+    """The methods of `moorage_client.BlockingClient` that a pool calls."""
 
     def lease(self, policy_rule_uri: str, /, **request: Any) -> AbstractContextManager[Any]:
         """Hold a lease, and renew it, while a block runs."""
@@ -116,12 +116,12 @@ class SliceLease:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tasks of the slice may know of it."""
+        """The variables for tasks of the slice."""
         lease = self._held.lease
         return {"MOORAGE_LEASE_ID": lease.id, "MOORAGE_FENCING": str(lease.fencing)}
 
     def reserve(self, shape: GpuSlices) -> Any:
-        """Have Ray reserve the very GPUs that the lease holds, and return the placement group.
+        """Reserve the very GPUs of the lease in Ray, and return the placement group.
 
         Raises:
             DeviceError: One of them is in use.
@@ -152,7 +152,7 @@ class SliceLease:
         return groups[0]
 
     def guard(self, end: Callable[[], None]) -> None:
-        """Have `end` called as soon as the lease is lost: others may hold its GPUs then."""
+        """Call `end` as soon as the lease is lost: others may hold its GPUs then."""
 
         def watch() -> None:
             while not self._closed.wait(_LOOK_SECONDS):
@@ -171,7 +171,7 @@ class SliceLease:
 
 
 def _exactly(holders: Any, shares: Sequence[Any], take: Callable[[], bool]) -> bool:
-    """Have something taken while on each node the devices of a lease are what Ray chooses first."""
+    """Call `take` while the devices of a lease are the first that Ray chooses on each node."""
     if not shares:
         return take()
     first, *others = shares

@@ -78,11 +78,11 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._losses: list[DegradedSlice] = []
 
     def get_actor_pool_name(self) -> str:
-        """Return how messages call this pool: `SlicePool(<type>)`."""
+        """Return the name of this pool in messages: `SlicePool(<type>)`."""
         return f"SlicePool({self._given.name if self._given else None})"
 
     def get_actor_name_from_actor_info(self, actor_info: SliceInfo) -> str:
-        """Return how messages call a slice: its name."""
+        """Return the name of a slice in messages."""
         return actor_info.slice_name
 
     def create_actor(self) -> Any:
@@ -93,7 +93,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
     def scale_multislice(
         self, num_slices: int | Sequence[int], timeout: float | None = None
     ) -> None:
-        """Have so many slices. Healthy ones stay; what runs on them goes on.
+        """Scale to so many slices. Healthy ones stay, with the tasks that run on them.
 
         The largest size is tried first, each within its share of the time: with `n` sizes left,
         an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
@@ -146,7 +146,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return last is None or self._last_scale_check_ts - last >= SCALE_UP_SECONDS_MIN
 
     def prepare_all_slices(self, timeout: float | None = None) -> None:
-        """Have all hosts of all slices reserved; a slice that is unhealthy is replaced first.
+        """Reserve all hosts of all slices; a slice that is unhealthy is replaced first.
 
         Args:
             timeout: Seconds for all of it; without, `slice_start_seconds_max`.
@@ -226,7 +226,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         *,
         timeout: float | None = None,
     ) -> list[Any]:
-        """Have all hosts ready, start a function there, and return one list of references."""
+        """Prepare all hosts, start a function there, and return one list of references."""
         return self.execute_on_each_host_flat(remote_fn, env, runtime_env, timeout=timeout)
 
     def execute_on_each_host(
@@ -301,7 +301,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         ]
 
     def drain_actor_pool(self) -> None:
-        """Shut all slices down, kill what is left, and free every reservation."""
+        """Shut all slices down, kill those that are left, and free every reservation."""
         reserved = bool(self._reservations)
         super().drain_actor_pool()
         self._slots = {}
@@ -337,7 +337,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         return self._given
 
     def _share(self, size: int, seconds: float, *, last: bool) -> float:
-        """Return how long to wait for a size; 0: it is skipped."""
+        """Return the seconds to wait for a size; 0: it is skipped."""
         possible = self._most()
         if possible is None or size <= possible:
             return seconds
@@ -402,7 +402,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._dismiss(surplus)
 
     def _publish(self) -> None:
-        """Have the members in the order of their slots."""
+        """Put the members into the order of their slots."""
         self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
@@ -422,14 +422,14 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
             self._reservations.remove(each)
 
     def _host_bundles(self) -> list[dict[str, float]]:
-        """Return what the hosts of all slices need, for the autoscaler."""
+        """Return the bundles of the hosts of all slices, for the autoscaler."""
         if isinstance(self._shape, GpuSlices):
             return self._shape.bundles() * len(self._actor_pool)
         infos = [member.actor_info for member in self._actor_pool]
         return [{info.slice_name: 1} for info in infos for _ in range(info.num_hosts)]
 
     def _answers(self, calls: list[Any], seconds: float) -> list[Any]:
-        """Return what the slices answer.
+        """Return the answers of the slices.
 
         Raises:
             SlicesError: What one of them raised, with its number and name.

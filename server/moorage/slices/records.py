@@ -1,4 +1,4 @@
-"""What a pool knows of its members: plain records, which travel between Ray's processes."""
+"""Records of a pool about its members: plain values, which travel between Ray's processes."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -10,7 +10,7 @@ ActorInfoT = TypeVar("ActorInfoT")
 
 @dataclass(frozen=True)
 class ActorPoolMember(Generic[ActorInfoT]):
-    """An actor of a pool, with what it said of itself.
+    """An actor of a pool, with the info that it gave of itself.
 
     Args:
         actor: Ray's handle of the actor.
@@ -92,7 +92,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class MultisliceInfo:
-    """What a slice needs to know of the others.
+    """The info that a slice needs about the others.
 
     Args:
         coordinator_ip: Address of the first host of slice 0.

@@ -181,7 +181,7 @@ class Reservations:
         self._want(0)
 
     def _want(self, count: int, deadline: Deadline | None = None) -> None:
-        """Have this many: started ones stay first."""
+        """Reserve this many slots: started ones stay first."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()

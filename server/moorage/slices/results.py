@@ -1,4 +1,4 @@
-"""What came of tasks on many hosts: all results, or the first failure and no task left."""
+"""Results of tasks on many hosts: all of them, or the first failure and no task left."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def collect(
 
 
 def cancel(calls: Sequence[HostCall], seconds: float) -> None:
-    """Have hosts cancel their tasks, and wait until these have ended, or the hosts have.
+    """Cancel tasks on hosts, and wait until these have ended, or the hosts have.
 
     `ray.cancel` could end this process: Ray fails an assertion when a task ends at that moment.
     """

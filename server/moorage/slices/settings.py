@@ -1,4 +1,4 @@
-"""How long slices wait and what they may do: from the environment, read when a pool is made.
+"""Waiting times and permissions of slices: from the environment, read when a pool is made.
 
 Each setting has its documented name, `EFORMER_…`, and the same with `MOORAGE_…`, which wins.
 """
@@ -76,7 +76,7 @@ class SliceSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
-        """Read what is set; all else keeps its default.
+        """Read the settings of the environment; all others have their defaults.
 
         A URL is what Kubernetes says of a Service of that name, and left aside.
 

@@ -1,4 +1,4 @@
-"""What a slice is made of: a TPU slice as its cloud made it, or any hosts with GPUs.
+"""Shapes of slices: a TPU slice as its cloud made it, or any hosts with GPUs.
 
 A slot of a pool starts as a placement group. For a TPU slice it is the head alone, which tells
 the name of the slice and thereby its hosts; for GPUs it is all hosts at once.
@@ -44,7 +44,7 @@ class TpuSlices:
 
     @property
     def name(self) -> str:
-        """How a pool of them is called."""
+        """The name of a pool of them."""
         return self.tpu_type
 
     @property
@@ -53,19 +53,19 @@ class TpuSlices:
         return f"TPU-{self.tpu_type}-head"
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return what a slot reserves first."""
+        """Return the bundles that a slot reserves first."""
         return [{self.head: 1}]
 
     def topology(self) -> dict[str, str]:
-        """Return how the bundles of a slot spread."""
+        """Return the topology of a slot's bundles."""
         return {NODE_ID_LABEL: _SPREAD}
 
     def possible(self, nodes: Sequence[RayNode]) -> int:
-        """Return how many slices these nodes make if all of them are free."""
+        """Return the number of slices that these nodes make if all of them are free."""
         return int(sum(node.resources.get(self.head, 0) for node in nodes))
 
     def hosts_expected(self, chips: float) -> int:
-        """Return how many hosts with so many chips a whole slice has; 0: its type is unknown."""
+        """Return the number of hosts of a whole slice, by their chips; 0: unknown type."""
         found = _TYPE.fullmatch(self.tpu_type.lower())
         if found is None:
             return 0
@@ -104,11 +104,11 @@ class GpuSlices:
 
     @property
     def name(self) -> str:
-        """How a pool of them is called."""
+        """The name of a pool of them."""
         return self.gpu_model or "GPU"
 
     def bundles(self) -> list[dict[str, float]]:
-        """Return what a slot reserves: all of its hosts."""
+        """Return the bundles that a slot reserves: all of its hosts."""
         bundle: dict[str, float] = {"GPU": self.gpus_per_host, **self.host_resources}
         if self.resource:
             bundle[self.resource] = 1
@@ -117,12 +117,12 @@ class GpuSlices:
         return [bundle] * self.hosts
 
     def topology(self) -> dict[str, str]:
-        """Return how the bundles of a slot spread."""
+        """Return the topology of a slot's bundles."""
         spread = {NODE_ID_LABEL: _SPREAD}
         return {**spread, self.label: "STRICT_PACK"} if self.label else spread
 
     def possible(self, nodes: Sequence[RayNode]) -> int:
-        """Return how many slices these nodes make if all of them are free."""
+        """Return the number of slices that these nodes make if all of them are free."""
         domains: dict[str, list[int]] = {}
         bundle = self.bundles()[0]
         for node in nodes:
@@ -136,7 +136,7 @@ Shape = TpuSlices | GpuSlices
 
 
 def _spread(fits: Sequence[int], hosts: int) -> int:
-    """Return how many slices of so many different hosts fit where each host fits some."""
+    """Return the number of slices of `hosts` different hosts, of which each host fits some."""
     count = sum(fits) // hosts
     while count and sum(min(each, count) for each in fits) < count * hosts:
         count -= 1

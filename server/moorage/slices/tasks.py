@@ -1,4 +1,4 @@
-"""What runs in the process of a task around the user's function: hosts and jobs call it there."""
+"""The code around the user's function in the process of a task; hosts and jobs call it there."""
 
 from collections.abc import Callable
 from typing import Any

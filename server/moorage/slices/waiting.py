@@ -33,7 +33,7 @@ class Deadline:
 
 
 def outcomes(refs: Sequence[Any], seconds: float) -> list[Any]:
-    """Return for each reference its value, or what was raised; nothing is raised here.
+    """Return for each reference its value, or its exception; nothing is raised here.
 
     What has not come within `seconds` is a `SliceTimeoutError`.
     """

@@ -44,15 +44,15 @@ class UnknownResourceType(SlotsError, TypeError):
 
 
 class InvalidRequest(SlotsError, ValueError):
-    """A request is malformed; the message names the member and what was expected of it."""
+    """A request is malformed; the message names the member and the expectation."""
 
 
 class UnevenNodes(ResourceUnavailable, InvalidRequest):
-    """Nodes differ in what was to be one number of all of them; the message has each."""
+    """Nodes differ in a number that should be the same for all; the message has each."""
 
 
 class InvalidCheckin(SlotsError, ValueError):
-    """What is returned was not checked out here, or has been returned; nothing was changed."""
+    """The returned slots were not checked out here, or came back before; nothing was changed."""
 
 
 class InvalidSpecification(SlotsError, ValueError):
@@ -60,4 +60,4 @@ class InvalidSpecification(SlotsError, ValueError):
 
 
 class SchemaMissingKeyError(InvalidSpecification):
-    """The description of a pool has none of the keys that say what there is."""
+    """The description of a pool has none of the keys for its contents."""

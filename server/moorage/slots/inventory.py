@@ -1,4 +1,4 @@
-"""What is free, and the one way to take it: best fit, all or nothing.
+"""Free slots, and the one way to take them: best fit, all or nothing.
 
 `Inventory` keeps the instances of each type in order of their free slots, so that the best fit is
 found by bisection, however many there are. `Allocator` takes it; `AllocationTransaction` gives all
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class _Place:
-    """An instance, and what of it is free.
+    """An instance, with its free slots.
 
     While any slot of a whole is in use its parts are blocked, and the other way round: `relatives`
     are the places that this one blocks, `blocked_by` counts those that block it.
@@ -68,7 +68,7 @@ class _Place:
         self.become(free, self.instance.slots)
 
     def become(self, free: Amount, slots: Amount) -> None:
-        """Have so many slots, and so many of them free."""
+        """Set the free slots and all slots."""
         was_idle = self.idle
         self._leave()
         self.free = free
@@ -168,7 +168,7 @@ class Inventory:
 
     @property
     def resources(self) -> dict[str, list[dict[str, Any]]]:
-        """What is free now, by type, in the order in which it was listed.
+        """The free slots now, by type, in the order in which they were listed.
 
         It is a copy, and what is written into it is checked and changes the inventory: fewer slots
         are taken ones, more than there were are new ones.
@@ -184,7 +184,7 @@ class Inventory:
         return {kind: self.rows(kind) for kind in self._buckets}
 
     def rows(self, kind: str) -> list[dict[str, Any]]:
-        """Return what is free of a type as a plain copy; nothing of an unknown one."""
+        """Return the free slots of a type as a plain copy; nothing of an unknown one."""
         places = self._buckets[kind].places if kind in self._buckets else ()
         return documents(replace(each.instance, slots=each.free) for each in places)
 
@@ -226,7 +226,7 @@ class Inventory:
         return place.free if place else NONE
 
     def set_slots(self, kind: str, name: str, free: Amount, slots: Amount) -> None:
-        """Have an instance have so many slots, and so many of them free."""
+        """Set the free slots and all slots of an instance."""
         self._bucket(kind).by_id[name].become(free, slots)
 
     @property
@@ -259,7 +259,7 @@ class Inventory:
         return self._bucket(rtype).available
 
     def pop(self, rtype: str) -> list[dict[str, Any]]:
-        """Remove a type; return what of it is free."""
+        """Remove a type; return its free slots."""
         listed = self.listed()[rtype]
         for place in self._buckets.pop(rtype).places:
             for each in place.relatives:
@@ -298,7 +298,7 @@ class Inventory:
         place.change(slots)
 
     def standing(self) -> dict[tuple[str, str], tuple[Amount, Amount]]:
-        """Return of each instance, by type and id, what is free and what it has."""
+        """Return the free slots and all slots of each instance, by type and id."""
         return {
             (kind, place.instance.id): (place.free, place.instance.slots)
             for kind, bucket in self._buckets.items()
@@ -306,7 +306,7 @@ class Inventory:
         }
 
     def everything(self) -> list[Member]:
-        """Return a request for all that is free; of what has parts, for the whole, or what is left.
+        """Return a request for all free slots; of divided instances, for the whole, or the rest.
 
         Of a whole of which a part is in use the other parts are left.
         """
@@ -365,7 +365,7 @@ class Allocator:
 
 
 class AllocationTransaction:
-    """Gives back what was recorded when its block ends with an exception, which goes on.
+    """Gives the recorded slots back when its block ends with an exception, which goes on.
 
     Args:
         inventory: Where it was taken from.
@@ -409,7 +409,7 @@ def _put_back(
     before: Mapping[tuple[str, str], tuple[Amount, Amount]],
     listed: Mapping[str, Any],
 ) -> None:
-    """Have an inventory as it was before an allocator went wrong."""
+    """Restore an inventory to its state before an allocator went wrong."""
     if inventory.standing().keys() != before.keys():
         inventory.write(listed, whole=True)
     for (kind, name), (free, has) in before.items():
@@ -456,7 +456,7 @@ def allocate(
 def _acquired(
     allocator: Allocator, inventory: Inventory, kind: str, slots: Amount
 ) -> dict[str, Any]:
-    """Take slots by another rule, and see that it took what it says, and nothing else."""
+    """Take slots by another rule, and check that it took the slots it names, and nothing else."""
     before, buckets = inventory.standing(), inventory.listed()
     try:
         found: Any = allocator.acquire(inventory, kind, plain(slots))
@@ -504,7 +504,7 @@ def merged(
 def rewritten(
     now: Inventory, types: Mapping[str, Any], *, whole: bool
 ) -> dict[str, tuple[Instance, ...]]:
-    """Return what is free after some types were written: see `Inventory.write`."""
+    """Return the free slots after some types were written: see `Inventory.write`."""
     if not isinstance(types, Mapping):
         raise InvalidSpecification(f"resources: expected an object, found {type(types).__name__}")
     resources: dict[str, Any] = {} if whole else now.listed()

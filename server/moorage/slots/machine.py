@@ -1,4 +1,4 @@
-"""The pool of this machine: what is found here, as its user changed it.
+"""The pool of this machine: its hardware, with the changes of its user.
 
 A hook is a plain function `(config, pool)` that changes the description of the pool before the pool
 is made of it. Those of this module find the CPUs and devices, and apply what the configuration
@@ -53,7 +53,7 @@ def find_devices(config: Any, pool: Document) -> None:
 
 
 def replace(config: Any, pool: Document) -> None:
-    """Use the description that the configuration has, instead of what was found."""
+    """Use the description of the configuration in place of the hardware found."""
     if given := _setting(config, "resource_pool"):
         read = parse_specification(given)
         pool["resources"] = {kind: documents(rows) for kind, rows in read.resources.items()}
@@ -80,7 +80,7 @@ HOOKS: Final[tuple[Hook, ...]] = (find_devices, replace, resize)
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return what a configuration says, as a key or as an attribute; None if it says nothing."""
+    """Return an entry of a configuration, as a key or as an attribute; None if there is none."""
     return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 

@@ -1,4 +1,4 @@
-"""Who gets which, where each may have some of them and none is had twice. Used by `nodes`."""
+"""Assigns things so that each taker gets some of those it accepts, none twice. For `nodes`."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence

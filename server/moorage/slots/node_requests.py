@@ -16,7 +16,7 @@ NODES_MAX: Final = 100_000
 
 
 class NodeRequest:
-    """What is wanted of one node.
+    """The request for one node.
 
     Args:
         resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
@@ -41,7 +41,7 @@ class NodeRequest:
         return self
 
     def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return how many members there are of a type."""
+        """Return the number of members of a type."""
         return sum(member.type == type for member in self.members)
 
     def total_slots(self, type: str | None = None) -> Slots:  # noqa: A002  # As elsewhere.

@@ -52,7 +52,7 @@ NodeAllocation = dict[str, Any]
 
 
 class _Node:
-    """A node: what of it is free, what it has, and how many allocations use it."""
+    """A node: its free slots, all its slots, and the number of allocations that use it."""
 
     __slots__ = ("additional_properties", "closed", "id", "idle", "now", "users")
 
@@ -68,7 +68,7 @@ class _Node:
         return not self.closed and not (request.exclusive and self.users)
 
     def resize(self, change: Callable[[dict[str, list[Document]]], None], at: str) -> None:
-        """Change what the node has; what is in use stays so.
+        """Change the slots of the node; used ones stay used.
 
         Raises:
             InvalidSpecification: It cannot be so, or less would be left than is in use.
@@ -120,7 +120,7 @@ class NodeResourcePool:
             self.fill(pool)
 
     def __getstate__(self) -> Document:
-        """Return what a copy is made with: what is checked out of this is so of the copy, too."""
+        """Return the state for a copy: slots checked out here are checked out of the copy, too."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
@@ -174,7 +174,7 @@ class NodeResourcePool:
         self.fill({"nodes": [{"id": name, "resources": resources} for name in ids]})
 
     def clear(self) -> None:
-        """Empty the pool: no node is left, and what was checked out is forgotten."""
+        """Empty the pool: no node is left, and checked out slots are forgotten."""
         with self._lock:
             self.additional_properties = {}
             self._nodes = {}
@@ -197,7 +197,7 @@ class NodeResourcePool:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Have each node, or one, have so many instances of a type, of one slot each.
+        """Set the number of instances of a type, one slot each, on each node or on one.
 
         Raises:
             ResourceUnavailable: There is no such node.
@@ -214,7 +214,7 @@ class NodeResourcePool:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Have each instance of a type have so many slots, on the nodes that have it, or on one.
+        """Set the slots of each instance of a type, on the nodes that have it, or on one.
 
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
@@ -230,7 +230,7 @@ class NodeResourcePool:
         *,
         node_id: str | None = None,
     ) -> None:
-        """Have each instance of a type have so many times its slots; as `set_slots_per_resource`.
+        """Multiply the slots of each instance of a type; as `set_slots_per_resource`.
 
         Raises:
             ResourceUnavailable: There is no such node, or no such type.
@@ -242,7 +242,7 @@ class NodeResourcePool:
         self._change_slots(type, lambda slots: slots * factor, node_id)
 
     def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # As elsewhere.
-        """Remove a type from all nodes; return what was free, None if no node had any.
+        """Remove a type from all nodes; return its free slots, None if no node had any.
 
         What is checked out of it is forgotten, and the rest of its allocations is not.
         """
@@ -269,7 +269,7 @@ class NodeResourcePool:
 
     @property
     def resources(self) -> dict[str, list[Document]]:
-        """What is free of all nodes, by type: `{type: [{"id", "slots", "node"}]}`; a copy."""
+        """The free slots of all nodes, by type: `{type: [{"id", "slots", "node"}]}`; a copy."""
         with self._lock:
             found: dict[str, list[Document]] = {}
             for node in self._nodes.values():
@@ -343,7 +343,7 @@ class NodeResourcePool:
         return not self._nodes
 
     def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return how many instances all nodes have, or, of `node` and `nodes`, how many nodes.
+        """Return the number of instances on all nodes, or, of `node` and `nodes`, of nodes.
 
         Raises:
             ResourceUnavailable: There is no such type.
@@ -352,7 +352,7 @@ class NodeResourcePool:
         return len(self._nodes) if type in NODE_NAMES else sum(self.count_by_node(type).values())
 
     def count_by_node(self, type: str) -> dict[str, int]:  # noqa: A002  # As elsewhere.
-        """Return how many instances of a type, in singular or plural, each node has."""
+        """Return the number of instances of a type, in singular or plural, on each node."""
         with self._lock:
             kind = self._named(type)
             return {
@@ -370,7 +370,7 @@ class NodeResourcePool:
             }
 
     def count_per_node(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return how many instances of a type each node has, where all have as many.
+        """Return the number of instances of a type on each node, if it is the same on all.
 
         Raises:
             ResourceUnavailable: There is no such type.
@@ -460,7 +460,7 @@ class NodeResourcePool:
             return self._hand_out(placed)
 
     def checkin(self, resources: Mapping[str, Any]) -> None:
-        """Take back what a checkout returned: all of it, or nothing.
+        """Take back the slots of a checkout: all of them, or nothing.
 
         Args:
             resources: What `checkout` returned, also if it has been JSON meanwhile.
@@ -491,7 +491,7 @@ class NodeResourcePool:
     def _place(
         self, wanted: Sequence[NodeRequest], allow_multinode: bool | None, *, idle: bool
     ) -> list[_Placed]:
-        """Take what is wanted from a node each, in the order of the request, or nothing."""
+        """Take the slots from a node each, in the order of the request, or nothing."""
         allowed = self.allow_multinode if allow_multinode is None else allow_multinode
         if len(wanted) > 1 and not allowed:
             raise ResourceUnavailable(f"{len(wanted)} nodes are wanted, and only one is allowed")
@@ -608,7 +608,7 @@ def _add(nodes: dict[str, _Node], document: Any, at: str) -> None:
 
 
 class _Placed(NamedTuple):
-    """What one node request got."""
+    """The slots for one node request."""
 
     node: _Node
     inventory: Inventory
@@ -622,7 +622,7 @@ class _Placed(NamedTuple):
 
 
 def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _Placed:
-    """Take what is wanted from the node that has most left afterwards."""
+    """Take the slots from the node that has most left afterwards."""
     ranked = []
     members = request.members
     for node in nodes:

@@ -1,4 +1,4 @@
-"""What is checked out: so that only that comes back, and once.
+"""Checked out slots: so that only those come back, and once.
 
 A pool adds what it hands out and settles what it takes back. An `Allocation` knows its number, so
 it is recognised even beside equal ones. One that came as plain JSON is recognised by what it says;
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 @in_yaml
 class Allocation(dict[str, list[dict[str, Any]]]):
-    """What a checkout returns, `{type: [{"id", "slots"}]}`, and its number.
+    """The result of a checkout, `{type: [{"id", "slots"}]}`, and its number.
 
     It is a plain dict in every other respect.
 
@@ -83,7 +83,7 @@ class Outstanding:
         self._holders: dict[Held, dict[int, int]] = {}
 
     def add(self, allocation: Mapping[str, Iterable[Mapping[str, Any]]]) -> int:
-        """Remember what was handed out; return its number."""
+        """Remember an allocation; return its number."""
         number = next_number()
         for held in parse_allocation(allocation):
             holders = self._holders.setdefault(held, {})
@@ -91,7 +91,7 @@ class Outstanding:
         return number
 
     def settle(self, returned: Iterable[Held], number: int | None) -> None:
-        """Forget what is returned: all of it, or nothing.
+        """Forget the returned slots: all of them, or nothing.
 
         Args:
             returned: An allocation, or a part of one.
@@ -171,7 +171,7 @@ def parse_allocation(resources: Any) -> list[Held]:
 
 
 def _some(holders: Mapping[int, int], enough: int) -> int:
-    """Return how many there are, counting no further than needed."""
+    """Return the number of holders, counting no further than needed."""
     found = 0
     for each in holders.values():
         found += each

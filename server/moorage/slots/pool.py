@@ -69,7 +69,7 @@ class ResourcePool:
 
     @property
     def resources(self) -> dict[str, list[Document]]:
-        """What is free now: `{type: [{"id", "slots"}]}`, exhausted instances included.
+        """The free slots now: `{type: [{"id", "slots"}]}`, exhausted instances included.
 
         It is a copy, and what is written into it, or in its place, is checked and changes the pool:
         so much is free from now on. What is checked out stays so, unless its instance is no longer
@@ -105,7 +105,7 @@ class ResourcePool:
             return type in self._now
 
     def __getstate__(self) -> Document:
-        """Return what a copy is made with: what is checked out of this is so of the copy, too."""
+        """Return the state for a copy: slots checked out here are checked out of the copy, too."""
         with self._lock:
             return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
 
@@ -122,7 +122,7 @@ class ResourcePool:
         return not self.types
 
     def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
-        """Return how many instances there are.
+        """Return the number of instances.
 
         Args:
             type: A type, in singular or plural; `node` and `nodes` are counted in the additional
@@ -179,7 +179,7 @@ class ResourcePool:
         self.fill({"resources": populated(kwds)})
 
     def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # The documents' word.
-        """Remove a type, and what is checked out of it; return what was free, None if not there."""
+        """Remove a type with its checked out slots; return its free slots, None if not there."""
         with self._lock:
             if type not in self._now:
                 return None
@@ -188,7 +188,7 @@ class ResourcePool:
             return self._now.pop(type)
 
     def clear(self) -> None:
-        """Empty the pool: nothing of it is left, and what was checked out is forgotten."""
+        """Empty the pool: nothing is left, and checked out slots are forgotten."""
         with self._lock:
             self.additional_properties = {}
             self._now = self._idle = Inventory({})
@@ -259,7 +259,7 @@ class ResourcePool:
             return Allocation(taken, self._outstanding.add(taken))
 
     def checkin(self, resources: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Take back what a checkout returned, or some members of it: all that is given, or nothing.
+        """Take back the slots of a checkout, or some members: all that are given, or nothing.
 
         Args:
             resources: What `checkout` returned, also if it has been JSON meanwhile.
@@ -284,7 +284,7 @@ class ResourcePool:
             return self._now.rows(kind)
 
     def _write_slots(self, kind: str, name: str, slots: Any) -> None:
-        """Set what is free of an instance; what is checked out of it stays so."""
+        """Set the free slots of an instance; its checked out slots stay so."""
         free = written_slots(slots, f"resources.{kind} {name}")
         with self._lock:
             if self._now.instance(kind, name) is None:
@@ -294,7 +294,7 @@ class ResourcePool:
             self._idle.set_slots(kind, name, has, has)
 
     def _write(self, types: Mapping[str, Any], *, whole: bool = False) -> None:
-        """Set what is free of some types; what is checked out of what stays listed stays so."""
+        """Set the free slots of some types; checked out slots of listed instances stay so."""
 
         def has(kind: str, row: Instance) -> Amount:
             return Amount(row.slots + self._out(kind, row.id))

@@ -1,4 +1,4 @@
-"""What a pool is described by: the documented layouts, read into one shape and written back.
+"""Descriptions of a pool: the documented layouts, read into one shape and written back.
 
 A description names instances by type, each with an id and its slots. It comes as
 
@@ -178,7 +178,7 @@ def documents(instances: Iterable[Instance]) -> list[Document]:
 
 
 def read_specification(text: str) -> Document:
-    """Return what a file in YAML or JSON says, for `fill` to read.
+    """Return the content of a file in YAML or JSON, for `fill` to read.
 
     Raises:
         InvalidSpecification: It is neither.

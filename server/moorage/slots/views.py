@@ -1,4 +1,4 @@
-"""What a pool shows of itself, as dicts and lists that can be written back, and what YAML writes.
+"""Views of a pool as dicts and lists that can be written back, and their YAML.
 
 `resources` is a copy of what is free; what is written into it is checked and takes effect on that
 of which it is a copy. What a write leaves alone is as it is there, not as it was when it was read.
@@ -25,7 +25,7 @@ _Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ResourceOwner:
-    """What has the resources that are shown.
+    """The owner of the resources in a view.
 
     Args:
         rows: Returns the instances of a type as they are now; none of an unknown one.
@@ -40,7 +40,7 @@ class ResourceOwner:
 
 
 def in_yaml(kind: _T) -> _T:
-    """Have YAML write a kind of dict or list as what it is."""
+    """Make YAML write a kind of dict or list as a plain one."""
     for name in ("SafeDumper", "Dumper", "CSafeDumper", "CDumper"):
         dumper = getattr(yaml, name, None)  # The last two need a library that may not be there.
         if dumper is not None and issubclass(kind, dict):
@@ -62,7 +62,7 @@ def _writes(name: str, kind: type) -> Callable[..., Any]:
 
 
 class _Written:
-    """How a dict is changed that belongs to something."""
+    """The way in which a dict of an owner is changed."""
 
     __setitem__, __delitem__ = _writes("__setitem__", dict), _writes("__delitem__", dict)
     clear, pop, popitem = _writes("clear", dict), _writes("pop", dict), _writes("popitem", dict)
@@ -100,7 +100,7 @@ class _Row(_Written, dict[str, Any]):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with: a plain one."""
+        """Return the state for a copy: a plain one."""
         return dict, (dict(self),)
 
 
@@ -138,13 +138,13 @@ class _Rows(list[Any]):
         return dict(found) if isinstance(found, _Row) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with: a plain one."""
+        """Return the state for a copy: a plain one."""
         return list, (list(self),)
 
 
 @in_yaml
 class FreeResources(_Written, dict[str, Any]):
-    """What is free, by type: `{type: [{"id", "slots"}]}`.
+    """The free slots, by type: `{type: [{"id", "slots"}]}`.
 
     Args:
         listed: The instances by type.
@@ -172,7 +172,7 @@ class FreeResources(_Written, dict[str, Any]):
         return list(map(dict, found)) if isinstance(found, _Rows) else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with: a plain one."""
+        """Return the state for a copy: a plain one."""
         return dict, (dict(self),)
 
 
@@ -201,5 +201,5 @@ class Totals(Counter[str]):
         return Counter(dict(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what a copy is made with."""
+        """Return the state for a copy."""
         return Counter, (dict(self),)

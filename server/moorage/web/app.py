@@ -93,7 +93,7 @@ def _endpoints(services: WebServices) -> HttpRouter:
 
 
 def _few(services: StandbyServices) -> HttpRouter:
-    """Return what a server that stands by has to say of itself."""
+    """Return the endpoints of a server that stands by."""
     router = HttpRouter()
     router.include(_health_routes(services))
     router.include(_about_routes(services), _authentication(services))

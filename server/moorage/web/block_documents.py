@@ -92,7 +92,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> HttpRouter:
 
     @router.delete("/blocks/{block_id}", summary="Remove a block", **one)
     async def delete(block_id: str) -> Response:
-        """Answer the document that was removed; what it runs is none of this server's business."""
+        """Answer the removed document; its workloads are not this server's business."""
         return succeeded(await blocks.delete("block", block_id))
 
     return router

@@ -336,7 +336,7 @@ def query_of(body: dict[str, Any]) -> dict[str, Any]:
 async def find(
     body: dict[str, Any], query: Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
 ) -> list[dict[str, Any]]:
-    """Return what a filter finds, sorted and cut as the `options` beside it say.
+    """Return the documents that a filter finds, sorted and cut by the `options` beside it.
 
     Raises:
         ServiceError: What `query` raises, or the options are malformed or unknown.
@@ -355,7 +355,7 @@ async def find(
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who sends a request."""
+    """Return the sender of a request."""
     caller: Caller = getattr(request.state, CALLER)
     return caller
 
@@ -385,7 +385,7 @@ def read_as(body: dict[str, Any], kind: type[T]) -> T:
 
 
 def is_of_clusters(path: str) -> bool:
-    """Tell whether a path is the cluster database's, which has failures of its own form."""
+    """Return whether a path is the cluster database's, whose failures have a form of their own."""
     return path == "/clusters" or path.startswith("/clusters/")
 
 

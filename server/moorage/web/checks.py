@@ -1,4 +1,4 @@
-"""What a request must be before any endpoint sees it: of a program or our pages, and not too much.
+"""Checks of a request before any endpoint: from a program or our pages, and not too much.
 
 `web.server` puts it around the application.
 """

@@ -51,7 +51,7 @@ class Connections:
         self._busy: Peers[HttpConnection] = Peers()
 
     def note(self, connection: "HttpConnection", *, busy: bool) -> None:
-        """Note what a connection does, and close an idle one where there are too many."""
+        """Note the state of a connection, and close an idle one if there are too many."""
         address = connection.address
         now, before = (self._busy, self._idle) if busy else (self._idle, self._busy)
         before.remove(connection)
@@ -72,7 +72,7 @@ class Connections:
         self._busy.remove(connection)
 
     def crowded(self, address: str) -> bool:
-        """Tell whether a request of an address, which is counted already, is one too many."""
+        """Return whether a request of an address, which is counted already, is one too many."""
         ours = self._busy.count(address)
         many, too_many = len(self._busy), self._most - self._reserved
         return many > too_many or ours > self._most_of_one - self._reserved
@@ -136,7 +136,7 @@ class HttpConnection(H11Protocol):
             self._changed()
 
     def _changed(self) -> None:
-        """See what the connection does now, and when that has to end."""
+        """Note the connection's new state, and its deadline."""
         if self.transport.is_closing():
             return
         busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused

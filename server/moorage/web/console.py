@@ -73,7 +73,7 @@ class _File:
 
 
 def login_of(console: Console | None, request: Request) -> Login | None:
-    """Return who sends a request, by the cookie of the console; None: it has no valid one.
+    """Return the login of a request's cookie; None if it has no valid one.
 
     Raises:
         ServiceError: `forbidden`: it would change something, and does not show that a page of this
@@ -119,7 +119,7 @@ def console_routes(console: Console, bodies: BodyReader) -> HttpRouter:
         return _answer(request, known[name])
 
     async def page(request: Request) -> Response:
-        """Answer the page, which shows what its address names."""
+        """Answer the page, with the view that its address names."""
         if index is None:
             raise ServiceError(Code.NOT_FOUND, "this build has no console")
         response = _answer(request, index)

@@ -51,7 +51,7 @@ def console_sign_in_routes(console: Console) -> HttpRouter:
         return response
 
     async def finish(request: Request) -> Response:
-        """Exchange what the issuer sent along for a login."""
+        """Exchange the issuer's code for a login."""
         query, proof = request.query_params, request.cookies.get(_cookie(request), "")
         state, code = query.get("state", ""), query.get("code", "")
         entered = None

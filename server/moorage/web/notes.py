@@ -1,4 +1,4 @@
-"""Who changed what: one line of the log for every request over HTTP that changes something.
+"""One line of the log for every request over HTTP that changes something: caller and change.
 
 `web.app` puts it around the application. Every request is taken to change something unless its
 method or `READS` says otherwise, so that no new endpoint goes without its line.

@@ -26,7 +26,7 @@ _OPERATIONS: Final = "/quotas"
 
 
 def right_of(method: str, path: str) -> Right:
-    """Return the right that a request needs; what is in no table changes the fleet.
+    """Return the right that a request needs; a path in no table changes the fleet.
 
     Args:
         method: Of the request.

@@ -109,7 +109,7 @@ class WebServer:
         return bound
 
     def change(self, services: WebServices | StandbyServices) -> None:
-        """Have requests that come from now on reach other services."""
+        """Route requests that come from now on to other services."""
         self._app.app = create_app(services)
 
     def name_websocket_port(self, port: int) -> None:

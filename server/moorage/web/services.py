@@ -1,4 +1,4 @@
-"""What stands behind the HTTP endpoints: the daemon puts it together, `web.app` serves it.
+"""The services behind the HTTP endpoints: the daemon puts them together, `web.app` serves them.
 
 Documents come straight from the catalog, under the Protocols of `protocol.registry`; what the
 daemon does with policies, aliases and blocks has a Protocol here. Every refusal is a
@@ -56,7 +56,7 @@ class Publications(Protocol):
 
 
 class AliasChanges(Protocol):
-    """Aliases of policies: what they mean, and what is tried beside it. All return the alias."""
+    """Changes of aliases of policies, with canaries and shadows. All return the alias."""
 
     def list(self) -> list[Document]:
         """Return all aliases without their histories."""
@@ -115,7 +115,7 @@ class AuditNotes(Protocol):
         """Take an entry."""
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str, /) -> None:
-        """Take note of what a caller had no right to do."""
+        """Note a refusal for lack of a right."""
 
     def note_failed_login(self, remote: str, door: str) -> None:
         """Take note of a token that was wrong or missing."""
@@ -149,7 +149,7 @@ class SignInFlow(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
-    """What the web console needs beside the other endpoints.
+    """The services of the web console beside the other endpoints.
 
     Args:
         logins: Who has logged in.
@@ -180,7 +180,7 @@ class Console:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyServices:
-    """What is behind HTTP while another server leads.
+    """The services behind HTTP while another server leads.
 
     Args:
         authenticate: See `WebServices`; and so `pending`, `readiness`, `metrics_text`, `audit`.

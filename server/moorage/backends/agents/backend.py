@@ -93,7 +93,7 @@ class AgentMachine:
 
     @property
     def measured(self) -> tuple[wire.AgentMetrics, float] | None:
-        """What it last said that it does, and when, in seconds since the epoch."""
+        """The agent's last metrics, and their time in seconds since the epoch."""
         if self._latest is not None and self._latest.metrics is not None:
             self._measured = self._latest.metrics, self._latest.measured_at
         return self._measured
@@ -191,7 +191,7 @@ class AgentMachine:
                 return False
 
     async def meet(self) -> wire.Meeting:
-        """Return where other machines find this one."""
+        """Return the address where other machines find this one."""
         return await self.look(wire.MeetOrder(), wire.Meeting)
 
     async def stop(self, workload: str, stop_seconds_max: float | None) -> None:
@@ -283,7 +283,7 @@ class FleetBackend:
             self._tell(WorkloadReport(name, Phase.FAILED, detail=machine.absence))
 
     async def attach(self, machine: AgentMachine, link: AgentLink) -> None:
-        """Have a machine's orders go over a connection; return when only leases' workloads run.
+        """Route a machine's orders over a connection; return when it runs leases' workloads only.
 
         Raises:
             LinkLost: The connection went meanwhile.
@@ -302,12 +302,12 @@ class FleetBackend:
         await asyncio.gather(*(self._end(link, each) for each in orphans))
 
     def tell(self, machine: AgentMachine, report: WorkloadReport) -> None:
-        """Tell the listener what an agent says of a workload, unless that is elsewhere by now."""
+        """Pass an agent's report of a workload to the listener, unless it is elsewhere by now."""
         if machine in self._machines_of(report.id):
             self._tell_member(machine, wire.bounded(report))
 
     def _tell_member(self, machine: AgentMachine, report: WorkloadReport) -> None:
-        """Tell the listener of a workload, or of a gang what changes by how a member is."""
+        """Pass a report on; for a member of a gang, if it changes the gang."""
         machines = self._machines_of(report.id)
         if len(machines) < 2:  # noqa: PLR2004  # A gang has more than one.
             self._tell(report)
@@ -355,7 +355,7 @@ class FleetBackend:
         return replace(own, nodes=nodes, gangs=bool(self._machines))
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
         self._own.listen(listener)
 
@@ -364,7 +364,7 @@ class FleetBackend:
         self._own.refuse(spec)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here, and on the machines that are connected; see `Backend.discover`."""
+        """Return the workloads here and on connected machines; see `Backend.discover`."""
         found: dict[str, dict[str, WorkloadReport]] = {}
         for machine in self.machines():
             if machine.link is not None:

@@ -55,7 +55,7 @@ def _own(node: str, rank: str) -> dict[str, str]:
 
 
 def joined(members: Mapping[str, WorkloadReport]) -> WorkloadReport:
-    """Return how a gang is.
+    """Return the report of a gang.
 
     Args:
         members: How each member is, by its node, in the order of their ranks.

@@ -81,7 +81,7 @@ class AgentHost:
         backend.listen(hear)
 
     async def serve(self, socket: AgentSocket, beat_seconds: float) -> None:
-        """Carry out what comes over a connection until it is gone."""
+        """Carry out the orders of a connection until it is gone."""
         self._socket = socket
         beating = [asyncio.create_task(self._beat(beat_seconds))]
         beating.append(asyncio.create_task(self._report_metrics(beat_seconds)))

@@ -102,7 +102,7 @@ class AgentLink:
         self._socket.abort()
 
     async def call(self, order: AnyOrder) -> msgspec.Raw:
-        """Have the agent carry out an order; return what it says.
+        """Send the agent an order; return its answer.
 
         Cancelled, it returns once the agent has given the order up.
 

@@ -95,7 +95,7 @@ class AgentHello(_Frame):
 
 
 class AnyHello(msgspec.Struct, tag="AgentHello"):
-    """What the hello of an agent of any version has."""
+    """The part of a hello that agents of all versions send."""
 
     version: int
     release: str = ""
@@ -114,7 +114,7 @@ class AgentNews(_Frame):
 
 
 class AgentMetrics(_Frame):
-    """Says what the machine is doing; see `backends.local.measurements.Measurement`."""
+    """The metrics of the machine; see `backends.local.measurements.Measurement`."""
 
     groups: dict[str, dict[str, float]]
     gpus: list[dict[str, float]]
@@ -367,7 +367,7 @@ Instruction = AgentWelcome | AgentFarewell | AgentHeard | AgentCall | AgentCance
 
 
 def bounded(report: WorkloadReport) -> WorkloadReport:
-    """Return what an agent says of a workload, with texts no longer than leases may have."""
+    """Return an agent's report, with texts no longer than leases may have."""
     lines = tuple(each[:SENTENCE_CHARS_MAX] for each in report.log_tail[-LOG_TAIL_LINES:])
     return dataclasses.replace(
         report,

@@ -128,7 +128,7 @@ class AwsBackend:
         _check_listed("security_groups", wanted.security_groups, self._groups)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here; see `Backend.discover`."""
+        """Return the workloads here; see `Backend.discover`."""
         found = await self._in_thread(lambda _: self._all())
         named: dict[str, Ec2Instance] = {}
         for each in found:
@@ -282,7 +282,7 @@ class AwsBackend:
             raise
 
     def _looked(self, instance: Ec2Instance) -> Ec2Instance:
-        """Return how it is now; as before where AWS does not say."""
+        """Return the instance as it is now; as before if AWS does not say."""
         try:
             seen = self._instances().look(instance)
         except AwsError as error:
@@ -299,7 +299,7 @@ class AwsBackend:
         return replace(instance, ready=True)
 
     async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
-        """Have what a start has made ended; where AWS does not answer, as soon as it does.
+        """End the instances of a start; if AWS does not answer, as soon as it does.
 
         That AWS ends it is certain once it has said so, and is not waited for here: large machines
         take minutes.
@@ -354,7 +354,7 @@ class AwsBackend:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
 
     def _end(self, workload: str) -> bool:
-        """Have all instances of a name ended. Returns whether there were any to speak of."""
+        """End all instances of a name. Returns whether there were any to speak of."""
         with self._name(workload):
             found = [each for each in self._all(workload) if not each.gone or not each.stopped]
             for region in {each.region for each in found}:
@@ -378,14 +378,14 @@ class AwsBackend:
     # What AWS has not --------------------------------------------------------------------------
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
-        """Refuse: an instance has what its type has; see `Backend.control`."""
+        """Refuse: the limits of an instance are those of its type; see `Backend.control`."""
         await self.status(workload)
         if limits:
             names = ", ".join(sorted(limits))
             raise UnsupportedSpecError(f"the backend aws has no limit named {names}")
 
     async def reset(self, workload: str) -> Any:
-        """Refuse: what a user did to a machine is only undone by a new one."""
+        """Refuse: only a new machine undoes the changes of a user."""
         await self._refused(workload, "an instance cannot be reset; end it and start another")
 
     async def execute(
@@ -449,7 +449,7 @@ class AwsBackend:
             raise
 
     def _name(self, workload: str) -> threading.Lock:
-        """Return what is held while it is looked up and launched, or ended."""
+        """Return the lock to hold while a name is looked up and launched, or ended."""
         with self._lock:
             return self._names.setdefault(workload, threading.Lock())
 

@@ -35,7 +35,7 @@ PRICING_REGION: Final = "us-east-1"
 
 
 class Meaning(StrEnum):
-    """What an error of a launch means for what is tried next."""
+    """The meaning of a failed launch for the next try."""
 
     NO_CAPACITY = "no_capacity"
     """Not in this zone now: the next zone may have it."""
@@ -112,12 +112,12 @@ class AwsError(BackendError):
 
     @property
     def meaning(self) -> Meaning:
-        """What it means for what is tried next."""
+        """The meaning of the error for the next try."""
         return _MEANINGS.get(self.code, Meaning.NEVER)
 
 
 class UnreachableError(AwsError):
-    """AWS did not answer; whether it did what the call wants is not known."""
+    """AWS did not answer; it may have carried out the call."""
 
     @property
     def meaning(self) -> Meaning:

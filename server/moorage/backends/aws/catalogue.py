@@ -1,4 +1,4 @@
-"""Instance types, what they have and what they cost: a list that ships, and newer ones by region.
+"""Instance types with their sizes and prices: a list that ships, and newer ones by region.
 
 Prices are as of the day that the list names, on demand, for Linux. The shipped list is of
 us-east-1: of other regions it knows what types have, and not what they cost. `refresh` asks AWS

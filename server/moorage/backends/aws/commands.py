@@ -101,7 +101,7 @@ def run(
 
 
 def _seen(calls: AwsCalls, instance: Ec2Instance, name: str) -> tuple[str, int, str] | None:
-    """Return how a command ended: AWS's word, its exit code, what it wrote; None: it goes on."""
+    """Return a command's status at AWS, its exit code and output; None: it still runs."""
     try:
         seen = calls.manage(
             "get_command_invocation", instance.region, CommandId=name, InstanceId=instance.id

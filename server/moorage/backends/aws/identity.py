@@ -1,4 +1,4 @@
-"""What the backend keeps on this machine: the server's own id, and the regions it has been to."""
+"""The backend's notes on this machine: the server's own id, and the regions it has used."""
 
 import json
 import os

@@ -83,12 +83,12 @@ class Ec2Instance:
 
     @property
     def title(self) -> str:
-        """What it is, for a person."""
+        """Its name, for a person."""
         market = "spot" if self.spot else "on demand"
         return f"{self.type} {self.id} in {self.zone}, {market}"
 
     def as_workload(self, port: int | None = None) -> WorkloadReport:
-        """Return what is known of it, for the users of the backend.
+        """Return the report for the users of the backend.
 
         Args:
             port: That `endpoint` names.
@@ -240,7 +240,7 @@ class Instances:
         self._calls.call("create_tags", region, Resources=ids, Tags=tags)
 
     def _fresh(self) -> list[Ec2Instance]:
-        """Return what was launched so recently that AWS may not show it yet."""
+        """Return instances launched so recently that AWS may not show them yet."""
         now = time.monotonic()
         with self._lock:
             old = [

@@ -27,7 +27,7 @@ SHOWN_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What to try.
+    """The tries of a launch.
 
     Args:
         order: What shall run.
@@ -69,7 +69,7 @@ class _Refusals:
 def launch(
     plan: LaunchPlan, calls: AwsCalls, instances: Instances, given_up: threading.Event
 ) -> Ec2Instance:
-    """Have AWS start an instance, and remember it.
+    """Start an instance at AWS, and remember it.
 
     Args:
         plan: What to try.
@@ -161,7 +161,7 @@ def _by_token(
 
 
 def _add_root_device(parameters: dict[str, Any], plan: LaunchPlan, calls: AwsCalls) -> None:
-    """Ask AWS what the root device of the user's image is called, where its size is given."""
+    """Look up the name of the root device of the user's image, if its size is given."""
     for each in parameters.get("BlockDeviceMappings", []):
         if not each["DeviceName"]:
             answer = calls.call("describe_images", plan.region, ImageIds=[parameters["ImageId"]])

@@ -1,4 +1,4 @@
-"""What an order means at AWS: which region, zones, types and image. It calls nothing of AWS.
+"""Regions, zones, types and image for an order. Makes no call to AWS.
 
 The spec's own fields come first. What it leaves open is taken from the node that the lease holds:
 its labels name the instance type, region, zone and market, and without a type of its own the
@@ -68,7 +68,7 @@ class Offer:
 
     @property
     def title(self) -> str:
-        """What it is, for a person."""
+        """Its name, for a person."""
         return f"{self.type} {'spot' if self.spot else 'on demand'}"
 
 
@@ -88,7 +88,7 @@ def check(spec: InstanceResourceSpec) -> None:
 
 
 def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None) -> str:
-    """Return where it shall run.
+    """Return the region in which to run it.
 
     Raises:
         BackendUnavailableError: It is unknown.
@@ -117,7 +117,7 @@ def offers(
     catalogue: Catalogue,
     region: str,
 ) -> list[Offer]:
-    """Return what to try, in order: the spot market first where the spec wants it.
+    """Return the offers to try, in order: the spot market first if the spec wants it.
 
     Raises:
         BackendError: No type has what the spec wants, or none at that price.
@@ -144,7 +144,7 @@ def offers(
 
 
 def _costs(offer: Offer) -> float:
-    """Return the price on demand; what is not known may be anything."""
+    """Return the price on demand; an unknown one counts as infinite."""
     price = offer.known.usd_per_hour if offer.known else None
     return float("inf") if price is None else price
 

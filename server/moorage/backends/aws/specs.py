@@ -1,4 +1,4 @@
-"""What the backend `aws` starts."""
+"""The specs of the backend `aws`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -52,7 +52,7 @@ class InstanceWatch:
         self._thread: threading.Thread | None = None
 
     def follow(self, instance: Ec2Instance, port: int | None = None) -> None:
-        """Tell when this ends by itself. `port` is what its endpoint names."""
+        """Report the end of an instance that ends by itself. `port` is that of its endpoint."""
         if instance.over:
             return
         with self._lock:
@@ -62,7 +62,7 @@ class InstanceWatch:
             self._begin()
 
     def forget(self, workload: str) -> None:
-        """Tell no more of this: it is being stopped."""
+        """Report no more of this workload: it is being stopped."""
         with self._lock:
             self._followed.pop(workload, None)
 

@@ -87,7 +87,7 @@ class KubernetesBackend:
             raise UnsupportedSpecError("namespace: expected nothing: each tenant has its own")
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here; see `Backend.discover`."""
+        """Return the workloads here; see `Backend.discover`."""
         return await self._run(self._opened().discover())
 
     async def start(self, order: Order) -> WorkloadReport:
@@ -120,7 +120,7 @@ class KubernetesBackend:
             raise UnsupportedSpecError(f"the backend kubernetes has no limit named {names}")
 
     async def reset(self, workload: str) -> Any:
-        """Refuse: what a user did to a container is only undone by a new one."""
+        """Refuse: only a new container undoes the changes of a user."""
         await self._refused(workload, "a pod cannot be reset; end it and start another")
 
     async def _refused(self, workload: str, reason: str) -> NoReturn:

@@ -89,7 +89,7 @@ class ClusterConnection:
         await self.close()
 
     async def read(self, path: str, **query: Any) -> bytes:
-        """Return what a GET answers.
+        """Return the body of a GET.
 
         Raises:
             RefusedError: The API server said no.

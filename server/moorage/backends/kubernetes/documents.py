@@ -1,4 +1,4 @@
-"""The cluster document of what is known of a Kubernetes cluster: records in, document out. No I/O.
+"""The cluster document of a Kubernetes cluster: records in, document out. No I/O.
 
 A node's document is what the import of `kubectl get nodes -o json` makes of it, and more:
 
@@ -89,7 +89,7 @@ def _order(device: Document) -> tuple[str, str, int, str]:
 
 
 def _counted(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
-    """Return ids that stand for what others were given of devices that are only counted.
+    """Return ids that stand for the devices of others, where devices are only counted.
 
     Which devices those are, only their kubelet knows: the last ids that no lease of ours has, and
     where those do not suffice, leased ones.

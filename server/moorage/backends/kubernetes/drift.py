@@ -37,7 +37,7 @@ class Drift:
 def drifts(
     leases: Iterable[Lease], cluster_id: str, machines: Mapping[str, Document]
 ) -> list[Drift]:
-    """Return what the leases on a cluster say and the cluster does not.
+    """Return differences between the leases on a cluster and the cluster.
 
     Args:
         leases: All that hold something, also elsewhere.

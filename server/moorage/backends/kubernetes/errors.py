@@ -1,4 +1,4 @@
-"""What can go wrong between here and a cluster; the tree is drawn in the package's docstring."""
+"""Errors between here and a cluster; the tree is drawn in the package's docstring."""
 
 
 class KubernetesError(Exception):

@@ -146,7 +146,7 @@ class ClusterFollower:
         return ClusterView(document, self._machines, stale)
 
     def _changed(self, machines: list[Document]) -> Document | None:
-        """Return what can be had of these nodes; None if that is as it was."""
+        """Return the new document of these nodes; None if nothing changed."""
         document = offered_document(whole_document(self._source.cluster_id, machines))
         if document == self._last:
             return None
@@ -168,7 +168,7 @@ class ClusterFollower:
 
 
 def _broken(inventory: ClusterInventory, seconds: float) -> str:
-    """Return why what is known may be out of date; empty if it is not.
+    """Return the reason why the inventory may be outdated; empty if it is not.
 
     Args:
         inventory: What is known.

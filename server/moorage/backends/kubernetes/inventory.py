@@ -77,7 +77,7 @@ _Pool = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class WatchHealth:
-    """How well one kind of object is known.
+    """The state of the watch of one kind of object.
 
     Args:
         kind: Which, e.g. `pods`.
@@ -94,7 +94,7 @@ class WatchHealth:
 
 
 class ClusterInventory:
-    """What a cluster has and what others use of it.
+    """The capacity of a cluster, and its use by others.
 
     Args:
         connection: To the cluster; it stays open when the inventory is closed.
@@ -215,7 +215,7 @@ class ClusterInventory:
         return bool(self._stale)
 
     def health(self) -> list[WatchHealth]:
-        """Return how well each kind of object is known."""
+        """Return the state of the watch of each kind of object."""
         now = time.monotonic()
         return [
             WatchHealth(each.kind.name, str(each.error or ""), now - each.heard_at, each.lists)

@@ -1,4 +1,4 @@
-"""What of the objects of a Kubernetes API is read; all else is dropped while it is decoded.
+"""The fields of Kubernetes objects that are read; all others are dropped while decoding.
 
 `records` makes its records of them. Field names are those of the API.
 """
@@ -54,7 +54,7 @@ class ApiEvent(_Read, frozen=True):
 
 
 class ApiStatus(_Read, frozen=True):
-    """What an API server says when it refuses."""
+    """The refusal of an API server."""
 
     code: int = 0
     reason: str = ""
@@ -76,7 +76,7 @@ class ApiContainer(_Read, frozen=True, rename="camel"):
 
 
 class ApiPodSpec(_Read, frozen=True, rename="camel"):
-    """What a pod asks for, and where it is."""
+    """The requests of a pod, and its node."""
 
     node_name: str = ""
     containers: list[ApiContainer] | None = None
@@ -86,7 +86,7 @@ class ApiPodSpec(_Read, frozen=True, rename="camel"):
 
 
 class ApiPodStatus(_Read, frozen=True):
-    """How a pod is."""
+    """The status of a pod."""
 
     phase: str = ""
 
@@ -109,7 +109,7 @@ class ApiAttribute(_Read, frozen=True, rename={"text": "string", "number": "int"
 
 
 class ApiCapacity(_Read, frozen=True):
-    """How much of something a device has."""
+    """The amount of something on a device."""
 
     value: str | int = 0
 
@@ -170,7 +170,7 @@ class ApiResults(_Read, frozen=True):
 
 
 class ApiAllocation(_Read, frozen=True):
-    """What a claim was given."""
+    """The devices given to a claim."""
 
     devices: ApiResults | None = None
 

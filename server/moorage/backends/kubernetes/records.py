@@ -46,7 +46,7 @@ class NodeRecord:
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """What a pod takes of its node.
+    """The resources of its node that a pod takes.
 
     Args:
         node: Where it is.
@@ -126,7 +126,7 @@ def pod_record(pod: ApiPod) -> PodRecord | None:
 
 
 def _wanted(pod: ApiPod) -> dict[str, float]:
-    """Return what the scheduler reserves for a pod, as it counts it."""
+    """Return the resources that the scheduler reserves for a pod, as it counts them."""
     spec = pod.spec
     running = [_requests(each.resources) for each in spec.containers or ()]
     stays, starting = dict[str, float](), dict[str, float]()
@@ -148,7 +148,7 @@ def _stays(container: ApiContainer) -> bool:
 
 
 def _requests(sizes: ApiSizes | None) -> dict[str, float]:
-    """Return what is requested; what has only a limit requests that much."""
+    """Return the requests; a resource with only a limit requests that much."""
     return {} if sizes is None else _amounts(sizes.limits) | _amounts(sizes.requests)
 
 

@@ -113,7 +113,7 @@ class FollowedClusters:
         self._note(cluster_id, stale)
 
     async def _put(self, cluster_id: str, document: Any) -> None:
-        """Change a cluster's document: what others have put beside stays."""
+        """Change a cluster's document; fields that others added stay."""
         clusters = self._inventory.documents
         try:
             await clusters.update(cluster_id, document)

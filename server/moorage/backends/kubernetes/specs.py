@@ -1,4 +1,4 @@
-"""What the backend `kubernetes` starts."""
+"""The specs of the backend `kubernetes`."""
 
 from dataclasses import dataclass, field
 from typing import Any

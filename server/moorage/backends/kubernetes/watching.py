@@ -46,7 +46,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[R]):
-    """What to watch, and what to keep of it.
+    """A kind of object to watch, and the part of it to store.
 
     Args:
         name: What it is called in errors and reports, e.g. `pods`.

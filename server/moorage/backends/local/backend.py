@@ -117,7 +117,7 @@ class LocalBackend:
             self._containers.refuse(spec)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here; see `Backend.discover`."""
+        """Return the workloads here; see `Backend.discover`."""
         with _plain():
             return [*await self._processes.discover(), *await self._containers.discover()]
 
@@ -219,7 +219,7 @@ class LocalBackend:
             os.close(folder)
 
     def measured(self) -> Measurement:
-        """Return what this machine is doing, and which of its GPUs others use. Blocks."""
+        """Return the metrics of this machine, and its GPUs that others use. Blocks."""
         return measured(self._root, self._devices.held_gpus())
 
     async def close(self) -> None:
@@ -229,7 +229,7 @@ class LocalBackend:
         await asyncio.to_thread(self._containers.close)
 
     def _part(self, workload: str) -> LocalWorkloads:
-        """Return who runs a workload."""
+        """Return the part of the backend that runs a workload."""
         return self._containers if self._containers.has(workload) else self._processes
 
     def _tell(self, workload: WorkloadReport) -> None:

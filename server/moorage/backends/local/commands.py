@@ -92,7 +92,7 @@ async def run(
 def _preparation(
     folder: str, membership: int | None, confine: Callable[[], None] | None
 ) -> Callable[[], None] | None:
-    """Return what a child is to do before it becomes a command, if anything."""
+    """Return the function that a child calls before it becomes a command, if there is one."""
 
     def prepare() -> None:  # It takes no lock that another thread may hold.
         if membership is not None:
@@ -111,7 +111,7 @@ def _enter(membership: int) -> None:
 
 
 class _Output:
-    """What comes through a pipe, read as it comes.
+    """The output of a pipe, read as it comes.
 
     Args:
         descriptor: The end to read from. It is closed by `close`.
@@ -127,7 +127,7 @@ class _Output:
         self._loop.add_reader(descriptor, self._read)
 
     async def text(self) -> str:
-        """Return all of it, or, where a process keeps the pipe open, what there is."""
+        """Return all of it, or, if a process still holds the pipe open, the output so far."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OUTPUT_SECONDS):
                 await self._over.wait()

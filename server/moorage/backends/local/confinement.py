@@ -96,7 +96,7 @@ def find(hidden: str) -> Confinement:
 
 
 def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
-    """Keep the calling process out of a folder for good, but for what is in another one.
+    """Keep the calling process out of a folder for good, except for one folder inside.
 
     Args:
         way: See above.

@@ -39,7 +39,7 @@ _ENDS: Final = frozenset({"die", "destroy", "remove"})
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How a container is.
+    """The state of a container.
 
     Args:
         state: The engine's word: `created`, `running`, `paused`, `exited`, `dead`, …
@@ -93,7 +93,7 @@ class ContainerApi:
         self._podman = str(parts[0].get("Name", "")).startswith("Podman")
 
     def __str__(self) -> str:
-        """Return what answers, for people."""
+        """Return the name of the engine, for people."""
         name = "Podman" if self._podman else "Docker"
         return f"{name} {self._version.get('Version', '')} at {self.place}"
 
@@ -113,7 +113,7 @@ class ContainerApi:
         return True
 
     def pull(self, image: str, given_up: threading.Event) -> None:
-        """Have an image fetched; return when it is here, or is not awaited any more."""
+        """Fetch an image; return when it is here, or is not awaited any more."""
         with self._errors(f"pull {image}"):
             news = self._api.pull(image, stream=True, decode=True)
             with contextlib.closing(news):  # Which ends the pull, where it is under way.
@@ -236,7 +236,7 @@ class ContainerApi:
             self._api.start(name)
 
     def inspect(self, name: str) -> Seen | None:
-        """Return how a container is; None if there is none of that name."""
+        """Return the state of a container; None if there is none of that name."""
         try:
             with self._errors(f"look at the container {name}"):
                 found = self._api.inspect_container(name)
@@ -267,7 +267,7 @@ class ContainerApi:
         return [each.get("Labels") or {} for each in found]
 
     def stop(self, name: str, seconds: float) -> None:
-        """Have a container end, with SIGKILL after so long. One that has ended is no error."""
+        """End a container, with SIGKILL after so long. One that has ended is no error."""
         with contextlib.suppress(BackendError), self._errors("go on with the container"):
             self._api.unpause(name)  # A paused one hears no signal.
         with contextlib.suppress(_MissingError), self._errors("stop the container"):
@@ -316,7 +316,7 @@ class ContainerApi:
     # Output, commands, news ----------------------------------------------------------------------
 
     def tail(self, name: str, lines: int) -> tuple[str, ...]:
-        """Return the last lines of what a container wrote; none if it is gone."""
+        """Return the last lines of a container's output; none if it is gone."""
         try:
             with self._errors("read output"):
                 data: bytes = self._api.logs(name, stdout=True, stderr=True, tail=lines)
@@ -325,7 +325,7 @@ class ContainerApi:
         return tuple(data.decode(errors="replace").splitlines()[-lines:])
 
     def output(self, name: str) -> Iterator[bytes]:
-        """Yield what a container has written so far."""
+        """Yield the output of a container so far."""
         with self._errors("read output"):
             # The SDK's own method loses the connection where the container is removed meanwhile.
             url = self._api._url("/containers/{0}/logs", name)  # noqa: SLF001  # As above.
@@ -336,7 +336,7 @@ class ContainerApi:
                 yield from self._api._multiplexed_response_stream_helper(response)  # noqa: SLF001  # As above.
 
     def log(self, name: str, offset: int) -> Log:
-        """Read what a container wrote, from a byte offset on; see `Backend.logs`.
+        """Read the output of a container, from a byte offset on; see `Backend.logs`.
 
         The API has no offsets, so the output is read from its start up to the piece.
         """
@@ -415,7 +415,7 @@ class ContainerApi:
 
     @contextlib.contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Turn whatever the SDK and what is below it raise into errors of this package."""
+        """Turn errors of the SDK and below into errors of this package."""
         errors = self._docker.errors
         try:
             yield

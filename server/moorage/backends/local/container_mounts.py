@@ -45,7 +45,7 @@ def _unescaped(text: str) -> str:
 
 
 def _lies(path: str, mounts: list[_Mount]) -> _Mount:
-    """Return where a path lies on its device."""
+    """Return the mount of a path, and the path on its device."""
     over = [each for each in mounts if _leads(each.place, path)]
     mount = max(over, key=lambda each: len(each.place))  # The first of these is the latest.
     inside = os.path.relpath(path, mount.place)

@@ -1,4 +1,4 @@
-"""What a container is created with: arithmetic on an order and on what it is bound to."""
+"""The arguments for a new container, from its order and the devices it is bound to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # Compared, n
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlan:
-    """What to create.
+    """The arguments for a new container.
 
     Args:
         name: Of the container; there can be only one of a name.
@@ -61,7 +61,7 @@ def plan(
     name: str,
     labels: Mapping[str, str],
 ) -> ContainerPlan:
-    """Return what to create for an order.
+    """Return the plan of a container for an order.
 
     What the spec leaves open is what its lease holds: processors, memory and GPUs.
 
@@ -113,13 +113,13 @@ def is_shell(command: Sequence[str]) -> bool:
 
 
 def reachable_host(spec: ContainerResourceSpec) -> str:
-    """Return where this machine reaches the ports that a container opens."""
+    """Return the address at which this machine reaches the ports of a container."""
     given = spec.host_ip or ""
     return LOOPBACK if given in _ANY_HOST else given
 
 
 def _gpus(order: Order, spec: ContainerResourceSpec, grant: DeviceBinding) -> Sequence[str]:
-    """Return the GPUs of a container: those of the lease or the pool, else those it names."""
+    """Return the GPUs of a container: those of the lease or the pool, else those of its spec."""
     if order.placement or isinstance(spec.gpus, int | None):
         return grant.gpus
     return ["all"] if isinstance(spec.gpus, str) else spec.gpus

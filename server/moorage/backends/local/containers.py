@@ -124,7 +124,7 @@ class Containers(LocalWorkloads):
         find_socket()
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here, and listen to it from now on."""
+        """Return the workloads here, and listen to them from now on."""
         return await asyncio.to_thread(self._discover)
 
     async def _bring_up(self, order: Order) -> WorkloadReport:
@@ -153,7 +153,7 @@ class Containers(LocalWorkloads):
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
     ) -> Mapping[str, Any]:
-        """Have the container engine change limits; see `LocalWorkloads`."""
+        """Change limits at the container engine; see `LocalWorkloads`."""
         cpu_count = None if grant is None else grant.cpu_count
         self._api().update(self._name(workload), cpu_count, memory_bytes)
         return {} if grant is None else {"devices": grant.rows}
@@ -209,7 +209,7 @@ class Containers(LocalWorkloads):
         return CommandExecution(_exit_code(code), output)
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read what a container wrote, also of one that was stopped; see `Backend.logs`."""
+        """Read the output of a container, even a stopped one; see `Backend.logs`."""
         return await asyncio.to_thread(self._log, workload, offset, attempt)
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Containers(LocalWorkloads):
     # Beginning ---------------------------------------------------------------------------------
 
     def _fetch(self, workload: str, image: str, given_up: threading.Event) -> None:
-        """Have the image pulled, unless it is here. Blocks."""
+        """Pull the image, unless it is here. Blocks."""
         api = self._api()
         if (self._store.folder(workload) / "container.json").exists() or api.has_image(image):
             return
@@ -259,7 +259,7 @@ class Containers(LocalWorkloads):
                 api.start(name)
 
     def _plan(self, order: Order, spec: ContainerResourceSpec) -> ContainerPlan:
-        """Say what to create, having noted down what it is bound to."""
+        """Return the plan of a container, after a note of the devices it is bound to."""
         grant = self._devices.take(order)
         folder = self._store.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -314,7 +314,7 @@ class Containers(LocalWorkloads):
     # Looking -----------------------------------------------------------------------------------
 
     def _look(self, workload: str) -> WorkloadReport:
-        """Return how a container is.
+        """Return the state of a container.
 
         Raises:
             UnknownWorkloadError: There is none.
@@ -358,7 +358,7 @@ class Containers(LocalWorkloads):
         return self._api().tail(self._name(workload), LOG_TAIL_LINES)
 
     def _log(self, workload: str, offset: int, attempt: int) -> Log:
-        """Ask the container engine for the output of what is there, and the folders for the rest.
+        """Read the output of present containers from the engine, and of others from the folders.
 
         The container's name may be another start's by the time of the answer, which therefore
         counts only where the folder is the same after as before.
@@ -374,7 +374,7 @@ class Containers(LocalWorkloads):
 
     @staticmethod
     def _begun(folder: Path, attempt: int) -> int | None:
-        """Return what tells the folder of a start from all others; None if it is not there."""
+        """Return a number that tells the folder of a start from all others; None if it is gone."""
         order = workload_store.read(folder / "order.json")
         if order is None or attempt not in {0, order.get("attempt", 1)}:
             return None
@@ -429,7 +429,7 @@ class Containers(LocalWorkloads):
                 api.run_command(killer)
 
     def _tell_end(self, workload: WorkloadReport) -> None:
-        """Tell of a container that ended by itself, once."""
+        """Report the end of a container that ended by itself, once."""
         with self._lock:
             if workload.id in self._reported or workload.id in self._stopping:
                 return
@@ -465,7 +465,7 @@ class Containers(LocalWorkloads):
                 container_reaper.start(*place, os.fspath(self._heard))
 
     def _hear(self, api: ContainerApi) -> None:
-        """Tell of every end; after a silence, of those that were missed."""
+        """Report every end; after a silence, the missed ones."""
         while not self._closed.is_set():
             for labels in self._events or ():
                 self._look_at_end(labels.get(_LABEL_ID, ""))

@@ -162,7 +162,7 @@ def _is_delegated(group: Path) -> bool:
 
 
 def _switched_on(base: Path) -> bool:
-    """Have the memory controller switched on for what is made below a group; return whether so."""
+    """Switch the memory controller on for children of a group; return whether it is on."""
     with contextlib.suppress(OSError):
         if "memory" not in (base / _SWITCH).read_text().split():
             (base / _SWITCH).write_text("+memory")

@@ -54,12 +54,12 @@ class HeardFile:
         return bool(self._seconds) and now() > self._at + self._seconds
 
     def heard(self, at: float) -> None:
-        """Note that the server has heard what was sent then."""
+        """Note that the server has heard the message of that time."""
         self._at = max(self._at, at)
         self._write()
 
     def agreed(self, at: float) -> None:
-        """Note that the server has agreed to `seconds`, and heard what was sent then."""
+        """Note that the server has agreed to `seconds`, and heard the message of that time."""
         self._seconds = self._wanted
         self.heard(at)
 

@@ -41,7 +41,7 @@ them, and which they were when it started, as `[GPU, MIG instance]`, where that 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBinding:
-    """What one workload is bound to.
+    """The devices that one workload is bound to.
 
     Args:
         rows: What it has of the pool.
@@ -61,7 +61,7 @@ class DeviceBinding:
 
     @property
     def cpu_count(self) -> float:
-        """How many those are, the last one maybe in part."""
+        """The number of these processors, the last one maybe in part."""
         return float(sum(row["slots"] for row in self.rows.get("cpus", ())))
 
 
@@ -147,7 +147,7 @@ class Devices:
         return frozenset(name.lower() for name in names)
 
     def cpu_count(self, workload: str) -> float | None:
-        """Return how many processors a workload is bound to; None for any."""
+        """Return the number of processors that a workload is bound to; None for any."""
         with self._lock:
             return DeviceBinding(self._held.get(workload, {})).cpu_count or None
 
@@ -174,7 +174,7 @@ class Devices:
             return DeviceBinding(self._held[workload])
 
     def give(self, workload: str) -> None:
-        """Take back what a workload was bound to. A second time does nothing."""
+        """Take the devices of a workload back. A second time does nothing."""
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
@@ -219,7 +219,7 @@ class Devices:
         return {}
 
     def _unseen(self, members: Sequence[Mapping[str, Any]]) -> str:
-        """Return what to do where GPUs are wanted, and nothing here could see any."""
+        """Return the advice for a request for GPUs where none can be seen."""
         wanted = any(each["type"] == "gpus" for each in members)
         if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
             return f"; GPUs of NVIDIA are seen with {install_command('nvml')}"
@@ -239,7 +239,7 @@ class Devices:
                 self._pool.checkin({kind: [row]})
 
     def _adopt(self, held: Mapping[str, Rows]) -> None:
-        """Have what workloads of an earlier daemon are bound to out of the pool, as whole devices.
+        """Take the devices of an earlier daemon's workloads out of the pool, as whole devices.
 
         A pool hands out what it likes, so everything is checked out, and the rest back in.
         """
@@ -299,7 +299,7 @@ def _leased(order: Order, share: Share | None) -> list[dict[str, Any]]:
 
 
 def _taken(wanted: Mapping[str, Any], held: Mapping[str, Any]) -> float:
-    """Return how much of a device is gone with what is held."""
+    """Return the part of a device that `held` takes."""
     known = "device" in wanted and "device" in held
     one, other = (_device(row, known=known) for row in (wanted, held))
     if one.gpu.lower() != other.gpu.lower():

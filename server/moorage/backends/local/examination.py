@@ -1,4 +1,4 @@
-"""What `moored doctor` says of the backend `local`."""
+"""The findings of `moored doctor` about the backend `local`."""
 
 import contextlib
 import os

@@ -30,7 +30,7 @@ def gpus_here() -> list[str]:
 
 
 def device_of(name: str) -> Device:
-    """Return what an id means here: an index, `index:instance`, a UUID, or the beginning of one."""
+    """Return the device of an id: an index, `index:instance`, a UUID, or the beginning of one."""
     known = _known()
     found = known.get(name.lower())
     if found is not None:

@@ -64,7 +64,7 @@ class LocalKind(BackendKind[LocalSettings]):
         )
 
     def examine(self, examination: Examination) -> Iterable[DoctorFinding]:
-        """Return what this machine can do for it; see `BackendKind.examine`."""
+        """Return findings about this machine; see `BackendKind.examine`."""
         from moorage.backends.local.examination import examine  # noqa: PLC0415  # See registry.
 
         return examine(examination)

@@ -54,7 +54,7 @@ def kill_marked(mark: str, *also: str) -> None:
 
 
 def kill_workload(value: str) -> None:
-    """Kill all that belongs to a workload: what has its mark, and what is below its supervisor.
+    """Kill all processes of a workload: those with its mark, and those below its supervisor.
 
     A supervisor is killed last: what it has inherited hides from everybody else.
 

@@ -1,4 +1,4 @@
-"""What this machine is doing, as a node of a metrics document; and GPUs that others use.
+"""The metrics of this machine, as a node of a metrics document; and GPUs that others use.
 
 An agent sends both to its server. The fields are those of docs/reference/allocation-server.md,
 "Metrics documents"; sizes are MiB.
@@ -23,7 +23,7 @@ Groups = dict[str, dict[str, float]]
 
 
 class Measurement(NamedTuple):
-    """What this machine is doing.
+    """The metrics of this machine.
 
     Args:
         groups: `memory`, `vcpu`, `storage`, and `gpu` where there are GPUs.

@@ -59,7 +59,7 @@ def document(
     owner: int | None,
     heard: str,
 ) -> dict[str, Any]:
-    """Return what `order.json` holds.
+    """Return the content of `order.json`.
 
     Args:
         order: What shall run.

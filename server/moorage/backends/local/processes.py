@@ -88,7 +88,7 @@ class Processes(LocalWorkloads):
         return workload in self._begun or self._store.has(workload)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here, and watch it from now on."""
+        """Return the workloads here, and watch them from now on."""
         return await asyncio.to_thread(self._discover)
 
     def _discover(self) -> list[WorkloadReport]:
@@ -259,7 +259,7 @@ class Processes(LocalWorkloads):
             )
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read what a process wrote, also of one that was stopped; see `Backend.logs`."""
+        """Read the output of a process, even a stopped one; see `Backend.logs`."""
         return await asyncio.to_thread(self._kept_log, workload, offset, attempt)
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ class Processes(LocalWorkloads):
     # Beginning ---------------------------------------------------------------------------------
 
     def _begin(self, order: Order, spec: ProcessResourceSpec) -> None:
-        """Have a supervisor start the command, unless it was begun before. Blocks."""
+        """Start the command in a supervisor, unless it was begun before. Blocks."""
         folder = self._store.folder(order.id)
         with self._alone(order.id):
             self._begun.add(order.id)
@@ -339,7 +339,7 @@ class Processes(LocalWorkloads):
     # Ending ------------------------------------------------------------------------------------
 
     def _watch(self, workload: str, pid: int) -> "Future[None]":
-        """Have the end of a supervisor noticed. Returns what is resolved then."""
+        """Watch for the end of a supervisor. Returns a future of that end."""
         with self._lock:
             ended = self._ends.get(workload)
             if ended is not None:
@@ -381,7 +381,7 @@ class Processes(LocalWorkloads):
         return None
 
     def _look(self, workload: str) -> WorkloadReport | None:
-        """Return how a workload is, and watch it."""
+        """Return the report of a workload, and watch it."""
         pid = workload_store.holder(self._store.folder(workload))
         if pid is not None:
             self._watch(workload, pid)

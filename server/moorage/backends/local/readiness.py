@@ -23,7 +23,7 @@ RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
 
 
 async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
-    """Ask what was ready once whether it still is; a second time, if it does not answer at once.
+    """Return whether a workload that was ready still is; a second try follows a silence.
 
     Args:
         ask: Asks.

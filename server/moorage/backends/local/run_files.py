@@ -29,7 +29,7 @@ _KINDS: Final = (
 
 
 def listed(folder: int) -> RunFiles:
-    """Return all plain files below a folder, and what is left out, by descriptor. Blocks."""
+    """Return all plain files below a folder, and the names left out, by descriptor. Blocks."""
     files: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     _walk(folder, "", files, left_out, _DEPTH_MAX)

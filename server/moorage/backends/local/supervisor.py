@@ -333,7 +333,7 @@ def members(group: str) -> "list[int]":
 
 
 def too_large(folder: str, group: str) -> str:
-    """Return what to say of a workload that uses more memory than it may; of others nothing.
+    """Return the message about a workload over its memory limit; of others nothing.
 
     The limit is read again: it may be changed while the workload runs. A first sum counts what
     processes share once for each of them; only where that is too much, it is counted exactly.
@@ -362,7 +362,7 @@ def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
 
 
 def killed_for_memory(group: str) -> str:
-    """Return what to say of a workload that the kernel killed for its group's memory."""
+    """Return the message about a workload that the kernel killed for its group's memory."""
     if group:
         with (
             contextlib.suppress(OSError, ValueError),
@@ -419,7 +419,7 @@ class Output:
                 self.file, self.size = opened, seen.st_size
 
     def follow(self, source: int) -> None:
-        """Take what comes through a pipe, in a thread of its own, until it has no writer."""
+        """Read a pipe in a thread of its own, until it has no writer."""
         self.over.acquire()
         self.source = source
         _thread.start_new_thread(self.take_all, (source,))
@@ -496,7 +496,7 @@ def write(path: str, document: "dict[str, Any]") -> None:
 
 
 def report(pipe: int, document: "dict[str, Any]") -> None:
-    """Tell the parent of this supervisor, if it is still there."""
+    """Send a report to the parent of this supervisor, if it is still there."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(document).encode() + b"\n")
         os.close(pipe)

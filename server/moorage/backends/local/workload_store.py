@@ -1,4 +1,4 @@
-"""The folders of this machine's workloads: what was ordered, how it is, how it ended.
+"""The folders of this machine's workloads: orders, states and ends.
 
 A folder is made before anything starts, and moved away when nothing is left, so whatever a daemon
 that was killed had begun is found by the next one.
@@ -80,7 +80,7 @@ class WorkloadStore:
         """What could not be read, in words, and was put aside."""
 
     def _tidied(self, folder: Path) -> str:
-        """Remove what was never ordered, and put aside what cannot be read; say so of that."""
+        """Remove folders without an order; put unreadable ones aside, and return a message."""
         plain = not folder.is_symlink() and folder.is_dir()
         if plain and not os.path.lexists(folder / "order.json"):
             shutil.rmtree(folder, ignore_errors=True)  # Its daemon was killed before it could.
@@ -102,7 +102,7 @@ class WorkloadStore:
         return name if self.folder(name) == folder else None
 
     def order(self, workload: str) -> dict[str, Any] | None:
-        """Return what was ordered; None where nothing was, or it is lost."""
+        """Return the order of a workload; None if there is none, or it is lost."""
         return _sound(self.folder(workload))
 
     def has(self, workload: str) -> bool:
@@ -131,7 +131,7 @@ class WorkloadStore:
                 yield str(order["id"])
 
     def devices(self) -> dict[str, dict[str, Any]]:
-        """Return what all that was begun and not stopped has of this machine, by name."""
+        """Return the devices of all workloads that were begun and not stopped, by name."""
         held = {}
         for name in self.names():
             order = self.order(name) or {}
@@ -139,7 +139,7 @@ class WorkloadStore:
         return held
 
     def look(self, workload: str) -> WorkloadReport | None:
-        """Return how a workload is, by its files alone; None where there is nothing."""
+        """Return the report of a workload, from its files alone; None if there are none."""
         folder = self.folder(workload)
         if self.order(workload) is None:
             return None
@@ -157,7 +157,7 @@ class WorkloadStore:
         return WorkloadReport(workload, Phase.FAILED, detail=detail, log_tail=tail(folder))
 
     def forbid(self, workload: str) -> None:
-        """Have no supervisor start a workload any more that has not begun to yet."""
+        """Prevent the start of a workload by a supervisor that has not begun yet."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # It is gone.
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(self.folder(workload) / "stop", flags, 0o600))
@@ -167,7 +167,7 @@ class WorkloadStore:
         return (self.folder(workload) / "stop").exists()
 
     def fail(self, workload: str, fencing: str, reason: str) -> None:
-        """Write down that a workload did not get ready, before what is left of it is put away.
+        """Note that a workload did not get ready, before its rest is put away.
 
         Who ordered it may be killed before it has written that down itself, and order the same
         start again: that one is over.
@@ -182,7 +182,7 @@ class WorkloadStore:
             write(folder / "failed.json", note)
 
     def failure(self, workload: str, attempt: int, fencing: str) -> WorkloadReport | None:
-        """Return how a start of a workload failed before; None where this very start did not."""
+        """Return the earlier failure of a start; None if this very start did not fail."""
         for folder in (self.folder(workload), self._archived(workload, attempt)):
             note = read(folder / "failed.json")
             if note is not None and note["fencing"] == fencing:
@@ -205,7 +205,7 @@ class WorkloadStore:
         _prune(self._ended)
 
     def log(self, workload: str, offset: int, attempt: int = 0) -> Log | None:
-        """Read output from a byte offset on, also of what was stopped.
+        """Read output from a byte offset on, even of stopped workloads.
 
         Args:
             workload: Its name.
@@ -225,7 +225,7 @@ class WorkloadStore:
         return found or _piece(self._archived(workload, attempt), offset, attempt, over=True)
 
     def work(self, workload: str, attempt: int = 0) -> int | None:
-        """Open the folder that a start of a workload runs in, also of what was stopped.
+        """Open the folder in which a start of a workload runs, even of a stopped one.
 
         Args:
             workload: Its name.

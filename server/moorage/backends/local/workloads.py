@@ -1,4 +1,4 @@
-"""What processes and containers of this machine have in common.
+"""The common part of processes and containers of this machine.
 
 `LocalBackend` gives each workload to one of its parts. A part brings it up and takes it down; how a
 start is given up, how limits are read and who begins first is the same for both, and is here.
@@ -130,7 +130,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here, and watch it from now on."""
+        """Return the workloads here, and watch them from now on."""
 
     @abc.abstractmethod
     async def stop(self, workload: str, stop_seconds_max: float | None = None) -> None:
@@ -172,7 +172,7 @@ class LocalWorkloads(abc.ABC):
 
     @abc.abstractmethod
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
-        """Read what a workload wrote, also of one that was stopped; see `Backend.logs`."""
+        """Read the output of a workload, even a stopped one; see `Backend.logs`."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -191,7 +191,7 @@ class LocalWorkloads(abc.ABC):
         """Ask a workload that runs whether it is ready; one without a probe says so by running."""
 
     def _inside(self, workload: str) -> readiness.RunCommand:
-        """Return what runs the command of a probe inside of a workload."""
+        """Return a function that runs the command of a probe inside a workload."""
 
         async def run(command: Sequence[str], seconds: float) -> int:
             return (await self.execute(workload, command, timeout_seconds=seconds)).exit_code
@@ -206,7 +206,7 @@ class LocalWorkloads(abc.ABC):
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
     ) -> Mapping[str, Any]:
-        """Change the limits that are not None; return what is to be noted of it. Blocks."""
+        """Change the limits that are not None; return the values to note. Blocks."""
 
     def _kept_log(self, workload: str, offset: int, attempt: int) -> Log:
         """Read output that has a file here. Blocks.
@@ -226,7 +226,7 @@ class LocalWorkloads(abc.ABC):
         return log
 
     def _order(self, workload: str) -> dict[str, Any]:
-        """Return what was ordered.
+        """Return the order of a workload.
 
         Raises:
             UnknownWorkloadError: Nothing was.
@@ -251,7 +251,7 @@ class LocalWorkloads(abc.ABC):
 
     @contextlib.contextmanager
     def _alone(self, workload: str) -> Iterator[None]:
-        """Have one caller at a time begin a workload. Blocks."""
+        """Let one caller at a time begin a workload. Blocks."""
         with self._lock:
             beginning = self._beginning.setdefault(workload, threading.Lock())
         with beginning:

@@ -33,7 +33,7 @@ _LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 
 @dataclass(slots=True)
 class _Entry:
-    """A workload, and what is left of its faults."""
+    """A workload, and the rest of its faults."""
 
     spec: MemoryResourceSpec
     workload: WorkloadReport
@@ -61,14 +61,14 @@ class MemoryBackend:
         self._listener: Listener | None = None
 
     def listen(self, listener: Listener | None) -> None:
-        """Have `listener` told of every change; see `Backend.listen`."""
+        """Call `listener` at every change; see `Backend.listen`."""
         self._listener = listener
 
     def refuse(self, spec: BaseResourceSpec) -> None:
         """Take every spec; see `Backend.refuse`."""
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here; see `Backend.discover`."""
+        """Return the workloads here; see `Backend.discover`."""
         with self._lock:
             return [entry.workload for entry in self._machine.values()]
 

@@ -95,7 +95,7 @@ class RayBackend:
         orders.check(spec, leased=self._leased)
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here; see `Backend.discover`."""
+        """Return the workloads here; see `Backend.discover`."""
         found = await self._discovered()
         known = {name: _report(name, each) for name, each in found.items()}
         for name in self._records.ready() - known.keys():
@@ -197,7 +197,7 @@ class RayBackend:
         return None
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
-        """Refuse: what an actor holds of Ray cannot change; see `Backend.control`."""
+        """Refuse: an actor's share of Ray cannot change; see `Backend.control`."""
         await self.status(workload)
         if limits:
             names = ", ".join(sorted(limits))
@@ -268,7 +268,7 @@ class RayBackend:
     # The cluster -------------------------------------------------------------------------------
 
     async def observe(self) -> dict[str, Any]:
-        """Return what the cluster has and what is taken of it; see `inventory`.
+        """Return the capacity of the cluster and its use; see `inventory`.
 
         Raises:
             BackendError: Ray does not answer.
@@ -279,7 +279,7 @@ class RayBackend:
         return seen
 
     async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Have Ray's autoscaler make room for these, instead of what was requested before."""
+        """Request room for these from Ray's autoscaler, in place of earlier requests."""
         await self.connection.call("request", ANSWER_SECONDS_MAX, bundles=list(bundles))
 
     # News --------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class RayBackend:
         self._tell(_report(workload, report))
 
     def _reconnected(self) -> None:
-        """Have it looked after what became of workloads while Ray did not answer."""
+        """Look at all workloads again after Ray did not answer for a while."""
         check = threading.Thread(target=lambda: asyncio.run(self._caught_up()), daemon=True)
         check.start()
 

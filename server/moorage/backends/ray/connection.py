@@ -89,7 +89,7 @@ class RayConnection:
             return self._process.pid if self._process is not None else None
 
     async def call(self, name: str, seconds: float | None, /, **arguments: Any) -> Any:
-        """Have the process do something.
+        """Call the process.
 
         Args:
             name: What; see `driver`.
@@ -131,7 +131,7 @@ class RayConnection:
         raise RayUnreachableError(f"Ray at {self.address}: {answer['error']}")
 
     def open(self) -> None:
-        """Have the process started, unless it was; it stays until `close`."""
+        """Start the process, unless it runs; it stays until `close`."""
         with self._lock:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
@@ -201,7 +201,7 @@ class RayConnection:
             process.kill()
 
     def _serve(self) -> bool:
-        """Take what the process says until it ends. Returns whether it had found the cluster."""
+        """Read messages of the process until it ends. Returns whether it found the cluster."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

@@ -69,7 +69,7 @@ class RayFollower:
                 await asyncio.wait_for(self._failed.wait(), LOOK_SECONDS)
 
     async def look(self) -> str:
-        """Look once; return what is wrong."""
+        """Look once; return the fault."""
         answer = asyncio.ensure_future(self._backend.observe())
         left = self._answered + UNREACHABLE_SECONDS - time.monotonic()
         try:
@@ -91,7 +91,7 @@ class RayFollower:
         return wrong
 
     async def _away(self) -> str:
-        """Have no new leases there while it is not known what is free."""
+        """Permit no new leases there while the free amounts are unknown."""
         if self._seen is not None:
             return await self._write(document(self._cluster, self._seen, live=False))
         if not self._inventory.is_live(self._cluster):
@@ -120,7 +120,7 @@ class RayFollower:
         return ""
 
     async def _request(self, seen: dict[str, Any]) -> str:
-        """Ask Ray's autoscaler for what requests in the queue wait for; return what is wrong."""
+        """Request room for waiting requests from Ray's autoscaler; return the fault."""
         wanted = bundles(
             [
                 waiter.ask.demand

@@ -1,4 +1,4 @@
-"""The cluster document of a Ray cluster: what it has, less what others hold of it. No I/O.
+"""The cluster document of a Ray cluster: its capacity, less its use by others. No I/O.
 
 A node keeps Ray's own id, which is what Ray's node affinity takes. A GPU is called by its index, as
 Ray calls it. What others hold is left out: the devices that their workers were given, and as many
@@ -68,7 +68,7 @@ def bundles(demands: Sequence[Demand], seen: Mapping[str, Any]) -> list[dict[str
 
 
 def _taken(node: Mapping[str, Any], waiting: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return what is taken of a node: all of it where the rest is too little for any request."""
+    """Return the use of a node: all of it if the rest is too little for any request."""
     total = {name: float(node["resources"].get(name, 0)) for name in ("GPU", "CPU", "memory")}
     free = {name: float(node["free"].get(name, 0)) for name in total}
     used = {
@@ -94,7 +94,7 @@ def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
     others = [each["used"] for each in workers if each["actor"] not in ours]
 
     def offered(name: str) -> float:
-        """Return how much there is beyond what others hold."""
+        """Return the amount beyond the use by others."""
         total = float(resources.get(name, 0))
         held = sum(sum(used.get(name, {}).values()) for used in own)
         held += sum(float(each.get(name, 0)) for each in leased)

@@ -1,4 +1,4 @@
-"""What an order means on Ray: one plan for each node of the placement. Makes no call to Ray."""
+"""Plans for an order on Ray: one for each node of the placement. Makes no call to Ray."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -111,7 +111,7 @@ def _check_options(options: Mapping[str, Any], *, leased: bool) -> None:
 
 
 def plans(order: Order, server: str) -> list[Plan]:
-    """Return what runs on each node, in the order of the placement; a job runs on the first.
+    """Return the plan of each node, in the order of the placement; a job runs on the first.
 
     Args:
         order: What shall run; without a placement it is one actor wherever Ray puts it.
@@ -158,7 +158,7 @@ def plans(order: Order, server: str) -> list[Plan]:
 
 
 def _options(share: Share | None, spec: BaseResourceSpec) -> dict[str, Any]:
-    """Return what Ray holds for the actor."""
+    """Return the options of the actor, with its share."""
     given: Mapping[str, Any] = {}
     if isinstance(spec, RayActorResourceSpec | ContainerResourceSpec):
         given = {name: spec.ray_actor_options[name] for name in spec.ray_actor_options}
@@ -168,7 +168,7 @@ def _options(share: Share | None, spec: BaseResourceSpec) -> dict[str, Any]:
 
 
 def _wanted(spec: BaseResourceSpec) -> dict[str, float]:
-    """Return what a spec says itself, where no lease does."""
+    """Return the spec's own resources, for a workload without a lease."""
     said = {"num_cpus": "cpu_count", "num_gpus": "gpus", "memory": "mem_limit"}
     given = {option: getattr(spec, name, None) for option, name in said.items()}
     if given["memory"]:
@@ -186,7 +186,7 @@ def _service(spec: VLLMModelResourceSpec) -> ServiceResourceSpec:
 
 
 def _bundles(placement: Sequence[Share]) -> list[Plan]:
-    """Return what the tasks and actors of a job may use on each node."""
+    """Return the resources for a job's tasks and actors on each node."""
     found = []
     for share in placement:
         held = _held(share)
@@ -201,7 +201,7 @@ def _bundles(placement: Sequence[Share]) -> list[Plan]:
 
 
 def _held(share: Share) -> dict[str, float]:
-    """Return what a share is, as Ray says it."""
+    """Return a share in Ray's words."""
     if share.gpu_milli != GPU_MILLI and len(share.gpus) > 1:
         raise BackendError("Ray shares one GPU of a node with a workload, not several")
     if wrong := [each for each in share.gpus if not each.isdecimal()]:
@@ -217,7 +217,7 @@ def _held(share: Share) -> dict[str, float]:
 
 
 def _work(spec: BaseResourceSpec, share: Share | None) -> dict[str, Any]:
-    """Return what the actor does."""
+    """Return the work of the actor."""
     programs = resources.files("moorage.backends.ray.node")
     work: dict[str, Any] = {
         "actor": None,
@@ -274,7 +274,7 @@ def _check(probe: Readiness) -> dict[str, Any]:
 
 
 def _container(spec: ContainerResourceSpec, share: Share | None) -> dict[str, Any]:
-    """Return what the container engine of a node is to run; a lease says what the spec does not."""
+    """Return the container for the engine of a node; the lease adds to the spec."""
     cpus = spec.cpu_count or (share.cpu_milli / 1000 if share else 0)
     size = (
         memory_bytes(spec.mem_limit) if spec.mem_limit else (share.memory_mib << 20 if share else 0)

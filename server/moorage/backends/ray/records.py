@@ -1,4 +1,4 @@
-"""What the backend keeps on this machine: the server's own id, and which workloads were ready.
+"""The backend's notes on this machine: the server's own id, and the workloads that were ready.
 
 Ray forgets an actor that has ended, and a cluster that is started again forgets all. So a workload
 that was ready and that Ray no longer knows has ended, and is not started a second time.
@@ -58,7 +58,7 @@ class Records:
             return set(self._loaded())
 
     def shapes(self) -> dict[str, dict[str, Any]]:
-        """Return how many actors on which nodes each of them has; older ones did not say."""
+        """Return the number of actors by node of each workload; older ones did not note it."""
         with self._lock:
             return {name: shape for name, shape in self._loaded().items() if shape is not None}
 
@@ -76,7 +76,7 @@ class Records:
             self._loaded().pop(workload, None)
 
     def archive(self, workload: str, output: Mapping[str, Any]) -> None:
-        """Keep what a workload wrote that was stopped; the oldest of many goes."""
+        """Store the output of a stopped workload; the oldest of many is deleted."""
         name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
         folder = self.folder / "output"
         self._write(folder / name, dict(output))

@@ -1,4 +1,4 @@
-"""What the backend `ray` starts beside what all do."""
+"""The specs of the backend `ray` beside those of all."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +35,6 @@ class RayActorResourceSpec(BaseResourceSpec):
 
 @dataclass(kw_only=True)
 class RayJobResourceSpec(ProcessResourceSpec):
-    """A command that calls `ray.init()`: its tasks and actors get what the lease holds, no more."""
+    """A command that calls `ray.init()`: its tasks and actors get the lease's share, no more."""
 
     category: str = "job"

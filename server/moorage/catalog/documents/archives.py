@@ -66,7 +66,7 @@ _LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
 
 
 def bad_code(reason: str, expected: str) -> ServiceError:
-    """Return the refusal of a policy's code: what is wrong, and what is expected instead."""
+    """Return the refusal of a policy's code, with the fault and the expectation."""
     text = f"code: {reason}; expected {expected}"
     return ServiceError(Code.BAD_POLICY, text, field="code", expected=expected)
 

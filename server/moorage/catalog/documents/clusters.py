@@ -1,4 +1,4 @@
-"""Cluster documents: what is checked, what is filled in, and what placement reads of them.
+"""Cluster documents: their checks, their defaults, and the inventory that placement reads.
 
 The embedded catalog calls `read_cluster_document` for every document that it stores. The format is
 that of docs/reference/allocation-server.md, "Cluster documents", with a few optional fields

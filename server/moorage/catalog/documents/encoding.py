@@ -97,7 +97,7 @@ def is_packable(value: Any) -> bool:
 
 
 def pack(document: Any) -> bytes:
-    """Return a document as msgpack, or refuse what it cannot hold."""
+    """Return a document as msgpack, or refuse values that msgpack cannot hold."""
     try:
         return _packer.encode(document)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -59,7 +59,7 @@ _FLEET: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One call of a policy, and what it should answer.
+    """One call of a policy, and the expected answer.
 
     Args:
         place: Where it lies, e.g. `metadata.examples[0]`.
@@ -213,7 +213,7 @@ def _metrics(given: Any, place: str) -> Mapping[str, Any]:
 
 
 def unlike(expected: Any, answer: Any, path: str = "output") -> str:
-    """Return where an answer is not what an example expects, in words; empty if it is.
+    """Return the difference of an answer from an example's expectation, in words; empty for none.
 
     An object must have what the expected one names, and may have more; a list must be the same
     throughout. Ids of GPUs are the same as numbers and as texts.
@@ -250,5 +250,5 @@ def _wrong(place: str, expected: str, found: str) -> ServiceError:
 
 
 def _inside(place: str, reason: str, field: str, expected: str) -> ServiceError:
-    """Return the refusal of a part that says itself what is wrong with it."""
+    """Return the refusal of a part, with the part's own reason."""
     return ServiceError(Code.BAD_POLICY, f"{place}: {reason}", field=field, expected=expected)

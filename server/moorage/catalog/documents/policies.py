@@ -251,7 +251,7 @@ def _read(
 
 
 def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
-    """Return what the author of a policy calls its entry, for messages and tracebacks.
+    """Return the author's name for the entry of a policy, for messages and tracebacks.
 
     Where there are several of Python, it is `function.py` for the author, too.
     """
@@ -263,7 +263,7 @@ def entry_name(document: Document, files: Mapping[str, bytes]) -> str:
 
 
 def digest_of(files: Mapping[str, bytes], document: Document) -> str:
-    """Return the SHA-256 of what the policy does: its files, its defaults and its schemas."""
+    """Return the SHA-256 of a policy's behaviour: its files, its defaults and its schemas."""
     content = {
         "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
         "settings": document.get("policy_settings") or {},
@@ -299,7 +299,7 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
 
 
 def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield what is said of requirements that policies do not have; nothing is ever installed."""
+    """Yield warnings about requirements that policies do not have; nothing is ever installed."""
     wanted = list(unmet(files))
     for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
         yield f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}"

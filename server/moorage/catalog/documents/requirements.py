@@ -1,4 +1,4 @@
-"""What a policy's `requirements.txt` wants beyond what policies get: `policies` warns of it.
+"""Unmet requirements of a policy's `requirements.txt`: `policies` warns of them.
 
 The file is read as pip reads it (PEP 508), and held against what is installed here, which is what
 the cells import. Options of pip's are not followed: nothing is ever fetched.
@@ -43,7 +43,7 @@ class Unmet:
 
 
 def unmet(files: Mapping[str, bytes]) -> Iterator[Unmet]:
-    """Yield what a policy's `requirements.txt`, if it has one, wants and does not get.
+    """Yield the requirements of a policy, if it has any, that are not met.
 
     Lines beyond `LINES_MAX` are not read.
 

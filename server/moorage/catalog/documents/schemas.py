@@ -33,7 +33,7 @@ _COMMANDS_FIELD: Final = "management_commands_schema"
 
 @dataclass(frozen=True, slots=True)
 class PolicySchemas:
-    """What one policy's schemas say; None if it has no such schema.
+    """The schemas of one policy; None if it has no such schema.
 
     Args:
         uri: The policy, for refusals.
@@ -62,7 +62,7 @@ class PolicySchemas:
         return self._checked(self.inputs, inputs, "inputs")
 
     def completed_input(self, input_data: Any) -> Any:
-        """Return what `eval` is given other than by a request here, with the defaults.
+        """Return the argument of `eval`, with the defaults, for calls that are no requests here.
 
         What another server has executed brings the `inputs` of its request. What a block or a
         ranking brings is held against the schema itself; a ranking's list, each of its elements.
@@ -92,7 +92,7 @@ class PolicySchemas:
     def overrides(
         self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return what a caller sets in the place of the defaults, or raise `bad_message`."""
+        """Return a caller's overrides of the defaults, or raise `bad_message`."""
         return (
             self._checked(self.parameters, parameters, "parameters", self.parameters_completed),
             self._checked(self.settings, settings, "settings", self.settings_completed),
@@ -110,7 +110,7 @@ class PolicySchemas:
         return replace(ask, inputs=inputs, parameters=parameters, settings=settings)
 
     def judge(self, value: Any) -> None:
-        """Check what the policy returned.
+        """Check the value that the policy returned.
 
         Raises:
             ServiceError: `policy_bad_output`.
@@ -206,7 +206,7 @@ def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tup
 def _completed(
     schema: Schema | None, document: Mapping[str, Any], field: str, warnings: list[str]
 ) -> Mapping[str, Any]:
-    """Return a document's defaults with those of the schema; what is required may come later."""
+    """Return a document's defaults with those of the schema; required values may come later."""
     given: Mapping[str, Any] = document.get(field) or {}
     try:
         return given if schema is None else schema.check(given, field, known=schema.required)
@@ -230,7 +230,7 @@ def _pattern(text: str, path: str) -> SchemaPattern:
 
 
 def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
-    """Return what commands there are; None, and a note, where that is not to be understood."""
+    """Return the commands; None, and a note, if they cannot be understood."""
     if not given:
         return None
     if not isinstance(given, list) or len(given) > COMMANDS_MAX:

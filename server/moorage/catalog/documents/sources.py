@@ -60,7 +60,7 @@ _EXPECTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CodeSources:
-    """What `code` may name.
+    """The sources that `code` may name.
 
     Args:
         root: Folder below which local paths are read; None refuses every path.
@@ -236,7 +236,7 @@ def _cause(error: Exception) -> str:
 
 
 def _fetched(content: bytes, shown: str) -> Files:
-    """Return the files of what was fetched, or refuse it without a word of what it holds.
+    """Return the files of fetched content, or refuse it without a word of the content.
 
     A user who names a URL need not be one who may read what this server can read there.
     """

@@ -1,4 +1,4 @@
-"""Changes of stored documents: what a PUT, a Mongo update document, makes of one.
+"""Changes of stored documents by PUT, a Mongo update document.
 
 The embedded catalog calls `apply_change` for all its documents; what comes out is checked as a new
 document is.
@@ -75,7 +75,7 @@ def _all_set(document: Document, values: Mapping[str, Any], operator: str) -> Do
 
 
 def _at(node: Any, parts: Sequence[str]) -> Any:
-    """Return what is at a path, or None."""
+    """Return the value at a path, or None."""
     for part in parts:
         if isinstance(node, list):
             index = index_of(part, node)

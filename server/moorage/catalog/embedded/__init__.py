@@ -1,1 +1,1 @@
-"""The catalog in one SQLite file: what is used where no external service is configured."""
+"""The catalog in a database of the server, used if no external service is configured."""

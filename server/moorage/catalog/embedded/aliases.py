@@ -88,7 +88,7 @@ class Former(NamedTuple):
     digest: str
 
     def is_still(self, digest: str) -> bool:
-        """Tell whether what is registered under its URI now, by its digest, is the same."""
+        """Return whether the policy that is registered under its URI now has this digest."""
         return not self.digest or self.digest == digest
 
 
@@ -237,7 +237,7 @@ class Aliases:
         return given in self._meanings
 
     def take_over(self, aliases: list[Alias]) -> None:
-        """Learn what the file holds."""
+        """Load the aliases of the store."""
         for alias in aliases:
             self._keep(alias)
 
@@ -311,7 +311,7 @@ def _readings(alias: Alias) -> Mapping[str, None]:
 
 
 def read_alias(row: StoredRow) -> Alias:
-    """Return what the file holds of an alias."""
+    """Return the alias of a stored record."""
     return msgspec.json.decode(row.document, type=Alias)
 
 

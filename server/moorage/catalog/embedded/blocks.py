@@ -50,7 +50,7 @@ class EmbeddedBlocks:
         self._search = DocumentSearch(blocks, metrics, "blockMetrics", "blockId")
 
     def take_over(self, kind: BlockKind, entries: Sequence[DocumentEntry]) -> None:
-        """Keep what the store held when it was opened."""
+        """Load the documents of the store when it was opened."""
         self._kept[kind].update((entry.id, entry) for entry in entries)
 
     def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
@@ -63,7 +63,7 @@ class EmbeddedBlocks:
             self._search.changed(block_id)
 
     def close(self) -> None:
-        """Finish what was begun."""
+        """Finish jobs that were begun."""
         self._search.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:

@@ -42,10 +42,10 @@ def check_tallies(records: RecordTable, place: str, kinds: frozenset[str]) -> li
 
 
 def damaged(place: str, finding: str) -> ServiceError:
-    """Return what is raised where a catalog is not whole."""
+    """Return the error for a catalog that is not whole."""
     return unavailable(StorageCorrupt(place, finding))
 
 
 def unavailable(error: StorageError) -> ServiceError:
-    """Return what is raised where the storage refuses."""
+    """Return the error for a refusal by the storage."""
     return ServiceError(Code.UNAVAILABLE, str(error))

@@ -1,4 +1,4 @@
-"""What a catalog has in memory, from any source: all that the event loop reads.
+"""The memory of a catalog, from any source: all that the event loop reads.
 
 The embedded parts put in what is durable, the mirrored ones what a service said. The hot path reads
 it with plain functions, so that no request waits for a disk or a service. Every change goes to
@@ -61,7 +61,7 @@ class Memory:
         self._blobs: dict[str, tuple[int, bytes]] = {}
 
     def take_over(self, loaded: StoredRecords) -> None:
-        """Load what the store held when it was opened."""
+        """Load the records of the store when it was opened."""
         if "clusters" not in self._elsewhere:
             for entry, live, cluster in loaded.clusters:
                 self._put_cluster(entry, live=live)
@@ -74,7 +74,7 @@ class Memory:
     # Changes -------------------------------------------------------------------------------
 
     def report(self, change: CatalogChange) -> None:
-        """Tell the listeners."""
+        """Inform the listeners."""
         for listener in self.listeners:
             listener(change)
 
@@ -171,7 +171,7 @@ class Memory:
         return measured(found, self.metrics)
 
     def measured_bytes(self, cluster_ids: Sequence[str]) -> int:
-        """Return how long what `measured` returns is as JSON, about."""
+        """Return about how long the result of `measured` is as JSON."""
         parts = (part.get(name) for name in cluster_ids for part in (self.clusters, self.metrics))
         return sum(entry.size for entry in parts if entry is not None)
 
@@ -181,7 +181,7 @@ class Memory:
         return [loaded.get(n) or cluster_model(self.clusters[n].document) for n in self.live_ids()]
 
     def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
-        """Return what `get` of a part would answer, as msgpack, if it is in memory.
+        """Return the results of a part's `get`, as msgpack, for clusters that are in memory.
 
         What is left out may not exist, or it is not known whether it is current.
         """
@@ -193,7 +193,7 @@ class Memory:
         return {name: entries[name].packed for name in cluster_ids if name in entries}
 
     def blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
-        """Return what policies read of clusters, packed.
+        """Return the parts of clusters that policies read, packed.
 
         Args:
             cluster_ids: Which ones; unknown ids are left out.

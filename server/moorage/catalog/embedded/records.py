@@ -1,4 +1,4 @@
-"""What the embedded catalog keeps in memory, and the work on it that its thread does.
+"""The records of the embedded catalog in memory, and the jobs on them that its thread does.
 
 The embedded parts call everything here: entries lie in `catalog.embedded.memory`, the functions run
 in the store's thread within a transaction and raise to undo it.
@@ -60,7 +60,7 @@ _RECORDS_MAX: Final[dict[Kind, int]] = {
 
 
 class CatalogEntry(Protocol):
-    """What is in memory of any kind of record."""
+    """The fields in memory of any kind of record."""
 
     @property
     def id(self) -> str:
@@ -95,7 +95,7 @@ class DocumentEntry:
 
 
 def blob_of(entry: DocumentEntry, metrics: Mapping[str, DocumentEntry]) -> bytes:
-    """Return what policies read of a cluster, packed; see `Memory.blobs`."""
+    """Return the part of a cluster that policies read, packed; see `Memory.blobs`."""
     observed = metrics.get(entry.id)
     return msgspec.msgpack.encode(
         {
@@ -340,7 +340,7 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
 
 
 def aggregated(stages: Any, documents: Sequence[Document]) -> list[Document]:
-    """Return what a pipeline makes of documents, or refuse to make an answer of that size.
+    """Return the result of a pipeline over documents, or refuse an answer of that size.
 
     Raises:
         QueryError: The pipeline is wrong, or makes too much.

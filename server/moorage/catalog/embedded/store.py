@@ -68,14 +68,14 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How much is stored: records of one kind, and bytes of all kinds together."""
+    """The use of the store: records of one kind, and bytes of all kinds together."""
 
     records: int
     bytes_total: int
 
 
 class Database:
-    """What a job may do, within its transaction.
+    """The operations of a job, within its transaction.
 
     Args:
         records: In a transaction.
@@ -135,7 +135,7 @@ class Database:
         )
 
     def tally(self) -> None:
-        """Compare what there is of each kind with what there should be.
+        """Compare the number of records of each kind with the number noted.
 
         What is not read at every start all the same is read here.
 
@@ -153,7 +153,7 @@ class Database:
         self.rows("history")
 
     def usage(self, kind: Kind) -> Usage:
-        """Return how much is stored, this transaction included."""
+        """Return the use of the store, this transaction included."""
         found = self._records.usage()
         total = sum(size for each, (_, size) in found.items() if each not in _BOUNDED_ELSEWHERE)
         return Usage(found[kind][0], total)
@@ -212,7 +212,7 @@ class DocumentStore:
         *,
         durable: bool = True,
     ) -> T:
-        """Run `work` in the thread and return what it returns.
+        """Run `work` in the thread and return its result.
 
         Args:
             work: Reads and writes the database; all of it is undone if it raises.
@@ -271,7 +271,7 @@ class DocumentStore:
         return job.work(Database(records, self._records.place, self.warnings))
 
     def _next(self) -> _Job[Any] | None:
-        """Wait for a job; meanwhile do what is due by time."""
+        """Wait for a job; meanwhile do the upkeep that is due."""
         while True:
             wait_seconds = None
             with contextlib.suppress(StorageError):  # The next job says so.

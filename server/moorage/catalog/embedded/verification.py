@@ -1,4 +1,4 @@
-"""What is wrong in a catalog's file, and the same file without it: `verify` and `repair`."""
+"""Damage in a catalog's file, and the same file without it: `verify` and `repair`."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ FINDINGS_MAX: Final = 100
 
 @dataclass(slots=True)
 class CatalogWalk:
-    """What a catalog holds.
+    """The contents of a catalog.
 
     Attributes:
         findings: What is wrong, each a sentence that says where.
@@ -155,13 +155,13 @@ def loss(found: CatalogWalk) -> list[str]:
 
 
 def kept(found: CatalogWalk) -> list[str]:
-    """Return how much there is of each kind, each a sentence."""
+    """Return the number of records of each kind, each as a sentence."""
     left = Counter(row[0] for row in found.rows)
     return [f"in the catalog: {count} of kind {kind}." for kind, count in sorted(left.items())]
 
 
 def rebuild(path: Path, found: CatalogWalk) -> None:
-    """Put a catalog of what is left in the place of a damaged one. Keep a copy of that first.
+    """Replace a damaged catalog with one of the records that are left. Keep a copy of that first.
 
     Raises:
         StorageError: A file cannot be written.

@@ -1,1 +1,1 @@
-"""What is remembered of external services, and how they are read."""
+"""Copies of external services' documents, and the requests that read them."""

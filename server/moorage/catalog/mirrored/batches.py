@@ -38,7 +38,7 @@ class Batches:
         return self._current is None and self._next is None
 
     async def join(self, keys: Iterable[str]) -> None:
-        """Return when a question that covers these keys was answered; raise what it raised.
+        """Wait for the question that covers these keys; raise its error.
 
         Raises:
             ServiceError: What the question ended with, or `shutting_down`.
@@ -75,7 +75,7 @@ class Batches:
                 self._current = None
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel questions under way."""
         batches = (self._next, self._current)
         tasks = [batch.task for batch in batches if batch is not None and batch.task is not None]
         for task in tasks:

@@ -59,7 +59,7 @@ class BlockMetricsMirror:
         self._left_out: dict[str, str] = {}
 
     async def close(self) -> None:
-        """Give up what is under way and close the connections."""
+        """Cancel requests under way and close the connections."""
         await self._reading.close()
         await self.service.close()
 

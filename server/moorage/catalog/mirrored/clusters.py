@@ -1,4 +1,4 @@
-"""What is remembered of external services, and how old it may be: clusters and metrics.
+"""Copies of clusters and metrics of external services, and their greatest age.
 
 `catalog.opening` makes one of each kind that is configured. A mirror knows
 when it was last read and what is missing; the documents lie in the catalog's memory, where
@@ -142,7 +142,7 @@ class ClusterMirror:
         )
 
     async def close(self) -> None:
-        """Give up what is under way and close the connections."""
+        """Cancel requests under way and close the connections."""
         await self._listing.close()
         await self._naming.close()
         await self._registry.service.close()
@@ -177,7 +177,7 @@ class ClusterMirror:
         return self._warnings(ids)
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return what may be a cluster that was added since the list was read."""
+        """Return ids that may be clusters added since the list was read."""
         known = self._memory.known
         return [name for name in ids if not known(name) and _is_cluster_id(name)]
 
@@ -299,7 +299,7 @@ class MetricsMirror:
         self._probe_at = _NEVER
 
     async def close(self) -> None:
-        """Give up what is under way and close the connections."""
+        """Cancel requests under way and close the connections."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.gather(self._probe, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What an external service answered, out of its envelope and checked; whichever service it is.
+"""Answers of external services, out of their envelopes and checked; whichever service it is.
 
 `catalog.mirrored.services` and `catalog.mirrored.block_metrics` read with it. Nothing is believed
 unchecked, and one bad document never costs the others.
@@ -117,7 +117,7 @@ def decoded(raw: bytes, kind: Any) -> Any:
 
 
 def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
-    """Return the one object that an answer is to be; raise `WrongAnswer` saying what it is not."""
+    """Return the one object of an answer; raise `WrongAnswer` with the difference."""
     document = decoded(bytes(raw), Any)
     if not isinstance(document, dict):
         raise WrongAnswer(f"answered what is not {expected}")
@@ -153,7 +153,7 @@ def document_of(content: bytes) -> Document:
 def leave_out(
     left_out: dict[str, str], document: Any, id_field: str, number: int, what: str
 ) -> None:
-    """Note what is wrong with document `number` of a list, by the id it gives itself, if any."""
+    """Note the fault of document `number` of a list, under its own id, if it has one."""
     name = document.get(id_field) if isinstance(document, dict) else None
     if len(left_out) < CLUSTERS_MAX:
         left_out[name[:253] if isinstance(name, str) and name else f"document {number}"] = what[

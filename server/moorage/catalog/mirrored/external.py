@@ -18,7 +18,7 @@ EXTERNAL_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class External:
-    """Which services are external, and how old what they said may be.
+    """The external services, and the greatest age of their answers.
 
     Args:
         clusters: Base URL of the cluster registry; empty: the embedded one.
@@ -51,7 +51,7 @@ class External:
         return bool(self.parts())
 
     def parts(self) -> frozenset[str]:
-        """Return what is external."""
+        """Return the names of the external services."""
         return frozenset(part for part in EXTERNAL_NAMES if getattr(self, part))
 
     def service(self, part: str) -> Service | None:

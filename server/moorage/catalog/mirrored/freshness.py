@@ -1,4 +1,4 @@
-"""Whether memory has what a request needs of mirrored parts, else which service does."""
+"""Decides whether a request reads mirrored parts from memory or from their service."""
 
 import asyncio
 from collections.abc import Sequence

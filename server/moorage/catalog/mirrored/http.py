@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 class WrongAnswer(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
-    """The service answered, but not what its documents promise.
+    """The service's answer is not of the documented form.
 
     Args:
         what: What it did, to be read after the service's name.
@@ -103,7 +103,7 @@ class ServiceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ServiceReply:
-    """What came back: the status, the whole body, and its name for conditional questions."""
+    """A reply: the status, the whole body, and its tag for conditional requests."""
 
     status: int
     body: bytes
@@ -123,7 +123,7 @@ class Breaker:
     probing: bool = False
 
     def wait_seconds(self, now: float) -> float:
-        """Return how long not to ask; 0 lets the caller ask, who must then report the outcome."""
+        """Return the seconds until the next request; 0 permits one, with a report afterwards."""
         if self.failures < FAILURES_MAX:
             return 0.0
         if self.probing or now < self.open_until:

@@ -45,7 +45,7 @@ def _now() -> float:
 
 @dataclass(slots=True)
 class _Remembered:
-    """A policy in memory: as what it was read, when it was last requested, when last answered.
+    """A policy in memory: its content, its last request, and its last answer.
 
     `wanted` says whether an ask has used it since it was last requested, `doubt` why its examples
     fail.
@@ -100,7 +100,7 @@ class PolicyMirror:
         self._asking: dict[str, Batches] = {}
 
     async def close(self) -> None:
-        """Give up what is under way and close the connections."""
+        """Cancel requests under way and close the connections."""
         for asking in tuple(self._asking.values()):
             await asking.close()
         await self.store.service.close()

@@ -1,4 +1,4 @@
-"""What a mirrored part answers to a change: it is made where the documents are stored, not here."""
+"""Refusals of changes to a mirrored part: changes belong to the service with the documents."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn

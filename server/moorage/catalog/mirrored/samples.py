@@ -79,7 +79,7 @@ class MetricSample:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """How a series says whose it is.
+    """The labels by which a series names its cluster and node.
 
     Args:
         cluster_label: Holds the id of its cluster.
@@ -96,7 +96,7 @@ class Labels:
 
 @dataclass(slots=True)
 class Composed:
-    """What one round of questions came to.
+    """The result of one round of questions.
 
     Args:
         documents: Those that differ from what the catalog has.
@@ -189,7 +189,7 @@ def compose(
 
 
 def _marks(trees: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return what tells two rounds apart: values change only with the time of measuring."""
+    """Return a mark that tells two rounds apart: values change only with the time of measuring."""
     return [(tree.get("id"), tree.get("timestamp"), tree.get("stale")) for tree in trees]
 
 
@@ -202,7 +202,7 @@ def _machines(
     labels: Labels,
     findings: dict[str, str],
 ) -> dict[str, dict[str, _Machine]]:
-    """Return what was sampled, by cluster and node; what belongs to none goes to `findings`."""
+    """Return samples by cluster and node; those of no node go to `findings`."""
     names = {
         sample.labels.get("instance", ""): sample.labels.get("nodename", "")
         for sample in answers.get(_HOST_NAMES, ())

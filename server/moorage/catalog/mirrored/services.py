@@ -1,4 +1,4 @@
-"""The four external services as documented: their requests, and what they mean.
+"""The four external services as documented: their requests and answers.
 
 `catalog.mirrored.clusters` keeps what they say. Nothing that they say is believed unchecked:
 envelopes, ids, documents and depth are validated as those of a client are, and one bad document
@@ -74,7 +74,7 @@ class ClusterFound:
 
 @dataclass(slots=True)
 class ClustersRead:
-    """What an answer of the registry held.
+    """The content of an answer of the registry.
 
     Args:
         found: New and changed documents by id.
@@ -92,7 +92,7 @@ class ClustersRead:
 
 @dataclass(slots=True)
 class MetricsRead:
-    """What an answer of the metrics service held; as `ClustersRead`."""
+    """The content of an answer of the metrics service; as `ClustersRead`."""
 
     found: dict[ClusterId, tuple[DocumentEntry, Digest]] = field(
         default_factory=dict[ClusterId, tuple[DocumentEntry, Digest]]
@@ -161,7 +161,7 @@ class MetricsService:
     async def _everything(
         self, seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
     ) -> MetricsRead:
-        """Ask as the documents show it: GET, and take from all there are what is wanted.
+        """Read all metrics by GET, as documented, and take the wanted ones.
 
         What several ids in a URL mean is written nowhere, and a URL holds only so many.
         """

@@ -131,7 +131,7 @@ class Feasibility:
         return known[2]
 
     def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
-        """Return the nodes on which its workload has failed, as long as there is room elsewhere."""
+        """Return the nodes where the workload of `ask` failed, unless there is room on no other."""
         if not ask.avoid or ask.demand is None:
             return ask.avoid
         elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
@@ -290,7 +290,7 @@ class Feasibility:
         return self.most_together(nodes, demand) >= demand.nodes
 
     def most_together(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> int:
-        """Return how many of some nodes, bool `[nodes]`, one gang may have: of one rack or zone."""
+        """Return the largest number of `nodes`, bool `[nodes]`, that lie in one rack or zone."""
         together = gang_groups(self._state.fleet, demand)
         if together is None:
             return int(np.count_nonzero(nodes))

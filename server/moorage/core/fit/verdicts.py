@@ -271,7 +271,7 @@ def _had(
 
 
 def _devices(fleet: Fleet, demand: Demand, rows: npt.NDArray[np.intp], misfit: Misfit) -> Ints:
-    """Return how many GPUs of each node pass the constraint that others fail."""
+    """Return the number of GPUs of each node that pass the constraint named by `misfit`."""
     if misfit is Misfit.GPU_MODEL:
         demand = replace(demand, gpu_memory_mib=0)
     if misfit in {Misfit.GPU_MODEL, Misfit.GPU_MEMORY}:

@@ -79,7 +79,7 @@ class Backfill:
         return False
 
     def _lead(self) -> bool:
-        """Wake the head of the queue, and keep nodes for it as long as it waits."""
+        """Wake the head of the queue, and reserve nodes for it while it waits."""
         queue = self._requests.queue
         head = queue.first()
         if head is None:

@@ -221,7 +221,7 @@ class LeaseLifecycle:
         self._turn.respond(to, LeaseNews(renewed, ttl_max_seconds=shortened))
 
     def move(self, lease: Lease, reason: str) -> None:
-        """Have the workload of a lease that may start again stopped here, and started elsewhere."""
+        """Stop the workload of a lease here and start it elsewhere, if it may start again."""
         self._finished(lease, "failed", WorkloadFailed(lease.id, lease.fencing, reason))
         self._turn.emit(Stop(lease))
 

@@ -72,7 +72,7 @@ class Preemption:
         self.spared = 0
 
     def capacity(self, ask: Ask) -> Nodes | None:
-        """Have leases give way so that the head of the queue fits: as few as will do.
+        """Preempt as few leases as possible so that the head of the queue fits.
 
         Returns:
             The nodes on which there will be room once they have left; None if they would not
@@ -313,5 +313,5 @@ class _Attempt:
         return min(whole, key=cost, default=None)
 
     def _lost(self, leases: Iterable[Lease]) -> float:
-        """Return how long leases have run together: the work that may be lost."""
+        """Return the sum of the seconds that leases have run: the work that preemption may lose."""
         return sum(self._now - lease.granted_at for lease in leases)

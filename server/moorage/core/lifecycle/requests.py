@@ -1,4 +1,4 @@
-"""What happens to an ask, from its arrival to its lease, its answer, or its place in the queue.
+"""The life of an ask, from its arrival to its lease, its refusal, or its place in the queue.
 
 Policies propose; what they propose is verified against the state as it is now, and granted, asked
 for again, queued or refused. The allocator is the only caller.
@@ -163,14 +163,14 @@ class Requests:
         return True
 
     def _beyond_quota(self, pending: Pending, over: Refusal, exclusions: Exclusions) -> None:
-        """Refuse what its quota will never allow; the rest may wait."""
+        """Refuse a request that its quota can never allow; another one may wait."""
         if not over.details["never"]:
             self._wait_or_refuse(pending, over, exclusions, self._state.gains)
         elif not self._tries_next(pending, over, exclusions):
             self._refuse(pending, over, exclusions)
 
     def make_quota_room(self, ask: Ask) -> None:
-        """Have warm leases give way to a waiter that only its quota holds up."""
+        """End warm leases for a waiter that fits but for its quota."""
         over = None if ask.alternatives else self._quotas.refusal(ask)
         if over is not None:
             self._warm.room_after(over, ask, ())
@@ -233,7 +233,7 @@ class Requests:
             self._refuse(pending, news.refusal, found)
 
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
-        """Have a queued lease pause whose policy did not get to answer; return whether it does.
+        """Pause a waiter whose policy had no chance to answer; return whether it pauses.
 
         Its workload has nothing to do with that, and it has been granted once.
         """
@@ -271,7 +271,7 @@ class Requests:
         value: Any,
         exclusions: Exclusions,
     ) -> None:
-        """Grant what a policy proposed, or ask it again, or say why not."""
+        """Grant the proposal of a policy, consult the policy again, or refuse with the reason."""
         ask = pending.ask
         nodes = exclusions.nodes
         fleet = self._feasibility.beside(exclusions.parts)
@@ -382,7 +382,7 @@ class Requests:
             self._turn.emit(Start(lease))
 
     def _reasons(self, pending: Pending) -> dict[str, Any]:
-        """Return why the answer is what it is, for `explain` and `why`."""
+        """Return the reasons for the answer, for `explain` and `why`."""
         ask = pending.ask
         reasons: dict[str, Any] = {
             "policy_rule_uri": ask.policy.uri,

@@ -74,7 +74,7 @@ class WarmReuse:
         self._hopeless: dict[tuple[Demand, Candidates, Nodes, Placement], int] = {}
 
     def restore(self) -> None:
-        """Find what was being evicted when the daemon died; for whom, is not known any more."""
+        """Find evictions that a crash interrupted; the requests behind them are not known."""
         leases = self._turn.state.leases.values()
         evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
         self._evicted = dict.fromkeys(evicted, RequestId(""))
@@ -154,7 +154,7 @@ class WarmReuse:
         return self.capacity(ask, reserved) if wanting else None
 
     def capacity(self, ask: Ask, reserved: Nodes) -> Nodes | None:
-        """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
+        """End as few warm leases as possible, the oldest first, so that `ask` fits.
 
         Returns:
             The nodes on which there will be room once they have ended (none if the request does
@@ -191,7 +191,7 @@ class WarmReuse:
         return attempt.nodes()
 
     def _quota(self, over: Refusal, ask: Ask) -> Nodes | None:
-        """Have warm leases ended so that a quota has room for `ask`, the oldest first.
+        """End warm leases, the oldest first, so that `ask` fits into a quota.
 
         Returns:
             No nodes: where there is room then is not known; None if ending all would not help.
@@ -219,7 +219,7 @@ class WarmReuse:
         return ()
 
     def _left_to(self, account: Account, lease: Lease, column: int) -> int:
-        """Return how much more of a resource an account may hold once a lease has ended."""
+        """Return the amount of a resource that an account may still hold once a lease has ended."""
         tenant, project = account
         its: Account = (lease.tenant, None if project is None else lease.terms.project)
         amount = placed(lease.placement)[column]
@@ -289,7 +289,7 @@ class WarmReuse:
         return False
 
     def _resetting_for(self, ask: Ask) -> list[Lease]:
-        """Return what is being made fit for requests like `ask`, if no other waits for it."""
+        """Return the leases in reset for requests like `ask`, if no other one waits for them."""
         leases, resetting = self._turn.state.leases, self._turn.state.resetting
         self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
         if not resetting or ask.provision is None:
@@ -301,7 +301,7 @@ class WarmReuse:
         return []
 
     def _is_left(self, by: RequestId | None, to: RequestId) -> bool:
-        """Return whether what comes for one request is there for another, which may be the same."""
+        """Return whether room made for one request is open to another, maybe the same one."""
         waiter = None if by is None else self._turn.state.waiting.get(by)
         return by == to or waiter is None or waiter.pauses
 
@@ -377,7 +377,7 @@ class _Attempt:
         return self._feasibility.enough_nodes(self._fits, self._demand)
 
     def _free(self, lease: Lease, sign: int) -> bool:
-        """Count what a lease holds as free, or no longer; return whether that can matter."""
+        """Count a lease's share as free, or no longer; return whether that can matter."""
         shares = self._held_by(lease)
         found = [self._fleet.row(share.cluster_id, share.node_id) for share in shares]
         rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)

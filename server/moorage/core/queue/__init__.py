@@ -1,1 +1,1 @@
-"""Who waits, in which order, and what a request may have beside the others."""
+"""The queue: its waiters, their order, and the limits that other requests set to one of them."""

@@ -26,7 +26,7 @@ __all__ = ["NONE", "ExclusionRules", "Exclusions", "shortened"]
 
 
 class Exclusions(msgspec.Struct, frozen=True, gc=False):
-    """What one request may not use.
+    """The nodes, amounts and times that one request may not use.
 
     Args:
         by_waiters: Nodes reserved for waiters that go before it.
@@ -248,7 +248,7 @@ class ExclusionRules:
 
 
 def shortened(lease: Lease) -> float | None:
-    """Return how long a new lease lasts, in seconds, where that is less than the request wants."""
+    """Return the seconds that a new lease may last, if that is less than the request wants."""
     if lease.attempt > 1 or lease.expires_at >= lease.granted_at + lease.terms.ttl_seconds:
         return None
     return lease.expires_at - lease.granted_at

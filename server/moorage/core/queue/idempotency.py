@@ -34,7 +34,7 @@ def mismatch(
 
 
 def _gist(ask: Ask) -> tuple[Any, ...]:
-    """Return what two requests with one idempotency key must have in common."""
+    """Return the parts that two requests with one idempotency key must have in common."""
     return ask.policy.uri, ask.alternatives or ask.demand, ask.provision, _apart(ask)
 
 
@@ -43,7 +43,7 @@ def _apart(of: Ask | Lease) -> AntiAffinity | None:
 
 
 def _could_have_got(ask: Ask, lease: Lease) -> bool:
-    """Return whether `lease` is what an ask like `ask` was granted."""
+    """Return whether a request like `ask` could have been granted `lease`."""
     if lease.policy.uri != ask.policy.uri or _apart(lease) != _apart(ask):
         return False
     if ask.provision is not None and ask.provision != lease.provision:

@@ -65,7 +65,7 @@ class Undecided:
         self._keys: dict[tuple[Tenant, str], RequestId] = {}
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of open requests."""
         return len(self._asks)
 
     def get(self, request: RequestId) -> Pending | None:

@@ -193,7 +193,7 @@ class WaitingQueue:
             self._first_as_of = UNJUDGED
 
     def _ready_from(self, its: ClassLines, visited: int) -> None:
-        """Tell the ranking who is the first of a class that a wake has not visited yet."""
+        """Report to the ranking the first of a class that a wake has not visited yet."""
         since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
         oldest = its.ready[0][0] if its.ready else math.inf
         self._ranking.ready_since(its.row, since, number, oldest)
@@ -223,7 +223,7 @@ class WaitingQueue:
                 self._ranking.refused(row, self.changes, reserved)
 
     def declined(self, ask: Ask, refusal: Refusal, gains: int, excluded: Nodes) -> None:
-        """Pass over those in the line of `ask`, whose policy wants nothing of what is free.
+        """Pass over the waiters in the line of `ask`, since its policy declines all that is free.
 
         Args:
             ask: One of them.
@@ -247,7 +247,7 @@ class WaitingQueue:
         line.over_quota_at = self._ranking.rooms() if over else 0
 
     def last_declined(self, ask: Ask) -> Refusal | None:
-        """Return what the policy of a waiter answered, if that is why it waits."""
+        """Return the refusal by the policy of a waiter, if that is the reason why it waits."""
         line = self._line_of.get(ask.id)
         return line.declined if line is not None else None
 
@@ -262,7 +262,7 @@ class WaitingQueue:
         return [self._state.waiting[next(iter(line.waiters))].ask for line in lines]
 
     def waits_for_quota(self, tenant: Tenant | None) -> bool:
-        """Tell whether a request of a tenant (None: of any) waits for room in a quota."""
+        """Return whether a request of `tenant` (None: of any tenant) waits for room in a quota."""
         if not self._state.accounts.quotas:
             return False
         declined = any(
@@ -272,7 +272,7 @@ class WaitingQueue:
         return declined or self._ranking.is_any_over(number)
 
     def reserved_quota(self, ask: Ask, account: Account) -> tuple[Amounts, RequestId] | None:
-        """Return what of an account's quota is not for `ask`, but for another request; and which.
+        """Return the amounts of an account's quota that another request reserves, and that request.
 
         That one was overtaken too often. None: nothing is.
         """
@@ -355,7 +355,7 @@ class WaitingQueue:
         return self.reservation if self._rank(self.head) < newest else ()
 
     def overtaken_by(self, ask: Ask, placement: Placement, since: float) -> RequestId | None:
-        """Return who waits on although it came before a request that gets a placement; the oldest.
+        """Return the oldest waiter that came before a request and waits on after its placement.
 
         Args:
             ask: The request; those of lower priority are not overtaken.
@@ -484,7 +484,7 @@ class WaitingQueue:
         return {request: at for request, at in positions.items() if at}
 
     def by_seniority(self, after: Any = None) -> Iterator[Waiter]:
-        """Yield those that wait, also those that pause, in an order that only they change.
+        """Yield all waiters, also those that pause, in an order that no change of others affects.
 
         Args:
             after: What `seniority` returned of the one before; anything else: from the first.

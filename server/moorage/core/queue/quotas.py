@@ -26,7 +26,7 @@ QUOTAS_MAX = 10_000
 
 
 class Quotas:
-    """What tenants and their projects may hold.
+    """The limits of tenants and their projects.
 
     Args:
         writer: What the turn is written on.
@@ -40,7 +40,7 @@ class Quotas:
         self._accounts = writer.state.accounts
 
     def apply(self, event: QuotaAsked) -> None:
-        """Do what an operator, or the configuration, says."""
+        """Apply an order of an operator, or the configuration."""
         account, before = (event.tenant, event.project), self._accounts.quotas
         if event.quota is not None and account not in before and len(before) >= QUOTAS_MAX:
             if event.to is not None:
@@ -53,7 +53,7 @@ class Quotas:
             self._turn.respond(event.to, Information(row(self._accounts, account)))
 
     def half_life(self, seconds: float) -> None:
-        """Have what was held count for so long."""
+        """Set the half-life, in seconds, of past use."""
         if seconds != self._accounts.half_life:
             self._turn.record(HalfLifeSet(seconds, self._turn.now))
 
@@ -95,7 +95,7 @@ class Quotas:
 
 
 def row(accounts: Any, account: Account) -> dict[str, Any]:
-    """Return a quota, and what is held of it, as JSON values."""
+    """Return a quota and its use as JSON values."""
     tenant, project = account
     quota = accounts.quota(account)
     held = {} if tenant == EVERYONE else {"resources": accounts.row(account)}

@@ -62,7 +62,7 @@ class Table(Generic[T]):
         self.rows = 0
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a column, as long as there are rows."""
+        """Return a column, cut to the number of rows."""
         return self.columns[name][: self.rows]
 
     def add(self, item: T, **values: Any) -> int:
@@ -240,7 +240,7 @@ class Ranking:
     # What may be served ----------------------------------------------------------------------
 
     def judge_again(self, row: int) -> None:
-        """Have a class looked at, wherever capacity grows."""
+        """Mark a class so that it is looked at again wherever capacity grows."""
         self._classes["fresh"][row] = True
 
     def judged(self, row: int) -> None:
@@ -248,7 +248,7 @@ class Ranking:
         self._classes["fresh"][row] = False
 
     def refused(self, row: int, changes: int, reserved: Nodes) -> None:
-        """Note that what a class needs did not fit at a count of changes (see `servable`)."""
+        """Note that the demand of a class did not fit at a count of changes (see `servable`)."""
         shapes = self._classes["shape"]
         alike: Bools | int = row
         if self._shapes.users[self._by_row[row].shape] > 1:
@@ -259,7 +259,7 @@ class Ranking:
         self._classes["fresh"][alike] = False
 
     def is_refused(self, row: int, changes: int) -> bool:
-        """Return whether what a class needs did not fit at this count of changes."""
+        """Return whether the demand of a class did not fit at this count of changes."""
         return bool(self._classes["refused_at"][row] == changes)
 
     def grew(self, places: Collection[GrownPlace] | None, *, wanted: bool) -> list[int]:
@@ -362,7 +362,7 @@ class Ranking:
         return self._rooms
 
     def claims(self) -> dict[int, int]:
-        """Return who reserves quota: by the number of its account, the row of a class.
+        """Return, by account number, the row of the class that reserves its quota.
 
         It is the first that was overtaken too often. It reserves nothing of what it would borrow.
         """
@@ -426,7 +426,7 @@ class Ranking:
     def overtaken(
         self, nodes: Nodes, of: tuple[Account, Account], priority: int, since: float
     ) -> int | None:
-        """Return the class whose first is passed over by what a request gets; the oldest of them.
+        """Return the oldest class whose first waiter is passed over by a request that is placed.
 
         It came before, is of no lower priority and not overdue yet, and might be on one of these
         nodes if they were empty. Or it is beyond a quota that the request takes a part of.
@@ -471,7 +471,7 @@ class Ranking:
         return numbers
 
     def ahead(self, lines: Sequence[int]) -> list[int]:
-        """Return how many waiters are in the lines before each of these, by their numbers."""
+        """Return the number of waiters in the lines before each of these, by line number."""
         rows, waiters = [self._lines.numbers[each] for each in lines], self._lines["waiters"]
         if len(rows) <= COUNTED_MAX:
             return [self._ahead(row) for row in rows]
@@ -497,11 +497,11 @@ class Ranking:
 
     @property
     def _shared(self) -> tuple[_Key, ...]:
-        """What puts classes in order, before the age of their waiters."""
+        """Return the keys that order classes, before the age of their waiters."""
         return self._precedence, self._held, self._held_by_project
 
     def _line_keys(self) -> list[_Key]:
-        """Return what puts the rows of lines in order."""
+        """Return the keys that order the rows of lines."""
         lines = self._lines
         of = lines["of"]
         by_class = [lambda rows, key=key: key(of[rows]) for key in self._shared]

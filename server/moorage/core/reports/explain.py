@@ -189,7 +189,7 @@ def _by_start(row: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _refuse_filters(inquiry: Inquired) -> Refusal | None:
-    """Say what is no filter of the list, or no state that leases have."""
+    """Refuse unknown filters of the list, and states that no lease has."""
     known = _FILTERS.get(inquiry.question, ())
     for name in inquiry.filters:
         if name not in known:
@@ -221,7 +221,7 @@ def _queue(
 
 
 def _read(cursor: str) -> object:
-    """Return what a cursor of several parts says; None if it is none, which `page` says."""
+    """Return the value of a cursor of several parts; None for one that `page` refuses."""
     try:
         found = json.loads(cursor)
     except ValueError:
@@ -315,7 +315,7 @@ def _add_nodes(
 
 
 def _drift(lease: Lease, state: State) -> Iterable[str]:
-    """Yield in words what a lease holds and the inventory does not offer."""
+    """Yield sentences about parts of a lease that the inventory does not offer."""
     for device in lease.lost:
         yield f"GPU {device.uuid} is gone from its node; no other lease gets it until this one ends"
     for share in lease.placement:
@@ -334,7 +334,7 @@ def _drift(lease: Lease, state: State) -> Iterable[str]:
 
 
 def outcome(given: Advice | Information | Refusal) -> dict[str, Any]:
-    """Return what an answer says about a request, for its decision record."""
+    """Return the outcome of a request, from its answer, for its decision record."""
     if isinstance(given, Refusal):
         return {"state": "refused", **refusal_object(given)}
     reasons = given.reasons if isinstance(given, Advice) else None
@@ -441,7 +441,7 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
 
 
 def _seniority(row: dict[str, Any]) -> Seniority:
-    """Return what orders the pages of the queue."""
+    """Return the key that orders the pages of the queue."""
     return Seniority(-row["priority"], row["since"], row["request"])
 
 

@@ -37,7 +37,7 @@ AWAITED_MAX: Final = 20
 
 
 class _Class(NamedTuple):
-    """What estimated waiters share; of the last three, what matters where nodes are reserved."""
+    """Attributes of estimated waiters; the last three matter only beside reservations."""
 
     demand: Demand
     where: tuple[ClusterId, ...] | None
@@ -113,7 +113,7 @@ def served_after(
 
 
 class _Course:
-    """What is taken to happen: places come free, and waiters get them in their order.
+    """The expected course: leases end, and waiters get the places in their order.
 
     Args:
         state: As it is now.
@@ -133,7 +133,7 @@ class _Course:
         self.looks = 0
 
     def passes(self, end: _End) -> list[_End]:
-        """Have something end, and waiters get what it leaves; return when these end."""
+        """End a lease, and serve waiters with its place; return the ends of their leases."""
         rows, coming = self._left(end), list[_End]()
         rows += [row for row in self._reserved if row not in rows]  # They may be for others now.
         reserved = self._reserved = set[int]()
@@ -193,7 +193,7 @@ class _Course:
     def _placed(
         self, needs: _Class, rows: list[int], reserved: set[int], moment: float
     ) -> Placement:
-        """Take what is needed, if it fits: on rows that came free, or for a gang on any.
+        """Place a demand, if it fits: on rows that came free, or for a gang on any.
 
         What is reserved for the head of the queue is left out.
         """
@@ -238,7 +238,7 @@ class _Course:
         )
 
     def _reserved_parts(self, row: int, needs: _Class, moment: float) -> Placement | None:
-        """Return what others reserved of a node in the time of a lease that begins then.
+        """Return the part of a node that others reserved during a lease that begins at `moment`.
 
         None if it has no place: they reserved all of it.
         """
@@ -265,7 +265,7 @@ def _ends(state: State, now: float) -> list[_End]:
 
 
 def _lines(state: State, waiters: Iterable[Waiter]) -> _Lines:
-    """Return those that can be estimated with their numbers, by what they need."""
+    """Return the waiters that can be estimated, with their numbers, by demand."""
     lines: _Lines = {}
     lasting: dict[tuple[Tenant, str, Demand], float | None] = {}
     for number, waiter in enumerate(waiters):
@@ -316,5 +316,5 @@ def awaited(
 
 
 def _end(lease: Lease) -> tuple[bool, float, str]:
-    """Return what orders leases by their end; those that are ending do so first."""
+    """Return the key that orders leases by their end; ending ones come first."""
     return lease.state != "ending", lease.expires_at, lease.id

@@ -1,1 +1,1 @@
-"""What is true now, and the facts that make it so. `apply` is the only mutation."""
+"""The state, and the facts that change it. `apply` is the only mutation."""

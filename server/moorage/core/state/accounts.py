@@ -1,4 +1,4 @@
-"""What tenants and their projects hold, may hold, and have held: whose turn it is, and room left.
+"""Use, limits and past use of tenants and their projects, which decide about turns and room.
 
 `State` keeps it as it applies facts. The queue reads shares (who holds less goes first) and room
 (what a quota leaves). A change costs the same however many accounts there are.
@@ -29,7 +29,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Past(NamedTuple):
-    """What one account has held.
+    """The past use of one account.
 
     Args:
         share: The average of its dominant share, where what is longer ago counts less.
@@ -42,7 +42,7 @@ class Past(NamedTuple):
 
 
 def demanded(ask: Ask) -> Amounts:
-    """Return what an ask needs; nothing if only its policy knows."""
+    """Return the demand of an ask; nothing if only its policy knows it."""
     demand = ask.demand
     if demand is None:
         return (0, 0, 0)
@@ -51,7 +51,7 @@ def demanded(ask: Ask) -> Amounts:
 
 
 def placed(placement: Placement) -> tuple[int, int, int]:
-    """Return what a placement holds."""
+    """Return the amounts of a placement."""
     gpus = cpu = memory = 0
     for share in placement:
         gpus += len(share.gpus) * share.gpu_milli
@@ -61,7 +61,7 @@ def placed(placement: Placement) -> tuple[int, int, int]:
 
 
 def capacity_of(cluster: Cluster | None) -> tuple[int, int, int]:
-    """Return what a cluster has of each resource."""
+    """Return the capacity of a cluster by resource."""
     nodes = () if cluster is None else cluster.nodes
     counted = [node for node in nodes if not node.duplicate_of]
     gpus = sum(len(node.gpus) for node in counted)
@@ -146,7 +146,7 @@ class Accounts:
     # What is held ----------------------------------------------------------------------------
 
     def add(self, lease: Lease, sign: int, at: float | None) -> None:
-        """Count what a lease holds, or (`sign` -1) no longer.
+        """Count the amounts of a lease, or (`sign` -1) subtract them.
 
         Args:
             lease: The lease.
@@ -191,7 +191,7 @@ class Accounts:
         self.version += 1
 
     def shares(self, numbers: Numbers) -> npt.NDArray[np.float64]:
-        """Return what counts in the queue: the dominant shares now, and as they have been."""
+        """Return the values by which the queue compares accounts: shares now and in the past."""
         self._up_to_date()
         share = self["share"][numbers]
         if not self.half_life:
@@ -201,7 +201,7 @@ class Accounts:
         return share + past
 
     def share(self, account: Account) -> float:
-        """Return what counts in the queue of one account; the same, bit by bit, as `shares`."""
+        """Return the value of one account for the queue; the same, bit by bit, as in `shares`."""
         number = self.number(account)
         self._up_to_date()
         share = float(self["share"][number])
@@ -231,14 +231,14 @@ class Accounts:
         return int(at * STEPS // self.half_life)
 
     def _remember(self, number: int) -> None:
-        """Add what an account has held until now to its past."""
+        """Add the use of an account until now to its past."""
         if self.half_life:
             one = np.array([number], np.int64)
             self["past"][number] = (self.shares(one) - self["share"][one])[0]
             self["step"][number] = self._clock
 
     def set_half_life(self, seconds: float, at: float) -> None:
-        """Have what was held count half as much after so long; 0: not at all."""
+        """Set the seconds after which past use counts half as much; 0: past use does not count."""
         self._count()
         if self.half_life:
             self._clock = max(self._clock, self._step(at))
@@ -263,7 +263,7 @@ class Accounts:
         return (self._clock + 0.5) * self.half_life / STEPS
 
     def past(self) -> Iterator[tuple[Account, Past]]:
-        """Yield what each account has held, but for those that held nothing."""
+        """Yield accounts with past use."""
         if self.half_life:
             self._up_to_date()
             for number, account in enumerate(self._names):
@@ -272,7 +272,7 @@ class Accounts:
                     yield account, Past(past, step)
 
     def carry(self, account: Account, past: Past) -> None:
-        """Have an account have held this."""
+        """Take over the past use of an account."""
         number = self.number(account)
         self["past"][number], self["step"][number] = past
         self._clock = max(self._clock, past.step)
@@ -322,13 +322,13 @@ class Accounts:
             self["lend"][number, column] = given
 
     def _offer(self, number: int, sign: int) -> None:
-        """Add what an account leaves to the others of its group, or (`sign` -1) take it away."""
+        """Add quota that an account lends to its group, or (`sign` -1) take it back."""
         over = self["held"][number] - self["nominal"][number]
         spare = np.minimum(np.maximum(-over, 0), self["lend"][number])
         self._pool[self["group"][number]] += sign * (spare - np.maximum(over, 0))
 
     def room(self, numbers: Numbers, freed: Amounts | None = None) -> npt.NDArray[np.int64]:
-        """Return how much more accounts may hold: int64 `[accounts, resources]`.
+        """Return the amounts that accounts may still hold: int64 `[accounts, resources]`.
 
         What is left of their own; and beyond that what the others of their group lend, up to their
         own bound on borrowing.
@@ -349,7 +349,7 @@ class Accounts:
         return room
 
     def over(self, numbers: Numbers, wanted: Iterable[Numbers], reserved: Numbers) -> Any:
-        """Return which accounts have no room for what is wanted of them: bool `[accounts]`.
+        """Return the accounts without room for the wanted amounts: bool `[accounts]`.
 
         Args:
             numbers: The accounts: int64 `[accounts]`.
@@ -366,7 +366,7 @@ class Accounts:
     # Listings --------------------------------------------------------------------------------
 
     def row(self, account: Account) -> dict[str, dict[str, int | None]]:
-        """Return what an account holds, may hold and borrows, by resource; None: no limit."""
+        """Return use, limit and borrowed amount of an account, by resource; None: no limit."""
         number = self.number(account)
         one = np.array([number], np.int64)
         room = self.room(one)[0]
@@ -384,26 +384,26 @@ class Accounts:
         return rows
 
     def own_room(self, account: Account) -> Amounts:
-        """Return how much more an account may hold of its own."""
+        """Return the amounts of its own quota that an account may still hold."""
         number = self.number(account)
         return tuple((self["nominal"][number] - self["held"][number]).tolist())
 
     def borrowed(self, account: Account) -> Amounts:
-        """Return how much more than its own an account holds."""
+        """Return the amounts that an account holds beyond its own quota."""
         return tuple(max(0, -room) for room in self.own_room(account))
 
     def amounts(self, account: Account) -> Amounts:
-        """Return what an account holds."""
+        """Return the amounts that an account holds."""
         return tuple(self["held"][self.number(account)].tolist())
 
     def held(self) -> dict[Account, Amounts]:
-        """Return what each account holds, less those that hold nothing."""
+        """Return the amounts that each account holds, without accounts that hold nothing."""
         self._count()
         rows = ((name, self["held"][n]) for n, name in enumerate(self._names))
         return {name: tuple(row.tolist()) for name, row in rows if row.any()}
 
 
 def _decay(steps: Numbers) -> npt.NDArray[np.float64]:
-    """Return how much of what was held so many steps ago still counts."""
+    """Return the weight of use that is so many steps old."""
     decay: npt.NDArray[np.float64] = np.ldexp(_HALVING[steps % STEPS], -(steps // STEPS))
     return decay

@@ -50,7 +50,7 @@ def condense(state: State) -> Iterator[Fact]:
 
 
 def _shares(state: State) -> Iterator[Fact]:
-    """Yield what accounts may hold, which comes before what they do."""
+    """Yield the limits of accounts, which come before their use."""
     accounts = state.accounts
     if accounts.half_life:
         yield HalfLifeSet(accounts.half_life, accounts.as_of())

@@ -1,4 +1,4 @@
-"""What is due next, and when it is due after a stall.
+"""Deadlines: the next one, and all of them after a stall.
 
 `Deadlines` is a part of `State`; only `apply` adds to it.
 """
@@ -30,11 +30,11 @@ class Deadlines:
         self._due: list[tuple[float, RequestId]] = []
 
     def __len__(self) -> int:
-        """Return how many there are, the outdated ones included."""
+        """Return the number of deadlines, outdated ones included."""
         return len(self._due)
 
     def first(self) -> tuple[float, RequestId] | None:
-        """Return what is due next, and when; None if nothing is."""
+        """Return the next deadline, with its time; None if there is none."""
         while self._due:
             at, request = self._due[0]
             if at == self._of(request):
@@ -83,7 +83,7 @@ class Grace(msgspec.Struct, frozen=True, gc=False):
         return max(due, self.now + least)
 
     def outlasting(self, moved: Iterable[tuple[float, float]]) -> Callable[[float], float]:
-        """Return what `until` is for waiters: they outlast whichever lease they would have.
+        """Return a function that moves deadlines of waiters behind those of leases, like `moved`.
 
         Each by as much as it would have, but at most by the grace.
 

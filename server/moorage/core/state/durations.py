@@ -1,4 +1,4 @@
-"""How long leases really last: many are released long before their time, or renewed beyond it.
+"""Real durations of leases: many are released long before their time, or renewed beyond it.
 
 A part of `State`; only `apply` adds to it, and `forecast` asks it. Durations are counted in steps
 of a quarter of a doubling, by what leases have in common, the closest likeness first.
@@ -64,12 +64,12 @@ class Durations:
             yield likeness, tuple(sorted(counts.items()))
 
     def carry(self, likeness: Likeness, counts: tuple[tuple[int, int], ...]) -> None:
-        """Take over what a checkpoint counted."""
+        """Take over the counts of a checkpoint."""
         self._counts[likeness] = dict(counts)
         self._medians.clear()
 
     def of_lease(self, lease: Lease, age: float) -> float | None:
-        """Return how long a lease is expected to last from its grant on, in seconds.
+        """Return the expected seconds of a lease, from its grant on.
 
         Args:
             lease: It holds something.
@@ -82,7 +82,7 @@ class Durations:
         return self._lasts(lease.tenant, lease.policy.uri, placed(lease.placement)[0], age)
 
     def of_request(self, ask: Ask) -> float | None:
-        """Return how long the lease of a request is expected to last; None: it is not known."""
+        """Return the expected seconds of the lease of a request; None if unknown."""
         return self._lasts(ask.tenant, ask.policy.uri, demanded(ask)[0], 0.0)
 
     def _lasts(self, tenant: str, policy: str, gpu_milli: int, age: float) -> float | None:
@@ -112,7 +112,7 @@ def _step(seconds: float) -> int:
 
 
 def _likenesses(tenant: str, policy: str, gpu_milli: int) -> Iterator[Likeness]:
-    """Yield what a lease shares with others, the closest likeness first."""
+    """Yield attributes that a lease shares with others, the closest likeness first."""
     yield tenant, policy, gpu_milli
     yield tenant, "", -1
     yield "", "", gpu_milli

@@ -1,4 +1,4 @@
-"""Facts: what is true from now on. They are all that the ledger stores.
+"""Facts: the only changes of the state, and all that the ledger stores.
 
 A closed union of frozen records, as `events` and `effects` are. A new behaviour is a new member;
 `assert_never` then points at every place that must learn it. Only `state.apply` acts on facts.
@@ -124,14 +124,14 @@ class QuotaSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class HalfLifeSet(msgspec.Struct, frozen=True, gc=False):
-    """What was held counts half as much after so many seconds; 0: not at all."""
+    """Past use counts half as much after so many seconds; 0: not at all."""
 
     seconds: float
     at: float
 
 
 class UsageCarried(msgspec.Struct, frozen=True, gc=False):
-    """What an account has held, as a checkpoint found it. Only checkpoints hold this fact.
+    """Past use of an account. Only checkpoints hold this fact.
 
     Args:
         share: See `core.state.accounts.Past`.
@@ -146,7 +146,7 @@ class UsageCarried(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurationsCarried(msgspec.Struct, frozen=True, gc=False):
-    """How long like leases lasted, as a checkpoint found it. Only checkpoints hold this fact.
+    """Counts of durations of like leases. Only checkpoints hold this fact.
 
     Args:
         tenant: Empty: of any. As are `policy`, and `gpu_milli` where it is -1.
@@ -196,7 +196,7 @@ class Granted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Overtaken(msgspec.Struct, frozen=True, gc=False):
-    """How often a waiter was overtaken, as a checkpoint found it. Only checkpoints hold this."""
+    """The number of times that a waiter was overtaken. Only checkpoints hold this fact."""
 
     request: RequestId
     times: int
@@ -292,7 +292,7 @@ class Moved(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ending(msgspec.Struct, frozen=True, gc=False):
-    """A lease is over, but its backend has not let go: what it holds is not free yet."""
+    """A lease is over, but its backend has not let go: its share is not free yet."""
 
     lease: RequestId
     at: float
@@ -300,7 +300,7 @@ class Ending(msgspec.Struct, frozen=True, gc=False):
 
 
 class Warmed(msgspec.Struct, frozen=True, gc=False):
-    """A released lease, now without owner, keeps what it holds for the next like request."""
+    """A released lease, now without owner, holds its share for the next like request."""
 
     lease: RequestId
     at: float
@@ -308,7 +308,7 @@ class Warmed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """A lease is over and what it held is free."""
+    """A lease is over and its share is free."""
 
     lease: RequestId
     at: float

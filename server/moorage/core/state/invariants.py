@@ -1,4 +1,4 @@
-"""What must hold of the state between any two turns, whatever the facts were."""
+"""Invariants of the state between any two turns, whatever the facts were."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Leases by what they have in common: those that keep apart, and those that lost devices.
+"""Indexes of leases: those that keep apart from each other, and those that lost devices.
 
 Both are parts of `State`; only `apply` changes them.
 """
@@ -34,7 +34,7 @@ class LostDevices:
             self.of.pop(lease.id, None)
 
     def withhold(self, fleet: Fleet, find: _Finder) -> None:
-        """Have nothing be free of those that turn up somewhere."""
+        """Withhold lost devices that turn up somewhere again."""
         every = {each: None for lost in self.of.values() for each in lost}
         for row, column in _columns(every, fleet, find):
             fleet.gpu_free[row, column] = 0
@@ -51,7 +51,7 @@ class LostDevices:
 def _columns(
     devices: Iterable[DeviceId], fleet: Fleet, find: _Finder
 ) -> dict[tuple[int, int], None]:
-    """Return the rows and columns of devices, of their parts, and of what they are parts of."""
+    """Return the rows and columns of devices, of their parts, and of their parents."""
     return {
         (row, column): None
         for device in devices

@@ -83,7 +83,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_or_known(name: str, known: Iterable[str]) -> str:
-    """Return what `nearest` does, or the first names there are: ` (there are a, b, …)`."""
+    """Return the result of `nearest`, or the first known names: ` (there are a, b, …)`."""
     if meant := nearest(name, (names := [*islice(known, NAMES_COMPARED_MAX)])):
         return meant
     shown = [each[:NAME_CHARS_MAX] for each in names[:NAMES_SHOWN_MAX]]
@@ -239,7 +239,7 @@ def over_quota(
     figures: Mapping[str, int | None],
     reserved: tuple[int, str | None],
 ) -> Refusal:
-    """Its tenant, or project, may not hold so much more; where it never may, waiting is no use.
+    """The tenant or project has no quota for so much more; if it never will, waiting is no use.
 
     Some of the room may be reserved for another request, which is named.
     """
@@ -289,13 +289,13 @@ def unsound(field: str, expected: str, found: str) -> Refusal:
 
 
 def taken_and_seen(stale: Refusal) -> Refusal:
-    """The policy proposed what it could see is taken."""
+    """The policy proposed devices that it could see are taken."""
     reason = f"The policy's proposal is not sound: {stale.reason}"
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
 
 def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
-    """What the proposal names was taken meanwhile."""
+    """The proposed devices were taken meanwhile."""
     reason = f"{node} cannot take it: what the policy named is not free."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
@@ -306,13 +306,13 @@ def nothing_fits_in(cluster: str) -> Refusal:
 
 
 def kept_for_head() -> Refusal:
-    """The proposal names what is reserved."""
+    """The proposed devices are reserved."""
     reason = "The nodes it proposed are reserved for others."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW)
 
 
 def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
-    """What was proposed was taken by others, again and again."""
+    """Others took the proposed devices, again and again."""
     reason = f"Others were faster {counted(times, 'time')} in a row; try again."
     return Refusal(Code.CONFLICT, reason, details=_NOT_NOW | dict(details))
 
@@ -343,14 +343,14 @@ def not_waiting(name: RequestId) -> Refusal:
 
 
 def cancelled() -> Refusal:
-    """Its client gave it up."""
+    """The client cancelled the request."""
     return Refusal(Code.CANCELLED, "The request was cancelled.")
 
 
 def waited(
     seconds: float, last: Refusal | None, details: Mapping[str, Any], *, patient: bool
 ) -> Refusal:
-    """Its time is up."""
+    """The wait is over."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
     reason = f"It waited {seconds:.1f} s and did not fit in that time."
     if last is not None and last.code is Code.POLICY_DECLINED:

@@ -1,4 +1,4 @@
-"""What is reserved, for whom and when. A part of `State`; only `apply` changes it."""
+"""Reservations, by node and time. A part of `State`; only `apply` changes it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class NodeReservation(msgspec.Struct, frozen=True, gc=False):
         return self.starts_at + self.lapse_seconds if lapses else None
 
     def part(self, place: Place) -> Share | None:
-        """Return what is reserved of one of its nodes; None: all of it."""
+        """Return the reserved part of one of its nodes; None: the whole node."""
         return self.parts[self.nodes.index(place)] if self.parts else None
 
 

@@ -1,4 +1,4 @@
-"""What is true now. Only `apply` changes it, and only by a fact.
+"""The state of the allocator. Only `apply` changes it, and only by a fact.
 
 `Allocator` and the ledger's checkpoints are the callers. Everything here follows from the facts
 alone, so replaying a ledger gives the same state, whatever release reads it.
@@ -183,7 +183,7 @@ class State:
         return replace(cluster, nodes=tuple(nodes))
 
     def held_by(self, lease: Lease) -> Placement:
-        """Return what no other lease may have while this one lasts: lost devices, too."""
+        """Return the share that no other lease may have during this one: lost devices included."""
         return (*lease.placement, *self.lost_by(lease)) if lease.lost else lease.placement
 
     def lost_by(self, lease: Lease) -> list[Share]:
@@ -244,7 +244,7 @@ class State:
         self.accounts.capacity_changed(gpus, cpu, memory)
 
     def _note_lost(self, lease: Lease) -> None:
-        """Note the lost devices of a lease; nodes that have them change what they have free."""
+        """Note the lost devices of a lease; the free amounts of nodes that have them change."""
         for cluster_id in self._showing((*self.lost.of.get(lease.id, ()), *lease.lost)):
             self._inventory_changed(cluster_id)
         self.lost.note(lease)
@@ -291,7 +291,7 @@ class State:
         self.identities.lease_ended(places, self.leased_places)
 
     def _gives_way(self, lease: Lease) -> None:
-        """Note that what a lease holds is free now, or may be."""
+        """Note that the share of a lease is free now, or may be."""
         self.gains += 1
         self.growth.note(left_by(lease))
         for cluster_id in self._showing(lease.lost):
@@ -421,7 +421,7 @@ def _waits_no_longer(state: State, request: RequestId) -> Waiter:
 
 
 def _leave_to_others(state: State) -> None:
-    """Note that a request waits no longer: what is being made fit for it may be for others."""
+    """Note that a request waits no longer: room in the making for it may go to others."""
     for name in state.resetting:
         state._gives_way(state.leases[name])  # noqa: SLF001  # Called by apply().
 

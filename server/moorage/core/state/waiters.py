@@ -1,4 +1,4 @@
-"""Who waits: one, those that are alike, and where each stands. `State` has the first."""
+"""Waiters: one, classes of like ones, and the place of each. `State` has the first."""
 
 import math
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pauses(self) -> bool:
-        """Whether it is not tried now, whatever is free."""
+        """Whether the waiter is skipped now, whatever is free."""
         return self.lease is not None and self.lease.retry_at > 0
 
     @property
@@ -71,7 +71,7 @@ class Waiter(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaiterClass(NamedTuple):
-    """What waiters share that decides about their turn.
+    """Attributes of waiters that decide about their turn.
 
     Args:
         tenant: Whose they are.
@@ -100,12 +100,12 @@ class WaiterClass(NamedTuple):
 
     @property
     def precedence(self) -> int:
-        """What goes before shares and age: priority, and then who is overdue."""
+        """The key before shares and age: priority, then whether the waiter is overdue."""
         return 2 * self.priority + self.overdue
 
     @property
     def shape(self) -> "Shape":
-        """What decides whether they fit."""
+        """The attributes that decide whether the waiter fits."""
         return self.demand or Demand(), self.candidates, self.alternatives
 
 
@@ -114,7 +114,7 @@ Shape = tuple[Demand, tuple[ClusterId, ...] | None, tuple[Demand, ...]]
 
 
 class LineKey(NamedTuple):
-    """What waiters share that differ in age alone: also what their policy sees of each."""
+    """Attributes of waiters that differ in age alone, down to the view of their policy."""
 
     waiters: WaiterClass
     inputs: str
@@ -148,7 +148,7 @@ class WaiterLine:
 
     @property
     def of(self) -> WaiterClass:
-        """What they share with others of whom their policy sees something else."""
+        """The class: waiters of like demand, whatever their policies see."""
         return self.key.waiters
 
 
@@ -173,7 +173,7 @@ class ClassLines:
 
 
 class Seniority(NamedTuple):
-    """What orders the pages of the queue: no waiter's ever changes, as its position does."""
+    """The key of the pages of the queue: that of a waiter never changes, unlike its position."""
 
     priority: int
     """Negated."""

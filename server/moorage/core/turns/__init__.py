@@ -1,1 +1,1 @@
-"""What goes into a turn of the core and what comes out of it."""
+"""Input and output of a turn of the core."""

@@ -1,4 +1,4 @@
-"""Effects: what the shells must do once the facts of a turn are durable, and what is answered.
+"""Effects: answers, and orders to the shells once the facts of a turn are durable.
 
 A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
 """
@@ -27,14 +27,14 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 
 
 class Advice(msgspec.Struct, frozen=True, gc=False):
-    """What a policy returned; nothing is held."""
+    """The proposal of a policy as advice; nothing is held."""
 
     data: Any
     reasons: Mapping[str, Any] | None = None
 
 
 class LeaseNews(msgspec.Struct, frozen=True, gc=False):
-    """A lease as it now is, with what the policy returned where it has just been granted."""
+    """A lease as it is now, with the result of its policy if it has just been granted."""
 
     lease: Lease
     data: Any = None

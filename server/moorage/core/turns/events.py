@@ -102,7 +102,7 @@ class Inquired(msgspec.Struct, frozen=True, gc=False):
     sort: str = ""
 
     def may_see(self, owner: Tenant | str) -> bool:
-        """Return whether what is a tenant's may be shown."""
+        """Return whether the caller may see things of tenant `owner`."""
         return self.sees_all or owner == self.tenant
 
 
@@ -241,7 +241,7 @@ class UnreserveAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
-    """An operator says what a tenant, or one of its projects, may hold.
+    """An operator sets the quota of a tenant, or of one of its projects.
 
     Args:
         to: None: the configuration says so, and waits for no answer.
@@ -258,13 +258,13 @@ class QuotaAsked(msgspec.Struct, frozen=True, gc=False):
 
 
 class HalfLifeConfigured(msgspec.Struct, frozen=True, gc=False):
-    """The configuration says for how long what was held counts."""
+    """The configuration sets the half-life of past use."""
 
     seconds: float
 
 
 class DryRun(msgspec.Struct, frozen=True, gc=False):
-    """A client wants to know what an operation would do.
+    """A client asks for the consequences of an operation.
 
     Args:
         sees_all: Name the leases of other tenants; else they are counted.

@@ -17,7 +17,7 @@ from moorage.model import (
 
 
 class Turn(msgspec.Struct, frozen=True, gc=False):
-    """What one step comes to: the facts are durable before any effect but those of `EARLY`."""
+    """The result of one step: the facts are durable before any effect but those of `EARLY`."""
 
     facts: list[Fact] = msgspec.field(default_factory=list)
     effects: list[Effect] = msgspec.field(default_factory=list)
@@ -28,7 +28,7 @@ DECISIONS_MAX: Final = 10_000
 
 
 class TurnWriter:
-    """What one turn is written on.
+    """The writer of one turn.
 
     Attributes:
         state: What the facts say.
@@ -57,7 +57,7 @@ class TurnWriter:
         self.turn.facts.append(fact)
 
     def emit(self, effect: Effect) -> None:
-        """Have something done once the facts are durable."""
+        """Emit an effect, to be carried out once the facts are durable."""
         self.turn.effects.append(effect)
 
     def respond(self, to: Address, answer: Response) -> None:

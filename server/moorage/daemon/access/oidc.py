@@ -38,7 +38,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettings:
-    """What a token must say, and what it says of its holder.
+    """The claims that a token must have, and those that name its holder.
 
     Args:
         issuer: Its `iss`.
@@ -97,7 +97,7 @@ class OidcTokens:
         return None if (found := self._verified.get(digest(bearer))) is None else found[1]
 
     def pending(self, bearer: str) -> Awaitable[bool] | None:
-        """Return what to wait for where a token names a key that is not known; else None.
+        """Return an awaitable if a token names an unknown key; else None.
 
         It tells whether the keys could be fetched.
         """

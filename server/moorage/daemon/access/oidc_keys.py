@@ -141,7 +141,7 @@ class IssuerKeys:
         return rows[:KEYS_MAX]
 
     async def post(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
-        """Return what an endpoint of the issuer answers to a form.
+        """Return the answer of the issuer's endpoint to a form.
 
         Raises:
             KeysUnavailableError: It says no, or nothing in time.
@@ -165,7 +165,7 @@ class IssuerKeys:
 
 
 def _is_safe(url: str) -> bool:
-    """Return whether what comes from a URL is that server's: of https, or of this machine."""
+    """Return whether a URL leads to its named server for sure: https, or this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))
 
@@ -201,7 +201,7 @@ def _readable(rows: list[dict[str, Any]]) -> Keys:
 
 
 def _algorithms(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a key may verify, by its kind; its own `alg` narrows that down."""
+    """Return the algorithms of a key, by its kind; its own `alg` narrows them down."""
     if row.get("use", "sig") != "sig":
         return ()
     of_kind: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""How fast one tenant may send and have evaluated: a bucket each, of what it has left."""
+"""Rates of requests and evaluations per tenant: a bucket each."""
 
 import time
 from collections.abc import Callable
@@ -74,7 +74,7 @@ class EvaluationRate:
         self._left = _Buckets(seconds_per_minute, MINUTE_SECONDS, clock)
 
     def burnt(self, tenant: Tenant, seconds: float) -> None:
-        """Count what an evaluation burnt."""
+        """Count the processor time of an evaluation."""
         self._left.spend(tenant, seconds)
 
     def refusal(self, tenant: Tenant) -> Refusal | None:

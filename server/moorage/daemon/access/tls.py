@@ -54,7 +54,7 @@ class _Connection(ssl.SSLObject):
     answered = False
 
     def do_handshake(self) -> None:
-        """Go on with the handshake; what is no TLS is answered once, then fails."""
+        """Go on with the handshake; bytes that are no TLS get one answer, then an error."""
         try:
             super().do_handshake()
         except ssl.SSLError as error:

@@ -89,13 +89,13 @@ class Rereading:
             change(config.tokens)
 
     def _switched(self, config: Config) -> str:
-        """Return what is wrong where authentication would be turned on or off on the way."""
+        """Return the fault if a new configuration would turn authentication on or off."""
         if bool(config.tokens) == bool(self._config.tokens):
             return ""
         return "tokens: expected some before and after, or none; restart to turn them on or off"
 
     def _stamp(self) -> _Stamp:
-        """Return what is another one after every change of the file; None if it is not there."""
+        """Return a value that differs after every change of the file; None if there is no file."""
         try:
             seen = self._file.stat() if self._file is not None else None
         except OSError:

@@ -37,7 +37,7 @@ class IssuerTokens(Protocol):
         """Return when a token that was let in ends; None for others."""
 
     def pending(self, bearer: str) -> Awaitable[bool] | None:
-        """Return what to wait for where a token names a key that is not known; else None."""
+        """Return an awaitable if a token names an unknown key; else None."""
 
     def ended(self) -> bool:
         """Return whether tokens that were let in have ended since this was last called."""

@@ -86,7 +86,7 @@ class AgentRecord(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What commands call it."""
+        """Its name in commands."""
         return f"{self.cluster_id}/{self.node_id}"
 
 

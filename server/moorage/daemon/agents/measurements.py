@@ -51,7 +51,7 @@ class AgentMeasurements:
         self._trouble = ""
 
     async def publish(self, machines: Iterable[AgentMachine]) -> None:
-        """Put what was measured since the last call into the documents, not too often."""
+        """Put the measurements since the last call into the documents, not too often."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + PUBLISH_SECONDS
@@ -111,7 +111,7 @@ def _measures(tree: Tree) -> Tree:
 
 
 def _tree(node: str, metrics: AgentMetrics, at: float) -> Tree:
-    """Return a node of a metrics document; what is no number of the documented groups goes."""
+    """Return a node of a metrics document, with the numbers of documented groups alone."""
     groups: Tree = {
         name: _numbers(metrics.groups[name]) for name in _GROUPS if name in metrics.groups
     }

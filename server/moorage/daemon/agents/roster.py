@@ -111,7 +111,7 @@ class AgentRoster:
                 self._fleet.machine(place)
 
     def now(self) -> AgentsNow:
-        """Return how many agents are connected, and which are not."""
+        """Return the number of connected agents, and the names of the others."""
         machines = [each for each in self._fleet.machines() if not each.gone] if self._fleet else []
         absent = sorted((each for each in machines if each.link is None), key=_absent_longest)
         first = [
@@ -129,7 +129,7 @@ class AgentRoster:
             return False
 
     async def serve(self, secret: str, address: str, socket: AgentSocket) -> None:
-        """Have an agent's machine take part until the connection is gone."""
+        """Serve an agent's machine as a part of the fleet until the connection is gone."""
         try:
             hello = await self._hello(socket)
             fleet, machine, key = await self._let_in(secret, hello)
@@ -214,7 +214,7 @@ class AgentRoster:
         return hello
 
     def _outlasts(self, unheard_seconds: float) -> bool:
-        """Return whether a machine is lost only after its agent has ended what it runs."""
+        """Return whether a machine counts as lost only after its agent has ended its workloads."""
         return self._lost_seconds >= unheard_seconds + UNHEARD_MARGIN_SECONDS
 
     async def _let_in(
@@ -371,7 +371,7 @@ class AgentRoster:
                 self._give_up(machine, record.unheard_seconds)
 
     async def _lose(self, machine: AgentMachine) -> None:
-        """Have nothing new placed on a machine; what runs there goes on."""
+        """Take a machine out of placement; its workloads go on."""
         machine.note(lost=True)
         async with self._changing:
             node = await self._node(machine.place)
@@ -383,7 +383,7 @@ class AgentRoster:
         log.warning("agent_lost", machine="/".join(machine.place), reason=machine.absence)
 
     def _give_up(self, machine: AgentMachine, unheard_seconds: float) -> None:
-        """Have leases of a lost machine start elsewhere, if its agent has ended what it ran."""
+        """Requeue leases of a lost machine elsewhere, if its agent has ended their workloads."""
         # It may have come just now, also with a connection that is not in use yet.
         lost = time.monotonic() - machine.heard_at > self._lost_seconds and machine.link is None
         if self._fleet is not None and unheard_seconds and self._outlasts(unheard_seconds) and lost:
@@ -414,7 +414,7 @@ class AgentRoster:
         return "forgotten"
 
     async def _drop(self, machine: AgentMachine) -> None:
-        """Have a machine be no part of the fleet any more."""
+        """Remove a machine from the fleet."""
         if self._fleet is None or machine.gone:
             return
         self._nodes.pop(machine.place, None)

@@ -1,4 +1,4 @@
-"""What the policies of a block answered, checked: shapes, ids, scores, nodes.
+"""Checked answers of a block's policies: shapes, ids, scores, nodes.
 
 `daemon.blocks.placement` lets nothing that a policy returned go further unless it passed here.
 Values only.

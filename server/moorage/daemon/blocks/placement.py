@@ -42,7 +42,7 @@ SECONDS_MAX: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BlockOutcome:
-    """What became of a block.
+    """The outcome for a block.
 
     Args:
         result: The policy's own result: the answer of a block-level request, without an envelope.

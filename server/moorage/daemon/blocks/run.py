@@ -33,7 +33,7 @@ ids come back, and the documents are put in their place again here."""
 
 
 class _Parts(msgspec.Struct):
-    """What the catalog packs of a cluster."""
+    """The packed parts of a cluster."""
 
     data: msgspec.Raw
     cluster_metrics: msgspec.Raw
@@ -285,7 +285,7 @@ async def _opened(given: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 async def _plain(value: Any) -> Any:
-    """Return a value with what is packed in it unpacked; others have their turn in between."""
+    """Return a value with its packed parts unpacked; others have their turn in between."""
     match value:
         case msgspec.Raw():
             await asyncio.sleep(0)

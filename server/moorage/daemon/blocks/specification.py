@@ -1,4 +1,4 @@
-"""What a block document says about its own placement: its policies, its filter, what it needs.
+"""The part of a block document about its own placement: policies, filter, needs.
 
 `daemon.blocks.placement` reads the `input` of a block-level request with it. Values in, values out;
 every refusal is a `ServiceError` that names the place in the document.
@@ -45,7 +45,7 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """What the placement of a block depends on.
+    """The inputs of a block's placement.
 
     Args:
         cluster_allocator: Narrows the clusters, then chooses one of those that were scored.
@@ -64,7 +64,7 @@ class BlockSpec:
 
 
 def read_block(block: Mapping[str, Any]) -> BlockSpec:
-    """Return what a block document says about its placement.
+    """Return the placement part of a block document.
 
     Args:
         block: The document, whole; keys that mean nothing here are the policies' business.
@@ -88,7 +88,7 @@ def _unnamed(role: Role) -> PolicySpec:
 
 
 def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
-    """Yield what a section says of the two roles that place a block, and where.
+    """Yield the entries of a section for the two roles that place a block, with their places.
 
     Stored blocks have an object by role; block specifications have a list in which each policy
     says its role as `name`, bare or under `values`.

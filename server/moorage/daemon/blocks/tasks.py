@@ -1,4 +1,4 @@
-"""What the gateway's block endpoints reach: answered at once, or as a task to be read later.
+"""The block endpoints of the gateway: answered at once, or by a task to be read later.
 
 `daemon.requests.services` hands the methods to the HTTP front door. Tasks live in memory: they are
 advice, and a client whose task is gone asks again.

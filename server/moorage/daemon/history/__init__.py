@@ -1,1 +1,1 @@
-"""What was decided and what the fleet was, read from the ledger."""
+"""Decisions and fleets of the past, read from the ledger."""

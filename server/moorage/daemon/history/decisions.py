@@ -1,4 +1,4 @@
-"""`decisions`: what was decided of late, newest first, for the console.
+"""`decisions`: recent decisions, newest first, for the console.
 
 Grants, places in the queue and what became of them are in the ledger. What is refused at once is no
 fact: the last refusals are stored here, each beside the fact that was the last one then.
@@ -56,7 +56,7 @@ class RefusedAtOnce:
 
 
 class Decisions:
-    """What was decided.
+    """Recent decisions.
 
     Args:
         ledger: Has what are facts. No fact is stepped before this is made.
@@ -72,7 +72,7 @@ class Decisions:
         self._number = 0
 
     def stepped(self, event: Event, turn: Turn) -> None:
-        """Note what is refused at once. On the hot path."""
+        """Note refusals of this step. On the hot path."""
         ask: Ask | None = None
         if isinstance(event, Asked):
             ask = event.ask
@@ -217,7 +217,7 @@ class Decisions:
 
 
 def resources(subject: Subject) -> dict[str, Any] | None:
-    """Return what was wanted; of a lease that has no request any more, what it was granted."""
+    """Return the demand; of a lease without a request any more, its grant."""
     ask = subject if isinstance(subject, Ask) else subject.ask
     if ask is not None:
         return None if ask.demand is None else resources_of(ask.demand)

@@ -1,4 +1,4 @@
-"""`why` about what the core has forgotten: from the ledger's history."""
+"""`why` about requests that the core has forgotten: from the ledger's history."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -33,7 +33,7 @@ FACTS_MAX: Final = 200_000
 
 @dataclass(frozen=True, slots=True)
 class DecidedAt:
-    """A decision: the facts before `seq` were true, and `subject` is what it was about."""
+    """A decision about `subject`: the facts before `seq` were true."""
 
     seq: int
     at: float
@@ -56,7 +56,7 @@ class RecalledFleets:
         self._recalling: Counter[Tenant] = Counter()
 
     async def before(self, request: str, caller: Caller) -> dict[str, Any]:
-        """Return the clusters as they were when a request was decided, and what was held there.
+        """Return the clusters as they were when a request was decided, with the leases there.
 
         Raises:
             ServiceError: `unknown_request`, `unavailable`.

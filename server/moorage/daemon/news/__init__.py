@@ -1,1 +1,1 @@
-"""What watchers hear: news of requests, leases, the fleet and the shapes that fit on it."""
+"""News for watchers: of requests, leases, the fleet and the shapes that fit on it."""

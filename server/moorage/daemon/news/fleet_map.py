@@ -44,7 +44,7 @@ COLUMNS: Final = ("state", "milli", "tenant", "ends")
 
 
 class ShownSlot(NamedTuple):
-    """What one slot shows."""
+    """The content of one slot."""
 
     state: int
     milli: int
@@ -60,7 +60,7 @@ class _Held(NamedTuple):
 
 
 class FleetMap:
-    """Slots in the order of nodes and devices, and what is on each.
+    """Slots in the order of nodes and devices, with their content.
 
     Args:
         state: Its inventory is taken over; its leases come by `put`.
@@ -99,7 +99,7 @@ class FleetMap:
         self._layout = self._described(state, counts)
 
     def _described(self, state: State, counts: list[int]) -> dict[str, Any]:
-        """Return what changes with the inventory only, for a snapshot."""
+        """Return the part of a snapshot that changes with the inventory only."""
         fleet = state.fleet
         real = np.arange(fleet.gpu_total.shape[1]) < np.array(counts, np.int64)[:, None]
         links = fleet.gpu_link[real]
@@ -124,7 +124,7 @@ class FleetMap:
     # What is true ------------------------------------------------------------------------------
 
     def put(self, lease: Lease) -> None:
-        """Have a lease hold its placement, and nothing else."""
+        """Put a lease on its placement, and nowhere else."""
         self._drop(lease.id)
         slots = dict(self._slots(lease))
         tenant = self._number(lease.tenant)
@@ -204,7 +204,7 @@ class FleetMap:
         return changed
 
     def delta(self, slots: list[int], viewer: Tenant | None) -> dict[str, Any]:
-        """Return what some slots show, as columns.
+        """Return the content of some slots, as columns.
 
         Args:
             slots: Which, as `take_changed` returned them.

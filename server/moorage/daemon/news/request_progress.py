@@ -68,7 +68,7 @@ class RequestProgress:
         self._queued = asyncio.Event()
 
     def add(self, to: Address, request: RequestId, message_id: MessageId) -> None:
-        """Tell the session at an address how far a request is."""
+        """Send the progress of a request to the session at an address."""
         self._streamed[request] = _Streamed(to.session, message_id)
         self._by_address[to] = request
 
@@ -131,7 +131,7 @@ class RequestProgress:
             self._streamed.pop(request, None)
 
     async def run(self) -> None:
-        """Tell positions in the queue as they change, and of long decisions. Until cancelled."""
+        """Send changed positions in the queue, and long decisions. Until cancelled."""
         while True:
             await self._queued.wait()
             self._queued.clear()

@@ -51,7 +51,7 @@ class ShapeNews:
         self._wanted = asyncio.Event()
 
     def add(self, session: SessionId, caller: Caller) -> None:
-        """Tell a session the shapes at once, also where it has them already."""
+        """Send a session the shapes at once, even if it has them already."""
         self._watching[session] = (None if caller.may(Right.READ_ALL) else caller.tenant, None)
         self._wanted.set()
 

@@ -1,4 +1,4 @@
-"""How often the most frequent demands fit: now, and if what is free were gathered on few nodes.
+"""How often the most frequent demands fit: now, and with free capacity gathered on few nodes.
 
 The daemon keeps one `ShapeCounts` for each shape that the console shows. A count is that of
 `Fleet.copies`, and only nodes that changed are counted again.
@@ -82,7 +82,7 @@ class ShapeCounts:
         self._told: dict[str, Any] = {}
 
     def row(self) -> dict[str, Any]:
-        """Return how often it fits, would fit, and what is left over; counted where it changed."""
+        """Return how often it fits, would fit, and the rest; counted again only after changes."""
         fleet = self._fleet
         same = self._layout == fleet.layout
         changed = fleet.changed_since(self._version) if same else None
@@ -112,7 +112,7 @@ class ShapeCounts:
         }
 
     def _sort_nodes(self) -> None:
-        """Sort nodes by what they have when empty: what is free is gathered among equal ones."""
+        """Sort nodes by their totals: free capacity is gathered among equal ones."""
         fleet, demand = self._fleet, self._demand
         empty = fleet.imagined()
         open_nodes = fleet.closed == 0
@@ -152,7 +152,7 @@ class ShapeCounts:
         return np.maximum(gathered, now)
 
     def _gangs(self, copies: Ints) -> int:
-        """Return how many gangs fit, each on nodes of its own, of one rack or zone if wanted."""
+        """Return the number of gangs that fit on separate nodes, of one rack or zone if wanted."""
         demand = self._demand
         if demand.nodes == 1:
             return int(copies.sum())

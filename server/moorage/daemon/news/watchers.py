@@ -1,4 +1,4 @@
-"""Who watches what: sessions that watch, and the news of each topic.
+"""Sessions that watch topics, and the news of each topic.
 
 `admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
 are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
@@ -116,7 +116,7 @@ class Watchers:
         self._counts: Counter[str] = Counter()
 
     def add(self, session: SessionId, caller: Caller, topics: Sequence[str]) -> list[str]:
-        """Tell a session the news of these topics from now on; return all that it watches.
+        """Send a session the news of these topics from now on; return all its topics.
 
         Raises:
             ServiceError: `bad_message`: there is no such topic.
@@ -142,7 +142,7 @@ class Watchers:
         return self._watched(session)
 
     def others(self, session: SessionId, tenant: Tenant) -> int:
-        """Return how many other sessions of a tenant watch something."""
+        """Return the number of other sessions of a tenant that watch something."""
         found = {
             each
             for watching in self._watching.values()
@@ -155,7 +155,7 @@ class Watchers:
         return [topic for topic in TOPICS if session in self._watching[topic]]
 
     def resumed(self, session: SessionId, caller: Caller) -> list[str]:
-        """Tell it the map and the shapes as a whole again; return all that it watches."""
+        """Send it the map and the shapes as a whole again; return all its topics."""
         return self.add(session, caller, self._watched(session))
 
     def lost(self, session: SessionId) -> None:
@@ -234,14 +234,14 @@ class Watchers:
                     self.tell("leases", *_about_lease(renewed), each.tenant)
 
     def workload(self, workload: WorkloadReport) -> None:
-        """Tell those who watch their leases how far a workload is."""
+        """Send the progress of a workload to watchers of its lease."""
         self.progress.workload(workload)
         lease = self.lease(RequestId(workload.id))
         if lease is not None:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 
     def circuits(self, circuit: OpenCircuit) -> None:
-        """Tell a tenant that a policy is not consulted for a while, at its requests."""
+        """Inform a tenant that a policy is not consulted for a while, at its requests."""
         data = {
             "policy_rule_uri": circuit.ref.uri,
             "overruns": circuit.overruns,
@@ -250,7 +250,7 @@ class Watchers:
         self.tell("policies", "rests", data, circuit.tenant)
 
     def examples_failed(self, ref: PolicyRef, reason: str) -> None:
-        """Tell everybody that a policy of a mirrored store fails its own examples."""
+        """Inform all that a policy of a mirrored store fails its own examples."""
         log.warning("policy", policy_rule_uri=ref.uri, finding=f"its examples fail: {reason}")
         self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
 
@@ -265,7 +265,7 @@ class Watchers:
 
 
 class _Budget:
-    """How many news of other tenants are passed on, so that no flood of grants costs them."""
+    """A bound on news of other tenants, so that no flood of grants costs their readers."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -284,13 +284,13 @@ class _Budget:
         return False
 
     def unseen(self) -> int:
-        """Return how many were dropped since this was last called."""
+        """Return the number of dropped news since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped
 
 
 def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
-    """Return how far a workload is, as the news of its lease."""
+    """Return the progress of a workload, as the news of its lease."""
     news: dict[str, Any] = {
         "id": workload.id,
         "phase": workload.phase,

@@ -1,1 +1,1 @@
-"""What `/metrics` shows: counters and gauges."""
+"""The metrics of `/metrics`: counters and gauges."""

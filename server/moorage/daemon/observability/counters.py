@@ -1,4 +1,4 @@
-"""What the daemon counts, for `/metrics`."""
+"""Counters of the daemon, for `/metrics`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -39,7 +39,7 @@ class Measures:
         )
 
     def watch(self, gauges: Callable[[], Iterable[Metric]]) -> None:
-        """Have gauges read whenever the metrics are."""
+        """Read these gauges whenever the metrics are read."""
         self.registry.register(_Gauges(gauges))
 
     def stepped(self, event: Event, turn: Turn) -> None:
@@ -55,7 +55,7 @@ class Measures:
                     self._taken_over.inc()
 
     def _settle(self) -> Iterable[Metric]:
-        """Pass on what was counted, before the counters are read."""
+        """Add pending counts, before the counters are read."""
         self._asks.inc(self._asked)
         self._asked = 0
         for kind, many in self._recorded.items():
@@ -69,7 +69,7 @@ class Measures:
             self._refusals.labels(effect.answer.code.value).inc()
 
     def refusals(self) -> dict[str, int]:
-        """Return how many failure replies there were, by code."""
+        """Return the number of failure replies, by code."""
         (family,) = self._refusals.collect()
         counted = (each for each in family.samples if each.name.endswith("_total"))
         return {each.labels["code"]: int(each.value) for each in counted}

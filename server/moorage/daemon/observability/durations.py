@@ -1,4 +1,4 @@
-"""How long things take, as histograms of `/metrics`.
+"""Durations, as histograms of `/metrics`.
 
 On the hot path an observation is a search among a dozen bounds and two additions: the library's
 own histograms take a lock each time.
@@ -61,7 +61,7 @@ class _Histogram:
         return tuple(map(sum, zip(none, *(s.counts for s in self._series.values()), strict=True)))
 
     def fill(self, family: HistogramMetricFamily, *, labelled: bool) -> Metric:
-        """Add what was counted to a metric."""
+        """Add the counts to a metric."""
         names = [*map(floatToGoString, self.bounds), "+Inf"]
         if not labelled and not self._series:
             self._new("")
@@ -101,7 +101,7 @@ class DurationMetrics:
         """Policy and beginning of the consultation under way of each request."""
 
     def buckets(self, what: str) -> tuple[int, ...]:
-        """Return how many `grants`, `evaluations` or `commits` took how long, by bucket."""
+        """Return the counts of `grants`, `evaluations` or `commits` by bucket of duration."""
         return self._named(what).buckets()
 
     def bounds(self, what: str) -> tuple[float, ...]:

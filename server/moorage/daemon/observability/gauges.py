@@ -1,4 +1,4 @@
-"""What `/metrics` shows of the packages as they are at that moment; counters are in `counters`."""
+"""Gauges of `/metrics`: the packages at that moment; counters are in `counters`."""
 
 import platform
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ FLEET_KINDS_MAX: Final = 200
 
 
 def core_gauges(allocator: Allocator) -> Iterable[Metric]:
-    """Yield what is held, waits and is free."""
+    """Yield held, waiting and free amounts."""
     state, fleet = allocator.state, allocator.state.fleet
     warm = [share for name in state.warm for share in state.leases[name].placement]
     warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
@@ -69,26 +69,26 @@ def fleet_gauges(fleet: Fleet) -> Iterable[Metric]:
 
 
 def audit_counters(audit: AuditLog) -> Iterable[Metric]:
-    """Yield what the audit log lost."""
+    """Yield the losses of the audit log."""
     yield counter("moorage_audit_lost_total", "Entries of the audit log not written", audit.lost)
 
 
 def build_gauges() -> Iterable[Metric]:
-    """Yield what runs here."""
+    """Yield the versions of this server."""
     labels = (version("moorage"), platform.python_version())
     running = "1; its labels say what runs"
     yield gauges_of("moorage_build_info", running, ("version", "python"), [(labels, 1.0)])
 
 
 def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
-    """Yield how far the ledger is, and what is on its way there."""
+    """Yield the progress of the ledger, and the facts on their way there."""
     yield gauge("moorage_ledger_seq", "Facts ever stored", ledger.last_seq)
     yield gauge("moorage_disk_full", "1 while the disk is full: no new leases", ledger.is_full)
     yield gauge("moorage_backlog", "Events and facts under way", commit_loop.backlog)
 
 
 def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
-    """Yield what protects from policies, and what they did."""
+    """Yield the protections from policies, and the actions of these."""
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
     counts = ((name, float(count)) for name, count in report.counters.items())

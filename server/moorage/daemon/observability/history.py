@@ -60,7 +60,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What only grows, and is told as differences."""
+    """Counts that only grow, and are sent as differences."""
 
     refusals: Mapping[str, int]
     grants: tuple[int, ...]
@@ -140,7 +140,7 @@ class HistoryRing:
         self._answers.clear()
 
     def answer(self, caller: Caller, minutes: int, step: int) -> History:
-        """Return what has been, as a caller may see it.
+        """Return the history, as a caller may see it.
 
         Args:
             caller: Sees what others hold only as a sum, unless it has the right to see all.
@@ -348,7 +348,7 @@ def _bounded(found: dict[str, int]) -> dict[str, int]:
 
 
 def _seen(tenants: Mapping[str, int], viewer: str | None) -> dict[str, int]:
-    """Return who holds what, as a tenant may see it."""
+    """Return holders and amounts, as a tenant may see them."""
     if viewer is None:
         return dict(tenants)
     own = tenants.get(viewer, 0)
@@ -386,7 +386,7 @@ def _added(rows: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _memory_mib() -> int:
-    """Return what this process has in memory; 0 where that is not known."""
+    """Return the memory of this process in MiB; 0 if unknown."""
     try:
         pages = int(_STATM.read_text(encoding="ascii").split()[1])
     except OSError:

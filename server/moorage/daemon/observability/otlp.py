@@ -52,7 +52,7 @@ class _Session(requests.Session):
 
 
 class _CountingExporter:
-    """Counts what an exporter was given, and what it could not send. In the sender's thread."""
+    """Counts spans that an exporter got, and spans that it could not send. In its thread."""
 
     def __init__(self, exporter: OTLPSpanExporter) -> None:
         self._exporter = exporter

@@ -64,7 +64,7 @@ class _Trace:
     started: int = 0
 
     def ids(self) -> dict[str, str]:
-        """Return what lines of the log name it by."""
+        """Return its ids for lines of the log."""
         return {"request": self.request} | ({"trace": self.trace} if self.trace else {})
 
 
@@ -120,7 +120,7 @@ class RequestTraces:
             self._close(followed, lost=True)
 
     def stepped(self, event: Event, turn: Turn) -> None:
-        """Note what came back from policies and backends, and what the core made of it."""
+        """Note answers of policies and backends, and the core's decisions on them."""
         match event:
             case Proposed():
                 self._finish(event.request, "policy")
@@ -160,7 +160,7 @@ class RequestTraces:
                 pass
 
     def bound(self, lease: Lease) -> AbstractContextManager[None]:
-        """Have what is logged in this block, and in tasks that it makes, name the request."""
+        """Add the request to all lines of the log in this block, and in tasks that it makes."""
         followed = self._requests.get(lease.id)
         ids = {"request": str(lease.id)} if followed is None else followed.ids()
         return structlog.contextvars.bound_contextvars(**ids)

@@ -87,7 +87,7 @@ class Consultations:
             self._executor.forget(effect.request, effect.consultation)
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
-        """Pass on what the core made of an answer, before the policy's next consultation."""
+        """Pass on the core's decision on an answer, before the policy's next consultation."""
         self._progress.considered(event.request)
         granted = False
         for fact in turn.facts:

@@ -38,7 +38,7 @@ class PolicyExecutor:
         self._under_way = 0
 
     async def execute(self, executor: str, body: Document, tenant: str) -> Any:
-        """Evaluate a policy on the input that came with the request; return what it returned.
+        """Evaluate a policy on the input of the request; return its value.
 
         Args:
             executor: Id of a registered executor.
@@ -124,7 +124,7 @@ def _fleet_of(input_data: Any) -> Fleet | None:
 
 
 def _set_free(fleet: Fleet, row: int, free: Any) -> None:
-    """Take over what the caller says is free on a node; what it leaves out is all free."""
+    """Take over the caller's free amounts of a node; amounts that are left out are all free."""
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)

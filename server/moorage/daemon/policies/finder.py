@@ -1,4 +1,4 @@
-"""The embedded search service: what a filter or a similarity search finds.
+"""The embedded search service: results of filters and similarity searches.
 
 `admission` asks it for the candidates of a request, `services` for the documents that the search
 endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; they meet here.
@@ -54,7 +54,7 @@ class FoundCandidates:
     ranked: bool
 
     def documents(self) -> list[Document]:
-        """Return the documents of what was found, as stored, with what was added to them."""
+        """Return the documents found, as stored, with the fields added to them."""
         documents = (self.of.ranked if self.ranked else self.of.documents)(self.ids)
         return [{**each, **self.added.get(each["id"], {})} for each in documents]
 
@@ -82,7 +82,7 @@ class Finder:
         at: str = "",
         candidates: bool = False,
     ) -> FoundCandidates:
-        """Return what a filter or a search finds.
+        """Return the results of a filter or a search.
 
         Args:
             action: Which of the two.
@@ -130,7 +130,7 @@ class Finder:
     async def _ranked_by(
         self, search: Search, documents: Sequence[Document], tenant: Tenant, field: str
     ) -> dict[str, Document]:
-        """Return the ids in the order of a ranking policy, with what it added to each."""
+        """Return the ids in the order of a ranking policy, with its additions to each."""
         uri = search.policy_rule_uri
         record = self._catalog.memory.policy(uri)
         if record is None:
@@ -246,7 +246,7 @@ def _under(at: str, key: str) -> str:
 
 
 def _values(body: Document, at: str) -> tuple[Mapping[str, Any], str]:
-    """Return what lies in the envelope, and its place."""
+    """Return the content of the envelope, and its place."""
     if "body" not in body:
         return body, at
     values: Mapping[str, Any] = body["body"]["values"]

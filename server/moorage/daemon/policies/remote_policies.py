@@ -76,7 +76,7 @@ class RemotePolicies:
         self._under_way: dict[tuple[RequestId, int], asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Give up what is under way and close all connections."""
+        """Cancel calls under way and close all connections."""
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -138,7 +138,7 @@ def remote_policies(
     deliver: Callable[[Proposed | ConsultFailed], None],
     tasks: Tasks,
 ) -> RemotePolicies | None:
-    """Return where policies are executed; None if that is the sandbox here."""
+    """Return the executors of policies; None if that is the sandbox here."""
     if config.policy_execution_mode == "local":
         return None
     url, seconds = config.policy_executor_host_url, config.external_timeout_seconds
@@ -205,7 +205,7 @@ class _RemoteAnswer(msgspec.Struct):
 
 
 def _read(reply: ServiceReply) -> Any:
-    """Return what the policy returned, or raise what it did wrong."""
+    """Return the policy's value, or raise its fault."""
     if len(reply.body) > REPLY_BYTES_MAX:
         reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)

@@ -1,4 +1,4 @@
-"""What can be searched: clusters, blocks and policies, each as one kind behind one interface.
+"""Searchable kinds: clusters, blocks and policies, each behind one interface.
 
 `daemon.policies.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
 are is said in docs/reference/allocation-server.md, "Kinds of documents"; of the others this server
@@ -48,7 +48,7 @@ class Searched(Protocol):
         """Return them as rankings have them: those that can be measured with their `metrics`."""
 
     def ranked_bytes(self, names: Sequence[str]) -> int:
-        """Return how long what `ranked` returns is, about; 0 if metrics may not be left out."""
+        """Return about how many bytes `ranked` returns; 0 if metrics may not be left out."""
 
 
 async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searched:

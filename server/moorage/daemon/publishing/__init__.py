@@ -1,1 +1,1 @@
-"""How versions of policies are checked, registered, put to work and watched."""
+"""Versions of policies: checks, registration, activation and observation."""

@@ -125,7 +125,7 @@ class Publishing:
         return drawn < canary.percent / 100 * (1 << 8 * _SHARE_BYTES)
 
     def statistics(self, given: str, version: str, tenant: Tenant) -> Noting | None:
-        """Return where the outcome of a request under an alias is noted, if anywhere."""
+        """Return the note for the outcome of a request under an alias, if there is one."""
         alias = self.aliases.find(given)
         if alias is None or version not in alias.versions:
             return None
@@ -252,7 +252,7 @@ class Publishing:
         return after.document()
 
     def shadow_report(self, given: str, who: str) -> ShadowComparison:
-        """Return how a candidate differs from the active version, since it was started.
+        """Return the differences of a candidate from the active version, since its start.
 
         The alias's owner is shown all of it, others what it says of their own requests.
         """
@@ -329,14 +329,14 @@ class Publishing:
     async def _put(
         self, name: str, change: Callable[[Alias | None], Alias], ref: PolicyRef | None
     ) -> Alias:
-        """Change an alias, given that what it comes to mean, if anything, is what was loaded."""
+        """Change an alias, if its new target is still the loaded one."""
         async with self._changing:
             if ref is not None:
                 self._versions.registered(ref.uri, ref.digest)
             return await self.aliases.change(name, change)
 
     def _log_change(self, alias: Alias) -> None:
-        """Pass on the latest change of an alias, and forget the counts of what it left."""
+        """Report the latest change of an alias, and drop counts of versions that it left."""
         change = alias.history[-1]
         self._changes[change.what] = self._changes.get(change.what, 0) + 1
         self._tidy(alias.name, *alias.versions)
@@ -441,7 +441,7 @@ class Publishing:
         return self._found(given).document()
 
     def canary_report(self, given: str, who: str) -> dict[str, Any]:
-        """Return how the versions under an alias do, since its canary (else each) was started."""
+        """Return the results of the versions under an alias, since the start of its canary."""
         alias = self._found(given)
         whole = alias.owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
@@ -457,7 +457,7 @@ class Publishing:
         }
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield what happened to aliases, and how their versions do."""
+        """Yield changes of aliases, and results of their versions."""
         changes = CounterMetricFamily(
             "moorage_policy_changes", "Changes of aliases, since the start", labels=["what"]
         )

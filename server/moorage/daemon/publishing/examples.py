@@ -32,7 +32,7 @@ _TO: Final = Address(SessionId("example"), 0)
 
 @dataclass(frozen=True, slots=True)
 class _Services:
-    """What the policy's injected clients and `cluster_data` find: the example's documents."""
+    """The documents of the example, for a policy's injected clients and `cluster_data`."""
 
     example: Example
 
@@ -147,7 +147,7 @@ class ExampleRehearsal:
         return None
 
     def feasibility(self, answer: Any) -> Refusal | None:
-        """Return what is wrong with what the policy returned, or None."""
+        """Return the fault of the policy's value, or None."""
         consult = self.sample.consult if self.sample else None
         while consult is not None:  # The allocator asks again a bounded number of times.
             proposed = Proposed(consult.ask.id, consult.consultation, answer)

@@ -20,7 +20,7 @@ _unpack: Final = msgspec.msgpack.Decoder(dict[str, dict[str, Any]]).decode
 
 
 def read_changes(packed: bytes) -> dict[str, dict[str, Any]]:
-    """Return what a cell said that its policy changed.
+    """Return the changes by a policy, from a cell's frame.
 
     Raises:
         ServiceError: `policy_bad_output`: it cannot be read.
@@ -51,7 +51,7 @@ def kept_managed(
 
 
 def read_managed(entry: ContextEntry) -> tuple[str, str, str, dict[str, dict[str, Any]]] | None:
-    """Return URI, digest, tenant and changes; None for what is a context."""
+    """Return URI, digest, tenant and changes; None for a context."""
     (version, tenant), _, packed = entry
     if not version.startswith(_MARK):
         return None

@@ -1,4 +1,4 @@
-"""What authors do with a policy at work: calls of its `management`, and what it printed."""
+"""Operations of authors on a policy at work: calls of `management`, and printed output."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ UNDO: Final = "moorage:undo"
 
 
 class Management:
-    """Runs `management(action, data)` of policies, and shows what they printed.
+    """Runs `management(action, data)` of policies, and shows their output.
 
     Args:
         catalog: Has the policies.
@@ -32,7 +32,7 @@ class Management:
         self._sandbox = sandbox
 
     async def run(self, uri: str, tenant: Tenant, action: str, data: dict[str, Any]) -> Any:
-        """Return what the policy returned, as plain JSON values; what it changed is stored.
+        """Return the policy's value, as plain JSON values; its changes are stored.
 
         Args:
             uri: A version, an alias, or a bare name.
@@ -82,14 +82,14 @@ class Management:
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
     async def _undo(self, record: PolicyRecord, tenant: Tenant) -> Any:
-        """Return to what the policy's document says; return what was changed."""
+        """Return to the policy's document; return the changes undone."""
         ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
         await self._catalog.contexts.save([kept_managed(ref, tenant, {})], durable=True)
         self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
         return old
 
     async def logs(self, uri: str, tenant: Tenant) -> dict[str, Any]:
-        """Return what a version printed and logged lately, at requests of this tenant.
+        """Return recent output and logs of a version, at requests of this tenant.
 
         Beside it is whether it rests for this tenant, and for how long.
 

@@ -1,4 +1,4 @@
-"""The console's playground: what a page wants tried goes to a program of its own, and comes back.
+"""The console's playground: trials of a page run in a program of their own.
 
 That program is `moorage.lab.offline`, which plays on a core and in cells of its own, in the same
 jail. It has no variables of this process, runs behind all that serves, and ends at its time.

@@ -60,7 +60,7 @@ Key = tuple[RequestId, int]
 
 @dataclass(slots=True)
 class Side:
-    """What one of the two versions made of a question.
+    """The result of one of the two versions for a question.
 
     Args:
         seconds: From the question to the answer.
@@ -114,7 +114,7 @@ class Pair:
 
 @dataclass(slots=True)
 class Tally:
-    """What one version's answers come to, over all pairs."""
+    """The results of one version, over all pairs."""
 
     kinds: Counter[str] = field(default_factory=Counter[str])
     seconds: deque[float] = field(default_factory=lambda: deque[float](maxlen=LATENCIES_MAX))
@@ -220,7 +220,7 @@ class Shadow:
         )
 
     def faults(self, tenant: Tenant, *, whole: bool) -> Counter[str]:
-        """Return how often the candidate failed, by code; others see their own."""
+        """Return the number of the candidate's faults, by code; others see their own."""
         if whole:
             kinds = self.tallies[1].kinds
         else:
@@ -266,7 +266,7 @@ class Shadows:
         self._by_active: dict[str, list[Shadow]] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether there is any, which the hot path asks first."""
+        """Return whether there is any shadow, which the hot path asks first."""
         return bool(self._by_alias)
 
     def follow(self, name: str, alias: Alias | None) -> None:
@@ -384,7 +384,7 @@ class Shadows:
 
 
 def _policy_fault(turn: Turn) -> Refusal | None:
-    """Return what the core had to say against a policy's answer; not what it said of the fleet."""
+    """Return the core's objection to a policy's answer; not its statement about the fleet."""
     answers = [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
     left = [fact.refusal for fact in turn.facts if isinstance(fact, Dequeued)]
     for answer in (*answers, *left):
@@ -394,7 +394,7 @@ def _policy_fault(turn: Turn) -> Refusal | None:
 
 
 def _compare(ask: Ask, side: Side, state: State) -> None:
-    """Find out what an answer proposes, and whether that could ever be granted.
+    """Find the placement of an answer, and whether that could ever be granted.
 
     What is free has moved on meanwhile, so that a place is taken now is not held against it.
     """
@@ -418,7 +418,7 @@ def _compare(ask: Ask, side: Side, state: State) -> None:
 
 
 def _gist(side: Side) -> Any:
-    """Return what must be equal for two answers to be the same."""
+    """Return the part that must be equal for two answers to be the same."""
     if side.refusal is not None:
         return side.refusal.code
     if not side.placement:
@@ -427,7 +427,7 @@ def _gist(side: Side) -> Any:
 
 
 def _opened(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
-    """Return how many whole, free GPUs and how many idle nodes a placement starts to use.
+    """Return the number of whole, free GPUs and of idle nodes that a placement starts to use.
 
     Args:
         placement: Where it would go.

@@ -1,4 +1,4 @@
-"""How a version of a policy does with the requests that an alias sent to it.
+"""Statistics of a policy's version, over the requests that an alias sent to it.
 
 `admission` notes every answer of such a request here; `aliases` reads it to report, and to
 fall back from a version that fails again and again.
@@ -134,7 +134,7 @@ class VersionStatistics:
 
     @property
     def failure(self) -> str:
-        """What its latest faults were, and whose, in a sentence."""
+        """Its latest faults, with their tenants, in a sentence."""
         codes = ", ".join(f"{count} {code}" for code, count in self._codes.items())
         failing, used = len(self.failing), max(len(self.failing), len(self._used))
         whose = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"

@@ -1,4 +1,4 @@
-"""What an alias may mean: a version that is registered, loads, and is still what it was.
+"""Targets of an alias: a version that is registered, loads, and has not changed.
 
 Used by `aliases`. A URI says which version is meant; its digest says which content. A version
 that is removed may be registered again with other code, so whatever goes back to a version that did
@@ -55,7 +55,7 @@ class Versions:
         return record.ref
 
     def registered(self, uri: str, digest: str) -> PolicyRecord:
-        """Return a version, if it is there and still what it was; an empty digest is any."""
+        """Return a version, if it is registered and unchanged; an empty digest is any."""
         record = self._catalog.memory.policy(uri)
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)

@@ -1,4 +1,4 @@
-"""What a policy must pass before it is registered: read on paper, loaded and rehearsed in a cell.
+"""Checks of a policy before it is registered: read on paper, loaded and rehearsed in a cell.
 
 `services` calls it for uploads, the daemon for the examples of what other stores have published.
 Nothing of a policy is compiled or run outside its cell, and what is wrong is said with its place:
@@ -113,7 +113,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
 
 @asynccontextmanager
 async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
-    """Hold a turn; what the sandbox refuses becomes an error of the services."""
+    """Hold a turn; a refusal by the sandbox becomes an error of the services."""
     try:
         async with semaphore.turn(tenant):
             yield
@@ -129,7 +129,7 @@ async def _rehearse(sandbox: Sandbox, record: PolicyRecord) -> tuple[str, ...]:
 async def _run(
     sandbox: Sandbox, record: PolicyRecord, rehearsals: Sequence[ExampleRehearsal]
 ) -> tuple[str, ...]:
-    """Load a policy and run its examples; return what its author is warned of."""
+    """Load a policy and run its examples; return warnings for its author."""
     for each in rehearsals:
         if each.refusal is not None:
             raise _failed(each, each.refusal)

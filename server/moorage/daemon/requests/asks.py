@@ -108,7 +108,7 @@ class Asks:
     def ask(
         self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
     ) -> tuple[Ask, str] | Refusal:
-        """Return what a message asks for, and the token of the lease that it may be granted."""
+        """Return the ask of a message, and the token of the lease that it may be granted."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None:
             return unknown_policy(message.policy_rule_uri, self._catalog.memory.policy_uris())
@@ -171,7 +171,7 @@ class Asks:
         candidates: tuple[ClusterId, ...] | None,
         demand: Demand | None,
     ) -> tuple[tuple[ClusterId, ...] | None, Nodes] | Refusal:
-        """Return where the backend starts something, and the nodes there to be left out."""
+        """Return the clusters where the backend starts workloads, and nodes to leave out there."""
         if provision is None:
             return candidates, ()
         name, supports = provision.backend, self._workloads.supports()

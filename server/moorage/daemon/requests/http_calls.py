@@ -29,7 +29,7 @@ class HttpCalls:
         self._callers: dict[Address, Caller] = {}
 
     def waiting(self) -> tuple[Address, ...]:
-        """Return where a reply is awaited."""
+        """Return the addresses where a reply is awaited."""
         return tuple(self._waiting)
 
     def open(self, caller: Caller) -> tuple[Address, asyncio.Future[bytes]]:
@@ -41,7 +41,7 @@ class HttpCalls:
         return to, future
 
     def caller(self, to: Address) -> Caller | None:
-        """Return who awaits a reply."""
+        """Return the caller who awaits a reply."""
         return self._callers.get(to)
 
     def reply(self, to: Address, reply: bytes) -> None:

@@ -49,7 +49,7 @@ log = structlog.get_logger("moored")
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """What is answered beside the core.
+    """The services for operations that are answered beside the core.
 
     Args:
         agents: Gives up machines.
@@ -83,7 +83,7 @@ class Lookups:
 
 @dataclass(frozen=True, slots=True)
 class OperationBounds:
-    """What operations are checked against.
+    """The bounds for checks of operations.
 
     Args:
         ttl_seconds_max: The longest that a lease may be renewed for.
@@ -139,7 +139,7 @@ class Operations:
     def take(  # noqa: C901, PLR0912, PLR0915  # One case per operation.
         self, to: Address, caller: Caller, message: wire.Operation
     ) -> None:
-        """Do what a message says; it is answered at `to`, now or later."""
+        """Carry out the operation of a message; the answer goes to `to`, now or later."""
         tenant = caller.tenant
         self._replies.expect(to, ReplyContext(message.id))
         match message:

@@ -7,6 +7,6 @@ __all__ = ["names"]
 
 
 def names(config: Config) -> Origins:
-    """Return what the ports answer to."""
+    """Return the names under which the ports answer."""
     hosts = (config.host, config.http_host, *config.allowed_hosts)
     return Origins(hosts, config.allowed_origins)

@@ -1,4 +1,4 @@
-"""What a request says of itself, as `admission` needs to know it."""
+"""Readings of a request for `admission`."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -30,7 +30,7 @@ def outranked(message: AllocationRequest) -> list[str]:
 
 
 def size_of(message: AllocationRequest) -> int:
-    """Return the bytes of what a message brings along for the policy and the backend alone."""
+    """Return the bytes of a message's parts for the policy and the backend alone."""
     parts = (message.inputs, message.parameters, message.settings, message.provision)
     return sum(len(msgspec.json.encode(part)) for part in parts if part)
 

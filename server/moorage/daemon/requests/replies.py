@@ -1,4 +1,4 @@
-"""Replies: what the answer at an address needs beside itself, and the way it leaves by.
+"""Replies: the context of an answer at an address, and its way out.
 
 `admission` and `operations` note an address, the commit loop's effects answer it. The gateway has
 the addresses of sockets, `HttpCalls` those of `POST /allocate`.
@@ -35,7 +35,7 @@ GRANTED_MAX: Final = 256
 
 
 class ReplyContext(msgspec.Struct, frozen=True):
-    """What the reply to a message needs beside the answer.
+    """The context that the reply to a message needs beside the answer.
 
     Args:
         message_id: The message's own `id`.
@@ -65,7 +65,7 @@ class ReplyContext(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Followers:
-    """What learns how far requests are.
+    """Receivers of the progress of requests.
 
     Args:
         progress: Tells clients.
@@ -130,7 +130,7 @@ class Replies:
         self._granted.pop(session, None)
 
     def expect(self, to: Address, context: ReplyContext) -> None:
-        """Note what the answer at an address needs, before anything answers it."""
+        """Note the context of the answer at an address, before anything answers it."""
         self._open[to] = context
         if context.request:
             self._askers[context.request] = to
@@ -189,7 +189,7 @@ class Replies:
         self.send(to, reply)
 
     def resumed(self, to: Address, find: Callable[[RequestId], Lease | None]) -> dict[str, Any]:
-        """Return what a session that is resumed left behind."""
+        """Return the state of a session that is resumed."""
         requests = [self._open[each] for each in self._numbers[to.session]]
         positions = self._progress.positions(each.request for each in requests if each.request)
         return {
@@ -239,17 +239,17 @@ class Replies:
         self._tasks.spawn(self._send_later(to, work))
 
     def remote(self, to: Address) -> str:
-        """Return where the client that awaits an answer connects from; "" where unknown."""
+        """Return the address of the client that awaits an answer; "" if unknown."""
         return self._gateway.remote(to.session)
 
     def origin(self, to: Address) -> tuple[Caller | None, str]:
-        """Return who awaits an answer, and from which address."""
+        """Return the caller who awaits an answer, and the address."""
         if to.session == HttpCalls.SESSION:
             return self._calls.caller(to), ""
         return self._gateway.caller(to.session), self._gateway.remote(to.session)
 
     def asker(self, request: RequestId) -> Address | None:
-        """Return where the answer to a request is awaited."""
+        """Return the address where the answer to a request is awaited."""
         return self._askers.get(request)
 
     def drain(self, answer: Response) -> None:

@@ -1,4 +1,4 @@
-"""What the daemon adds to the catalog for HTTP endpoints and for policies' injected clients.
+"""The daemon's additions to the catalog for HTTP endpoints and policies' injected clients.
 
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
@@ -73,7 +73,7 @@ async def open_catalog(config: Config, records: RecordStore) -> Catalog:
 
 
 def prometheus_source(config: Config) -> PrometheusSource:
-    """Return what the configuration says of Prometheus, as the catalog's poller takes it."""
+    """Return the configured Prometheus source, for the catalog's poller."""
     return PrometheusSource(
         url=config.prometheus_url,
         labels=Labels(
@@ -87,7 +87,7 @@ def prometheus_source(config: Config) -> PrometheusSource:
 
 
 class CatalogReader:
-    """What a policy's injected clients reach. Answers come from the catalog in this process.
+    """The reader behind a policy's injected clients. Answers come from the catalog in this process.
 
     Args:
         catalog: Read; None: it is set before any policy runs.
@@ -124,7 +124,7 @@ class CatalogReader:
     def at_hand(
         self, client: str, method: contract.Method, ids: Sequence[str]
     ) -> Mapping[str, bytes]:
-        """Return what `call` would answer where the catalog has it in memory."""
+        """Return the result of `call` if the catalog has it in memory."""
         del client
         match method:
             case "read_cluster":
@@ -162,7 +162,7 @@ class SearchServices:
 
 
 class PolicyServices:
-    """What authors change about policies; see `web.services.Publications`.
+    """The operations of authors on policies; see `web.services.Publications`.
 
     Args:
         catalog: Has them.
@@ -248,7 +248,7 @@ class AllocationServices:
         raise BadMessage(Code.BAD_MESSAGE, f"op: expected {expected}", "op", expected, identity)
 
     async def operate(self, operation: JsonDocument, caller: Caller) -> tuple[int, bytes]:
-        """Do what an operation says; return the status and the JSON of the answer."""
+        """Carry out an operation; return the status and the JSON of the answer."""
         try:
             message = wire.decode(msgspec.json.encode(operation))
         except BadMessage as error:
@@ -274,7 +274,7 @@ class AllocationServices:
 
 
 def _allocation(body: bytes) -> tuple[wire.AllocationRequest, list[str]]:
-    """Return the request in a body, and what is odd about it."""
+    """Return the request in a body, and warnings about it."""
     message = wire.decode_allocation(body)
     return message, wire.ignored_fields(body, message)
 

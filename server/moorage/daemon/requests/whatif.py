@@ -47,7 +47,7 @@ JOB_BYTES_MAX: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class WhatIfBounds:
-    """How what-ifs are decided, and who sees what.
+    """The bounds of what-ifs, and the rights to see their parts.
 
     Args:
         mode: Of the jail.
@@ -89,7 +89,7 @@ class WhatIfs:
         self._under_way: set[Tenant] = set()
 
     async def answer(self, message: wire.WhatIf, caller: Caller) -> Response:
-        """Return what would come of a change.
+        """Return the consequences of a change.
 
         Raises:
             ServiceError: It cannot be read, or decided in time.
@@ -187,7 +187,7 @@ class WhatIfs:
         swaps: dict[str, PolicyRef],
         warnings: list[str],
     ) -> Ask | Refusal:
-        """Return what a request asks for, as admission makes it."""
+        """Return the ask of a request, as admission makes it."""
         if message.policy_rule_uri in self._catalog.aliases:
             version = self._publishing.choose(tenant, message)
             message = structs.replace(message, policy_rule_uri=version)

@@ -1,1 +1,1 @@
-"""What the daemon does at the backends for leases, and for their owners."""
+"""Orders to the backends for leases, and calls of their owners."""

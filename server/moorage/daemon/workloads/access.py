@@ -59,7 +59,7 @@ class WorkloadAccess:
     async def answer(
         self, message: wire.Logs | wire.Exec | wire.Files, tenant: Tenant, session: SessionId
     ) -> Information | Refusal:
-        """Do what a message says; whatever goes wrong is a refusal.
+        """Carry out a message; every failure is a refusal.
 
         Args:
             message: The operation; without a token, the lease must be of the tenant.
@@ -247,7 +247,7 @@ def _part(log: Log, attempt: int, message: wire.Logs) -> dict[str, Any]:
 
 
 def _code(lease: Lease, log: Log) -> int | None:
-    """Return how the last start ended; not every backend says so with its output."""
+    """Return the exit code of the last start; not every backend sends it with its output."""
     outcome = lease.outcome
     if outcome is None or outcome.attempt != lease.attempt:
         return log.exit_code

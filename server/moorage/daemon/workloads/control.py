@@ -1,4 +1,4 @@
-"""Carries out `Start`, `Stop` and `Keep` at the backends, and posts what they report.
+"""Carries out `Start`, `Stop` and `Keep` at the backends, and posts their reports.
 
 Engines know a workload by its name: that of the lease it was started for, also after another lease
 has taken it over.
@@ -85,7 +85,7 @@ _Order = Callable[[Backend | None, Lease], Awaitable[None]]
 
 
 class WorkloadControl:
-    """Has backends start, stop and reset workloads, and notes what they report.
+    """Orders backends to start, stop and reset workloads, and notes their reports.
 
     A defect in the order of one workload ends its lease, with the reason, and nothing else.
 
@@ -204,7 +204,7 @@ class WorkloadControl:
         return structs.replace(provision, spec=document_from_spec(spec))
 
     def supports(self) -> dict[str, Support]:
-        """Return what each backend can do, by name."""
+        """Return the abilities of each backend, by name."""
         return {name: backend.support for name, backend in self._backends.items()}
 
     def look(self, lease: Lease) -> None:
@@ -222,7 +222,7 @@ class WorkloadControl:
             self._post(WorkloadStarted(lease.id, lease.fencing, workload.endpoint))
 
     def start(self, lease: Lease) -> None:
-        """Have the workload of a lease started."""
+        """Start the workload of a lease."""
         if lease.inherited:
             self._inherited[lease.id, lease.attempt] = lease.inherited
             if len(self._inherited) > INHERITED_MAX:
@@ -235,16 +235,16 @@ class WorkloadControl:
         self._order(lease, self._start)
 
     def stop(self, lease: Lease) -> None:
-        """Have the workload of a lease stopped. What else was ordered of it is given up first."""
+        """Stop the workload of a lease. Other orders for it are cancelled first."""
         self._orders.revoke(lease.workload)
         self._order(lease, self._stop, revocable=False)
 
     def keep(self, lease: Lease) -> None:
-        """Have the workload of a lease made fit for its next user, or stopped."""
+        """Reset the workload of a lease for its next user, or stop it."""
         self._order(lease, self._keep)
 
     def backend(self, lease: Lease) -> Backend | None:
-        """Return what starts the workload of a lease; None if nothing does."""
+        """Return the backend of a lease's workload; None if it has none."""
         return self._backends.get(lease.provision.backend) if lease.provision else None
 
     def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
@@ -255,12 +255,12 @@ class WorkloadControl:
         return name, attempt if name == lease.id else 0
 
     def seen(self, lease: Lease) -> WorkloadReport | None:
-        """Return what was last heard of a workload that starts or runs; None if nothing was."""
+        """Return the last report of a workload that starts or runs; None if there is none."""
         running = self._running.get(lease.workload)
         return self._seen.get(lease.workload) if running and running.id == lease.id else None
 
     async def close(self) -> None:
-        """Give up what is under way. The next start gives the orders again."""
+        """Cancel orders under way. The next start gives them again."""
         for sweep in self._sweeps:
             sweep.cancel()
         if under_way := [*self._orders.cancel(), *self._sweeps]:
@@ -347,7 +347,7 @@ class WorkloadControl:
         return ()
 
     def _forget(self, name: str) -> None:
-        """Note that nothing of a workload is left: what is heard of it now is old news."""
+        """Note that a workload is gone: later reports of it are outdated."""
         for by_name in (self._running, self._ends, self._seen, self._heirs):
             by_name.pop(name, None)
 
@@ -489,7 +489,7 @@ def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _environment(lease: Lease) -> dict[str, str]:
-    """Return what a workload may know of its lease. The token is not among it."""
+    """Return the variables of a workload about its lease. The token is not among them."""
     share = lease.placement[0]
     return {
         "MOORAGE_LEASE_ID": lease.id,

@@ -27,7 +27,7 @@ class OrderChains:
         return name in self._chains
 
     def add(self, name: str, work: Callable[[], Awaitable[None]], *, revocable: bool) -> None:
-        """Have an order carried out after all earlier ones of its workload.
+        """Queue an order behind all earlier ones of its workload.
 
         Args:
             name: Of the workload.

@@ -1,4 +1,4 @@
-"""Catches what a policy prints and logs, up to a cap per evaluation. Used by `worker` alone."""
+"""Captures the output and the logs of a policy, up to a cap per evaluation. For `worker` alone."""
 
 import io
 import logging
@@ -36,7 +36,7 @@ class Capture(io.TextIOBase):
         return size
 
     def take(self) -> str:
-        """Return what was written since the last call and start afresh."""
+        """Return the output since the last call, and start afresh."""
         if not self._parts and not self._dropped:
             return ""
         text = "".join(self._parts)

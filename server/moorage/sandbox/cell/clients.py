@@ -1,4 +1,4 @@
-"""What a policy finds in `settings`: the two documented clients, and one for its context.
+"""The objects in a policy's `settings`: the two documented clients, and one for its context.
 
 Each method asks the host and answers as the documented class would
 (docs/reference/allocation-server.md, "Policies"):
@@ -26,7 +26,7 @@ class _Response:
         self.ok = False
 
     def json(self) -> dict[str, Any]:
-        """Return what the service's envelope said."""
+        """Return the body of the service's answer."""
         return {"success": False, "error": self.text}
 
 
@@ -126,7 +126,7 @@ class ClusterClient:
 
 
 class _MetricsClient:
-    """Asks for metrics; what the service refuses is raised."""
+    """A client for metrics; it raises the refusals of the service."""
 
     APIError = APIError
     name = ""

@@ -1,4 +1,4 @@
-"""`input_data` and its `cluster_data`: look like dicts of dicts, make and fetch what is touched.
+"""`input_data` and its `cluster_data`: like dicts of dicts, with parts fetched at first use.
 
 All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)`, `copy` and `pickle` behave.
 Values that were not touched yet are a placeholder inside, which every way of reading fills in
@@ -27,7 +27,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _DictType(type):
-    """Has authors who write `type(input_data) == dict` find what they expect."""
+    """Makes `type(input_data) == dict` true, which some authors write."""
 
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is dict
@@ -148,7 +148,7 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
 
 
 class InputData(LazyDict):
-    """What `eval` is given: what a policy need not touch is made when it does.
+    """The argument of `eval`; parts that a policy may not need are made at first use.
 
     Fast policies read the columns, and never pay for a dict of ten thousand clusters.
 
@@ -206,7 +206,7 @@ class ClusterData(LazyDict):
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> dict[str, Any]:
-        """Return what the constructor takes; worth keeping, since it is copied quickly."""
+        """Return the argument for the constructor; worth storing, since a copy of it is quick."""
         return dict.fromkeys(ids, LATER)
 
     def items(self) -> Any:
@@ -325,7 +325,7 @@ class _Decoded:
 
 
 def unpacked(packed: bytes) -> Any:
-    """Return what was packed.
+    """Return the unpacked value.
 
     That makes many containers and no cycles: the collector would only walk them.
     """
@@ -354,7 +354,7 @@ _UNSHARED: Final = _references([{"a": [{}]}])
 
 
 def capacity_of(fleet: Fleet, cluster_id: str) -> dict[str, Any]:
-    """Return what is free in a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
+    """Return the free amounts of a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
     capacity: dict[str, Any] = {}
     for row in fleet.rows_of(cluster_id):
         cpu, memory, gpus = fleet.capacity(row)

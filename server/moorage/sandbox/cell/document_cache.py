@@ -1,4 +1,4 @@
-"""What a cell keeps of the host's answers: packed documents by kind and cluster, within a bound.
+"""A cell's cache of the host's answers: packed documents by kind and cluster, within a bound.
 
 Used by `worker`. Entries are decoded at each read, so no policy changes them. What comes ahead of
 its first read when the cache is full passes through: it stays until the next of its kind comes.
@@ -48,7 +48,7 @@ class DocumentCache:
         self._passing.clear()
 
     def find(self, kind: str, name: str) -> bytes | None:
-        """Return what is known about a cluster."""
+        """Return the cached document of a cluster."""
         found = self._kinds.get(kind, {}).get(name)
         if found is None and self._passing:
             found = self._passing.get(kind, {}).pop(name, None)
@@ -105,7 +105,7 @@ class DocumentCache:
         return left
 
     def obey(self, frame: frames.KeepDocuments) -> None:
-        """Forget and keep what the host says."""
+        """Drop and add documents as the host says."""
         if frame.stale != ():
             self.forget(frame.stale)
         if frame.items:
@@ -114,7 +114,7 @@ class DocumentCache:
                 self._passing[frame.kind], self._passed[frame.kind] = left, len(left)
 
     def forget(self, stale: Iterable[str] | None) -> None:
-        """Forget what is not true any more; None: everything."""
+        """Drop outdated documents; None: all."""
         if stale is None:
             self._kinds.clear()
             self._passing.clear()

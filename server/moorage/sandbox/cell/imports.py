@@ -1,4 +1,4 @@
-"""What a policy can import beside what is preloaded: its archive's files, and inert modules.
+"""Imports of a policy beyond preloaded modules: its archive's files, and inert modules.
 
 Sources live in memory. An import that the policy has an alternative for fails, so that the policy
 takes it; any other import of what is not there gives a module that says so when it is used.
@@ -85,7 +85,7 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         )
 
     def warnings(self) -> Iterator[str]:
-        """Yield what to say of imports of what is not there, once for each library."""
+        """Yield warnings about imports of missing libraries, one for each library."""
         warned = set[str]()
         for file, content in self._shown.items():
             if not file.endswith(".py"):
@@ -162,12 +162,12 @@ class PolicyImports(MetaPathFinder, InspectLoader):
 
 
 def shown_name(name: str, entry: str) -> str:
-    """Return what messages and tracebacks call a file, whose entry has another name there."""
+    """Return the name of a file in messages and tracebacks, where the entry has another one."""
     return entry if name == ENTRY else name
 
 
 def _importer() -> FrameType | None:
-    """Return where in the policy the import that runs now stands.
+    """Return the place in the policy of the import that runs now.
 
     None if a library imports, as those of Python do when they are first used: what it imports
     is not the policy's, and the policy must learn that it is not there.
@@ -187,7 +187,7 @@ def _is_real(library: str) -> bool:
 
 
 def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Yield the imports of a file, and whether what they raise is caught."""
+    """Yield the imports of a file, and whether an exception of theirs is caught."""
     try:
         pending: list[tuple[ast.AST, bool]] = [(ast.parse(content), False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -208,7 +208,7 @@ def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool
 
 
 def _is_for_editors(node: ast.AST) -> TypeGuard[ast.If]:
-    """Return whether what is below an `if` is there for type checkers, and never run."""
+    """Return whether the body of an `if` is for type checkers, and never runs."""
     return isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING"
 
 

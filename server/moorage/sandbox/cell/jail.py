@@ -62,7 +62,7 @@ class LockDownError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JailPlan:
-    """What the zygote decided once for all its cells.
+    """The decisions of the zygote that hold for all its cells.
 
     Args:
         unsafe: Leave out Landlock, the user change and seccomp.

@@ -1,4 +1,4 @@
-"""Inert modules: what a policy gets for an import of a library that is not there.
+"""Inert modules: stand-ins for imports of missing libraries.
 
 Policies of existing users name libraries that they never use, or use only where a network is. So an
 import succeeds, and what was imported says why it is missing when it is used. To subclass, to
@@ -69,7 +69,7 @@ def errors_of(library: str) -> type[MissingLibraryError]:
 
 
 class _Inert(ABCMeta):
-    """Of what is found in an inert module, whatever it is in the library: classes."""
+    """The class of all names in an inert module, whatever they are in the library."""
 
     _path: str
     _module: str
@@ -144,13 +144,13 @@ def _found(owner: Any, name: str, path: str, module: str, error: Any) -> Any:
 
 
 def is_inert(value: Any) -> bool:
-    """Return whether a value is what was found in an inert module, and no class of the policy."""
+    """Return whether a value comes from an inert module, and is no class of the policy."""
     return issubclass(type(value), _Inert) and "_own" in vars(value)
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Say that what is called now is called by a policy that is loaded or constructed."""
+    """Mark all calls in this block as calls of a policy that is loaded or constructed."""
     before, _state["loading"] = _state["loading"], True
     try:
         yield
@@ -183,6 +183,6 @@ class InertLoader(Loader):
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but what the import of the real one is known to bring along."""
+        """Do nothing but the side effects that the import of the real one is known for."""
         if module.__name__ == "urllib.request":
             importlib.import_module("urllib.error")

@@ -1,4 +1,4 @@
-"""Turns what a policy returned into plain JSON values, or says exactly what in it is not plain.
+"""Turns the value that a policy returned into plain JSON, or names the part that is not plain.
 
 Called in the cell, so that an honest mistake becomes a clear refusal. The host does not rely on
 it: it reads the answer as JSON text, whatever the cell claims.
@@ -161,7 +161,7 @@ def _convert_items(value: list[Any] | tuple[Any, ...], depth: int, budget: list[
 
 
 def _convert_scalar(value: Any, depth: int, budget: list[int]) -> Any:
-    """Return subclasses of the plain scalars and numpy's values as what they stand for."""
+    """Return subclasses of the plain scalars, and numpy's values, as plain scalars."""
     if isinstance(value, np.generic):
         return _convert(value.item(), depth + 1, budget)
     if isinstance(value, np.ndarray):

@@ -133,7 +133,7 @@ class Policy:
             return False
 
     def load(self, *, construct: bool) -> None:
-        """Import the entry and find the class; what is wrong goes to `faults`.
+        """Import the entry and find the class; problems go to `faults`.
 
         Args:
             construct: Also look at the whole archive and construct the policy with its defaults.
@@ -192,7 +192,7 @@ class Policy:
             return self._class(self._uri, settings, parameters)
 
     def management_arguments(self, action: str, data: Any) -> tuple[Any, ...]:
-        """Return what to call `management` with: as it is defined, where it takes others."""
+        """Return the arguments for `management`, by its definition."""
         given = {"action": action, "data": data}
         method = inspect.signature(self._class.management)
         try:
@@ -237,7 +237,7 @@ class Policy:
         return found[0], _decode(found[1])
 
     def snapshot(self, overrides: bytes) -> dict[str, dict[str, Any]]:
-        """Return what `changed` would, before `management` may change it in its place."""
+        """Return the values that `changed` compares, before `management` changes them in place."""
         found = self.changed(overrides, {})
         return {
             name: {key: _copy(value) for key, value in values.items()}
@@ -275,7 +275,7 @@ class Policy:
         return found
 
     def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]) -> None:
-        """Construct the policy again for these overrides, if `management` changed what it has."""
+        """Construct the policy for these overrides again, if `management` changed their values."""
         if self.changed(overrides, before):
             del self._instances[overrides], self._given[overrides]
 

@@ -128,7 +128,7 @@ class Replica:
             self.reconsider(next(iter(self._outstanding)))
 
     def without(self, reserved: Sequence[ShareFields]) -> AbstractContextManager[None]:
-        """Have what others reserved be held, as far as a policy sees."""
+        """Hide the amounts that others reserved from the policy."""
         return self._less(reserved) if reserved else nullcontext()
 
     @contextmanager
@@ -153,7 +153,7 @@ class Replica:
         return dropped
 
     def _locate(self, share: Share) -> _Held | None:
-        """Return where a share lies, or None if it does not fit as the policy sees it."""
+        """Return the position of a share, or None if it does not fit as the policy sees it."""
         fleet = self.fleet
         row = fleet.row(share.cluster_id, share.node_id)
         if row is None:
@@ -171,7 +171,7 @@ class Replica:
         return _Held(row, share, columns) if fits else None
 
     def _set(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
-        """Make a row the host's word minus what is outstanding on it; touch it only if it moved."""
+        """Set a row to the host's amounts less outstanding proposals; touch it only if it moved."""
         net = list(gpus)
         if row in self._on_row:
             for held in self._held_on(row):
@@ -188,7 +188,7 @@ class Replica:
         return [held for shares in self._outstanding.values() for held in shares if held.row == row]
 
     def _relocate(self, replaced: Collection[str] | None) -> None:
-        """Find what is outstanding by name, since rows may have moved, and take it where need be.
+        """Find outstanding proposals by name, since rows may have moved, and take them again.
 
         Args:
             replaced: Clusters of which the host's word came, and so does not know it; None: all.

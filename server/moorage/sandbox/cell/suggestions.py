@@ -1,4 +1,4 @@
-"""What a policy's author probably meant: Python's own words, else a name of Moorage's.
+"""Suggestions for a policy's author: those of Python, else a name of Moorage that is near.
 
 `cell.policy` adds it to the message of an exception.
 """
@@ -64,7 +64,7 @@ def _asked(name: str, known: Iterable[str]) -> str:
 
 
 def _earlier(error: BaseException, message: str) -> str:
-    """Return what later Pythons suggest: before 3.12 they do so only where nothing catches it."""
+    """Return the suggestion of later Pythons: before 3.12, only uncaught errors get one."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, NameError) and frames and error.name:
         mine = frames[-1].f_locals

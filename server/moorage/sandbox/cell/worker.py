@@ -49,7 +49,7 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 
 
 class _Unanswerable(Exception):  # noqa: N818  # A verdict on a value, not an error of the cell.
-    """The policy returned, but what it left behind cannot be used."""
+    """The policy returned a value that cannot be used."""
 
     def __init__(self, kind: frames.FailureKind, message: str) -> None:
         super().__init__(message)
@@ -290,7 +290,7 @@ class Worker:
     def _later(
         self, demand: Demand | None, candidates: tuple[str, ...] | None, key: str
     ) -> ClusterData | dict[str, Any] | None:
-        """Return what a policy finds in its input under a key that it touches first."""
+        """Return the part of a policy's input under a key, at its first use."""
         return self._cluster_data(candidates) if key == "cluster_data" else _resources(demand)
 
     def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:
@@ -389,7 +389,7 @@ class Worker:
         return packed
 
     def _answer(self, value: Any) -> tuple[Any, bytes]:
-        """Return what the policy returned as plain values, and as the JSON that is sent."""
+        """Return the policy's value as plain values, and as the JSON to send."""
         try:
             plain, answer = plain_and_packed(value)
         except NotPlainError as error:

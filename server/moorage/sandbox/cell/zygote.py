@@ -103,7 +103,7 @@ def _become_cell(channel: int, plan: jail.JailPlan, null: int) -> NoReturn:
 
 
 def _private_kib() -> int:
-    """Return how much of this process's memory is no file's: what a fork of it starts with."""
+    """Return the KiB of this process's memory that are no file's; a fork starts with them."""
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # As in `jail`.
         _, resident, shared, *_ = map(int, file.read().split())
     return (resident - shared) * resource.getpagesize() >> 10

@@ -1,4 +1,4 @@
-"""How the host answers a cell's calls: a literal list of allowed calls and their receivers.
+"""The host's answers to a cell's calls: a literal list of allowed calls and their receivers.
 
 Used by `channel`. The cell is not believed: a name that is not on the list means that the policy
 speaks on the channel itself, and its cell is killed.
@@ -45,7 +45,7 @@ class BreachError(Exception):
 
 
 def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
-    """Return the validated arguments of a call, or what is wrong with them.
+    """Return the validated arguments of a call, or the fault in them.
 
     Raises:
         BreachError: The method is not on the list, or the arguments are no array of one.
@@ -84,7 +84,7 @@ def _decoded(packed: bytes) -> Any:
 def answer_at_once(
     services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
 ) -> frames.CallAnswer | None:
-    """Return the frame that answers a call, if the services need not wait for what it says."""
+    """Return the frame that answers a call, if the services have the answer without waiting."""
     (name,) = arguments
     if not isinstance(name, str):
         return None
@@ -173,7 +173,7 @@ def read_ahead(frame: frames.Call | frames.Want) -> tuple[str, ...]:
 def at_hand(
     services: HostServices, kind: str, cluster_ids: Sequence[str], bytes_max: int
 ) -> frames.Items:
-    """Return what would be answered about these clusters, as far as it is at hand and small."""
+    """Return the answers about these clusters that need no waiting and are small."""
     items: frames.Items = {}
     with contextlib.suppress(CallRefusedError):  # Its caller gets the error.
         for name, packed in _found(services, kind, cluster_ids):

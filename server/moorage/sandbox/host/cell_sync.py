@@ -1,4 +1,4 @@
-"""What one cell was sent of the world, and how each message brings it up to date.
+"""The knowledge of one cell about the fleet, and the messages that bring it up to date.
 
 Used by `channel`. A frame says what changed since the frame before it: rows of the fleet, documents
 that the cell keeps, proposals that were settled, and the context where the cell has an older one.
@@ -39,7 +39,7 @@ _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
 
 
 class World:
-    """What to send: the fleet, as cells see it.
+    """The fleet and documents, as cells see them.
 
     Args:
         fleet: The live one.
@@ -65,7 +65,7 @@ class World:
 
 
 class CellSync:
-    """What one cell knows.
+    """The knowledge of one cell.
 
     Args:
         world: The server's own.
@@ -92,7 +92,7 @@ class CellSync:
         """By kind, of which clusters the cell may keep something."""
 
     def frame(self, work: Work) -> frames.Evaluate | frames.RunManagement | frames.Apply:
-        """Return the question that work is; what it says of the fleet is true at this moment."""
+        """Return the frame for a piece of work, with the fleet as it is at this moment."""
         if work.consult is not None:
             return self._evaluate(work)
         if work.kind == "apply":
@@ -125,7 +125,7 @@ class CellSync:
             self._kept.clear()
 
     def news(self, services: HostServices) -> bytes:
-        """Return frames that say what has changed of what the cell keeps: they go before the next.
+        """Return frames about changes of cached documents; they go before the next frame.
 
         With them goes what holds now, as it does of the fleet's rows: as much as is sent ahead.
         """
@@ -147,7 +147,7 @@ class CellSync:
         self._kept[kind].update(cluster_ids)
 
     def ahead(self, services: HostServices, work: Work, kind: str, ids: Sequence[str]) -> bytes:
-        """Return a frame with what a cell wants about these clusters beside what it needs."""
+        """Return a frame with more documents of these clusters, before a cell needs them."""
         if not ids or work.consult is None:
             return b""  # The frames of nothing else say what is stale.
         doublings = min(work.calls - 1, _DOUBLINGS_MAX)

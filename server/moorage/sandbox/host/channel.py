@@ -1,4 +1,4 @@
-"""One cell as the host sees it: the pipe, what is in it, and the clock of its head.
+"""One cell, as the host sees it: the pipe, the work in it, and the clock of its head.
 
 `pool` makes cells and gives them work; a cell tells its owner what came of it. On uvloop the
 Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
@@ -47,7 +47,7 @@ _AboutTheHead = frames.Result | frames.Failed | frames.Call | frames.Want
 
 
 class Owner(Protocol):
-    """What a cell needs from the pool."""
+    """The functions of the pool that a cell calls."""
 
     world: World
     services: HostServices
@@ -168,7 +168,7 @@ class Cell(asyncio.Protocol):
         return None
 
     def take_back(self) -> list[Work]:
-        """Return what stands behind the head; what the cell says of it counts for nothing.
+        """Return the work behind the head; later answers of the cell to it are ignored.
 
         It gets no more work, since it will begin with this all the same: its owner ends it when
         the head is answered.
@@ -180,12 +180,12 @@ class Cell(asyncio.Protocol):
         return behind
 
     def settle(self, request: str) -> None:
-        """Tell the cell, with its next consultation, that a proposal is no longer outstanding."""
+        """Inform the cell, with its next consultation, that a proposal is no longer outstanding."""
         if self._sync is not None and not self._sync.settle(request):
             self.retired = True  # It gets no more work, it seems; a fresh one starts clean.
 
     def document_changed(self, cluster_id: str) -> None:
-        """Tell the cell, with its next consultation, that it holds an old document."""
+        """Inform the cell, with its next consultation, that its copy of a document is outdated."""
         if self._sync is not None:
             self._sync.document_changed(cluster_id)
 
@@ -198,7 +198,7 @@ class Cell(asyncio.Protocol):
             self._outgoing.clear()
 
     def remaining_seconds(self, now: float) -> float:
-        """Return how long the head may still run; its clock stands still during a call."""
+        """Return the seconds that the head may still run; its clock stands still during a call."""
         head, limits = self.sent[0], self._owner.limits
         limit = head.seconds_max(limits)
         return limit if head.call is not None else self.head_since + limit - now
@@ -232,7 +232,7 @@ class Cell(asyncio.Protocol):
         return ""
 
     def count_burnt(self, *, dead: bool = False) -> None:
-        """Tell the meter, if there is one, what the head has burnt, at its end.
+        """Report the processor time of the head to the meter, if there is one, at its end.
 
         Where that is not to be known, of a dead cell or on a worker, which has cores for its cells
         alone, it is the time for which it was the head.
@@ -265,7 +265,7 @@ class Cell(asyncio.Protocol):
         return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
 
     def step_aside(self) -> None:
-        """Let it have a tenth of what others get, for good: it works on the side."""
+        """Give it a tenth of the processor time of others, for good: it works on the side."""
         self._niceness = priority.ASIDE_NICENESS
         self._process.step_aside()
 
@@ -280,7 +280,7 @@ class Cell(asyncio.Protocol):
         return not self.demoted
 
     def destroy(self) -> None:
-        """Kill it now without a report; what was in the pipe stays in `sent` for the caller."""
+        """Kill it now without a report; work in the pipe stays in `sent` for the caller."""
         if not self.alive:
             return
         self.alive = False
@@ -363,7 +363,7 @@ class Cell(asyncio.Protocol):
             raise _out_of_turn(frame)
 
     def _head(self, frame: _AboutTheHead, *, answered: bool = False) -> Work:
-        """Return what a frame is about: the head, or the cell lies.
+        """Return the work of a frame: the head, or the cell lies.
 
         Args:
             frame: What it said.
@@ -408,7 +408,7 @@ class Cell(asyncio.Protocol):
     # Answering calls -----------------------------------------------------------------------
 
     def _call(self, head: Work, frame: frames.Call) -> None:
-        """Answer an injected client; what is in memory at once, a task costs as much again."""
+        """Answer an injected client: at once from memory, else in a task, at twice the cost."""
         refused = self._admit(head)
         assert self._sync is not None  # `load` came first.
         services = self._services(head)
@@ -438,7 +438,7 @@ class Cell(asyncio.Protocol):
         self._reply(head, answer, more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
-        """Answer what a policy touches for the first time; its clock stands still meanwhile."""
+        """Send a part of the input at its first use; the policy's clock stands still meanwhile."""
         began = time.monotonic()
         refused = self._admit(head)
         candidates = head.consult.ask.candidates if head.consult else None

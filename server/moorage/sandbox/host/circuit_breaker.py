@@ -40,7 +40,7 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Run:
-    """What is not forgiven yet."""
+    """Overruns that are not forgiven yet."""
 
     overruns: int = 0
     """Since nothing was left to forgive."""
@@ -107,7 +107,7 @@ class CircuitBreaker:
                 del self._runs[key]
 
     def _forgive(self, run: _Run, now: float) -> float:
-        """Count the time since it was counted last, and return what is left."""
+        """Forgive a run for the time since the last count; return the rest."""
         seconds = max(0.0, now - run.at)
         run.level -= seconds * self._overruns_min / FORGIVEN_SECONDS
         return run.level
@@ -140,7 +140,7 @@ class CircuitBreaker:
         return OpenCircuit(ref, Tenant(tenant), run.overruns, run.until - now)
 
     def open_now(self, now: float) -> int:
-        """Return how many circuits are open."""
+        """Return the number of open circuits."""
         return sum(run.until > now for run in self._runs.values())
 
     def end(self, uri: str) -> None:

@@ -62,7 +62,7 @@ class Contexts:
         return self._version
 
     def restore(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
-        """Take over what is on the disk, each context at its version.
+        """Take over the contexts on the disk, each at its version.
 
         Args:
             contexts: All of them; version 0 if none was noted.
@@ -119,7 +119,7 @@ class Contexts:
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """Evaluations of one tenant in one cell, each starting from what the one before it left.
+    """Evaluations of one tenant in one cell, each starting from the context of the one before.
 
     Args:
         version: The version that the latest of them left, or started from.
@@ -148,7 +148,7 @@ class SentContexts:
         self._chains: dict[str, Chain] = {}
 
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
-        """Return what an evaluation's frame must carry: bytes or None, forget-all; its chain."""
+        """Return the context for an evaluation's frame: bytes or None, forget-all; its chain."""
         key = (self._version, tenant)
         current = self._contexts.version(key)
         chain = self._chains.get(tenant)

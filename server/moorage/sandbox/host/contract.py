@@ -1,4 +1,4 @@
-"""What the daemon hands to the sandbox and gets back from it: values, errors, and one Protocol.
+"""The contract of daemon and sandbox: values, errors, and one Protocol.
 
 The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the package:
 
@@ -74,7 +74,7 @@ class CallRefusedError(Exception):
 
 
 class Guard(Protocol):
-    """What the schemas of a policy allow; the daemon brings one where a policy has any.
+    """The checks of a policy's schemas; the daemon brings one where a policy has any.
 
     The host asks it, since a cell could answer anything for itself.
     """
@@ -82,10 +82,10 @@ class Guard(Protocol):
     def overrides(
         self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return what a caller sets in the place of defaults, completed, or raise `PolicyFault`."""
+        """Return the caller's overrides of defaults, completed, or raise `PolicyFault`."""
 
     async def given(self, input_data: Any) -> Any:
-        """Return what a plain call of `eval` is given, completed, or raise `PolicyFault`."""
+        """Return the argument of a plain call of `eval`, completed, or raise `PolicyFault`."""
 
     def command(self, action: str, data: Any) -> Any:
         """Return the data of a management command, completed, or raise `PolicyFault`."""
@@ -121,7 +121,7 @@ class PolicyCode:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a policy finds under `cluster_data[id]`, packed.
+    """The document under `cluster_data[id]` of a policy, packed.
 
     Args:
         id: Cluster id.
@@ -159,14 +159,14 @@ class Meter(Protocol):
     """
 
     def burnt(self, tenant: Tenant, seconds: float, /) -> None:
-        """Count what an evaluation burnt."""
+        """Count the processor time of an evaluation."""
 
     def refusal(self, tenant: Tenant, /) -> Refusal | None:
         """Return why nothing new is evaluated for a tenant now, or None."""
 
 
 class HostServices(Protocol):
-    """How the host answers a cell; implemented by the daemon over the catalog."""
+    """The services behind a cell's calls; implemented by the daemon over the catalog."""
 
     async def call(self, client: str, method: Method, arguments: tuple[Any, ...]) -> Any:
         """Answer an injected client with plain JSON data.
@@ -185,7 +185,7 @@ class HostServices(Protocol):
         """
 
     def at_hand(self, client: str, method: Method, ids: Sequence[str]) -> Mapping[str, bytes]:
-        """Return what `call` would answer about these, as msgpack, where that needs no waiting.
+        """Return the answers of `call` about these, as msgpack, where that needs no waiting.
 
         A policy that calls waits for the answer, and what is answered at once takes half the time.
         Cells keep it: `Sandbox.documents_changed` must be called with the id before `call` would
@@ -223,7 +223,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleOutcome:
-    """What became of a sample: the value that `eval` returned, or why there is none."""
+    """The outcome of a sample: the value that `eval` returned, or the reason why there is none."""
 
     value: Any = None
     refusal: Refusal | None = None

@@ -1,4 +1,4 @@
-"""What becomes of work when its cell ends. Used by `pool`, whose class builds on this one.
+"""The fate of work when its cell ends. Used by `pool`, whose class builds on this one.
 
 A cell's death costs exactly its head; everything behind it is sent again, to another cell, in
 order. Where a cell of a worker fails in a way in which a worker may fail, too, its head is done
@@ -29,7 +29,7 @@ Finish = Callable[[Work, Any, Refusal | None, Cell | None], None]
 
 
 class CellsAndDeaths(ABC):
-    """All cells that hold a policy, and what is done when one ends.
+    """All cells that hold a policy, and the actions when one ends.
 
     Args:
         limits: All bounds.
@@ -47,7 +47,7 @@ class CellsAndDeaths(ABC):
 
     @abstractmethod
     def _mark(self, group: Group) -> None:
-        """Have a group looked at at the end of this turn of the loop."""
+        """Mark a group for a look at the end of this turn of the loop."""
 
     def lost(self, cell: Cell, cause: str) -> None:
         """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
@@ -94,7 +94,7 @@ class CellsAndDeaths(ABC):
             self._resend(group, [work for work in works if refused[work] is None])
 
     def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
-        """Remove a cell: its head gets `refusal`, what was behind it is sent again."""
+        """Remove a cell: its head gets `refusal`, the work behind it is sent again."""
         group = self._group_of.get(cell)
         works = self._remove(cell)
         if works and works[0].kind == "load" and refusal is not None:
@@ -130,7 +130,7 @@ class CellsAndDeaths(ABC):
         return True
 
     def _doubt(self, group: Group, worker: str) -> None:
-        """Have a worker get no cells of a policy for a while: that hurts no other policy."""
+        """Give a worker no cells of a policy for a while: that hurts no other policy."""
         group.doubted[worker] = time.monotonic() + DOUBT_SECONDS
         for cell in [each for each in group.cells if each.worker == worker]:
             cell.retired = True
@@ -158,7 +158,7 @@ class CellsAndDeaths(ABC):
         self._wake_starving()
 
     def _remove(self, cell: Cell) -> list[Work]:
-        """Kill a cell and return what was in its pipe."""
+        """Kill a cell and return the work in its pipe."""
         works = self._detach(cell)
         self._home_of[cell].destroy(cell)
         return works

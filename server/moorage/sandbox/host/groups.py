@@ -37,7 +37,7 @@ GroupKey = tuple[str, str, str]
 
 
 class Backlog:
-    """What waits, in a lane for each tenant: in order within a lane, and in turns between them."""
+    """Waiting work, in a lane for each tenant: ordered in a lane, in turns between lanes."""
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[str, deque[Work]] = OrderedDict()
@@ -54,7 +54,7 @@ class Backlog:
         return (lane[0] for lane in self._lanes.values())
 
     def is_full(self, tenant: str, most: int) -> bool:
-        """Tell whether a tenant has its share of `most`, and there are as many in all.
+        """Return whether a tenant has its share of `most`, and all together have reached `most`.
 
         So what one tenant asks for never keeps another one out; in all there are at most twice as
         many.
@@ -171,7 +171,7 @@ class Group:
             del self._quick_answers[tenant]
 
     def answered(self, work: Work) -> None:
-        """Note an answer: where they are quick again, so may be what comes."""
+        """Note an answer: after quick ones, the next may be quick, too."""
         if work.slow or work.tenant not in self._heavy:
             return
         self._quick_answers[work.tenant] += 1
@@ -198,7 +198,7 @@ class Group:
         return self._shared and any(not self.heavy(work, now) for work in self.backlog.heads())
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
-        """Return what goes to which cell next, if anything can go anywhere."""
+        """Return the next piece of work and its cell, if there is one for it."""
         reserved: Cell | None = None
         for work in self.backlog.heads():
             cell = self._choose(work, cells_max, now, reserved)
@@ -210,7 +210,7 @@ class Group:
         return None
 
     def needs_cell(self, cells_max: int, now: float) -> Work | None:
-        """Return what waits that none of its cells will take before long."""
+        """Return waiting work that none of its cells will take before long."""
         if self.spawning:
             return None
         for work in self.backlog.heads():
@@ -274,5 +274,5 @@ class Group:
 
 
 def _alone(cell: Cell) -> bool:
-    """Whether nothing may be put behind what the cell does."""
+    """Whether the cell may have no further work in its pipe."""
     return bool(cell.sent) and cell.sent[0].alone

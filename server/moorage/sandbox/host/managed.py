@@ -18,17 +18,17 @@ _NONE: Final[dict[str, Any]] = {}
 
 
 class Managed:
-    """What was changed, as it is now."""
+    """Changes by `management`, as they are now."""
 
     def __init__(self) -> None:
         self._changes: dict[tuple[str, str, str], Changes] = {}
 
     def of(self, ref: PolicyRef, tenant: str) -> Changes:
-        """Return what was changed of a version for a tenant."""
+        """Return the changes of a version for a tenant."""
         return self._changes.get((ref.uri, ref.digest, tenant), {})
 
     def put(self, uri: str, digest: str, tenant: str, changes: Changes) -> None:
-        """Have these in force from now on, in the place of those before; {}: none."""
+        """Put changes in force, in place of earlier ones; {}: none."""
         self._changes.pop((uri, digest, tenant), None)
         if changes:
             self._changes[uri, digest, tenant] = changes
@@ -40,7 +40,7 @@ class Managed:
         settings: Mapping[str, Any],
         parameters: Mapping[str, Any],
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Return what a request sets in the place of defaults, over what was changed."""
+        """Return a request's overrides of defaults, on top of the changes."""
         changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
         if not changes:
             return settings, parameters
@@ -50,7 +50,7 @@ class Managed:
         )
 
     def applied(self, consult: Consult, ref: PolicyRef) -> Consult:
-        """Return a consultation whose ask has what was changed, too."""
+        """Return a consultation whose ask has the changes, too."""
         if not self._changes:
             return consult
         ask = consult.ask

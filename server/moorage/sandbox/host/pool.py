@@ -48,7 +48,7 @@ STALE_LOOK_SECONDS: Final = 0.5
 
 
 class CellPool(CellsAndDeaths):
-    """All cells and what they are to do.
+    """All cells and their work.
 
     Args:
         fleet: Read when a frame is built.
@@ -179,7 +179,7 @@ class CellPool(CellsAndDeaths):
         return None
 
     def _is_full(self, tenant: str) -> bool:
-        """Tell whether one more group, of one piece of work, is too many for all or its tenant."""
+        """Return whether one more group, of one piece of work, is too many, also of its tenant."""
         most, count = self.limits.queue_max, len(self._groups)
         if count <= most:
             return False
@@ -187,7 +187,7 @@ class CellPool(CellsAndDeaths):
         return count > 2 * most or own > most // 2
 
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, isolation: str, coming: int) -> bool:
-        """Tell whether work of a tenant would be one too many, with what is `coming` already."""
+        """Return whether work of a tenant is one too many, with `coming` that are on their way."""
         most = max(self.limits.queue_max - coming, 0)
         group = self._groups.get((ref.uri, ref.digest, isolation))
         return most == 0 if group is None else group.backlog.is_full(tenant, most)
@@ -212,7 +212,7 @@ class CellPool(CellsAndDeaths):
         any(group.backlog.remove(work) for group in self._groups.values())
 
     def documents_changed(self, cluster_id: str) -> None:
-        """Tell every cell that holds this document."""
+        """Inform every cell that has a copy of this document."""
         for cell in self._group_of:
             cell.document_changed(cluster_id)
 
@@ -221,7 +221,7 @@ class CellPool(CellsAndDeaths):
         return dict(Counter(group.key[0] for group in self._group_of.values()))
 
     def watch_soon(self, within_seconds: float = WATCH_SECONDS) -> None:
-        """Have the clocks looked at as long as any cell is busy."""
+        """Check the clocks again soon, as long as any cell is busy."""
         if self._watching is None and not self._closing:
             self._watching = asyncio.get_running_loop().call_later(within_seconds, self._watch)
 
@@ -233,7 +233,7 @@ class CellPool(CellsAndDeaths):
                 del self._groups[group.key]
 
     def _replace_code(self, group: Group, code: PolicyCode) -> None:
-        """The document's defaults changed: cells of the old ones finish what they have."""
+        """The document's defaults changed: cells with the old ones finish their work."""
         group.code, group.fault = code, None
         for cell in list(group.cells):
             cell.retired = True
@@ -308,7 +308,7 @@ class CellPool(CellsAndDeaths):
             self.spawner.run(self._spawn_for(group, home))
 
     def _worker_came(self) -> None:
-        """Have what waits go there, and what is idle here make place for it."""
+        """Send waiting work to the new worker, and stop idle cells here to make room for it."""
         now = time.monotonic()
         for cell, group in list(self._group_of.items()):
             if not cell.sent and self._supply.returns(cell, group, now):

@@ -1,4 +1,4 @@
-"""How much of the machine a cell gets. Used by `channel` and `processes`."""
+"""The share of the machine that a cell gets. Used by `channel` and `processes`."""
 
 import contextlib
 import os
@@ -31,6 +31,6 @@ def restore(pid: int, niceness: int) -> bool:
 
 
 def step_aside(pid: int) -> None:
-    """Let a process have a tenth of what others get of a core that is wanted."""
+    """Give a process a tenth of the time that others get on a busy core."""
     with contextlib.suppress(OSError):  # It may have ended already.
         os.setpriority(os.PRIO_PROCESS, pid, ASIDE_NICENESS)

@@ -30,7 +30,7 @@ class CellProcess(Protocol):
         """Kill the process and let go of it."""
 
     def ask_where(self) -> None:
-        """Have the cell write on its channel, as text, which line of its policy it is at."""
+        """Make the cell write on its channel, as text, the line of its policy that it executes."""
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that it has used, as far as that matters here."""
@@ -42,7 +42,7 @@ class CellProcess(Protocol):
         """Undo a demotion; return whether that worked."""
 
     def step_aside(self) -> None:
-        """Let it have a tenth of what others get of a core that is wanted."""
+        """Give it a tenth of the time that others get on a busy core."""
 
 
 def cpu_seconds(pid: int) -> float:

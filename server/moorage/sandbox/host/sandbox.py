@@ -1,4 +1,4 @@
-"""The server's half of the sandbox: what the daemon talks to.
+"""The server's half of the sandbox, for the daemon.
 
 `consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
 thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
@@ -93,7 +93,7 @@ _UNSAFE_WARNING: Final = (
 
 
 class Sandbox:
-    """Runs policies in jailed cells and delivers what they answer.
+    """Runs policies in jailed cells and delivers their answers.
 
     Args:
         fleet: The live fleet. Read when a consultation is sent, never written.
@@ -285,11 +285,11 @@ class Sandbox:
         return len(self._pool.contexts.changed)
 
     def forget_contexts(self, uri: str) -> None:
-        """Forget what a policy remembers that is registered no more."""
+        """Drop the contexts of a policy that is registered no more."""
         self._pool.contexts.forget_policy(uri)
 
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, coming: int = 0) -> bool:
-        """Tell whether one more consultation of a tenant, after those `coming`, is too many.
+        """Return whether one more consultation of a tenant, after those `coming`, is too many.
 
         It costs nothing, unlike making a request first that is refused then.
         """
@@ -334,7 +334,7 @@ class Sandbox:
     # Everything else -----------------------------------------------------------------------
 
     async def check(self, code: PolicyCode, samples: Sequence[Sample] = ()) -> CheckResult:
-        """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
+        """Compile, import and construct a policy in a fresh cell; report its faults.
 
         The caller holds a turn.
 
@@ -443,7 +443,7 @@ class Sandbox:
             raise
 
     def output(self, ref: PolicyRef, tenant: Tenant) -> dict[str, str]:
-        """Return what a policy version printed and logged lately.
+        """Return recent output and logs of a policy version.
 
         Args:
             ref: The version.
@@ -460,7 +460,7 @@ class Sandbox:
         return {each: text for each, text in printed.items() if text}
 
     def take_output(self, ref: PolicyRef, tenant: Tenant) -> str:
-        """Return what `output` does at a tenant's requests, and forget it."""
+        """Return the result of `output` for a tenant's requests, and drop it."""
         return self._output.pop((ref.uri, ref.digest, tenant), "")
 
     def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:

@@ -45,7 +45,7 @@ _SECCOMP_FILTER: Final = "Seccomp:\t2"
 
 
 class Source(Protocol):
-    """What forks cells: a zygote of this machine, or a worker that has one."""
+    """A maker of cells: a zygote of this machine, or a worker that has one."""
 
     async def spawn(self) -> CellProcess:
         """Fork one, or raise `SpawnError`."""

@@ -62,12 +62,12 @@ class CellSupply:
 
     @property
     def cells_per_policy_max(self) -> int:
-        """How many cells one policy may have."""
+        """The largest number of cells of one policy."""
         remote = self._workers.cells_max if self._workers is not None else 0
         return max(self._limits.cells_per_policy_max, remote)
 
     def home(self, group: Group, work: Work, now: float) -> Spawner | None:
-        """Return what is to make a cell for a group, since this work waits for one."""
+        """Return the spawner that makes the next cell of a group, since this work waits for one."""
         held, share = self._held_and_share(work.tenant)
         if held >= share and not group.aside:
             return None
@@ -104,13 +104,13 @@ class CellSupply:
         return self._limits.cells_max + remote
 
     def _held_and_share(self, tenant: str) -> tuple[int, int]:
-        """Return how many cells evaluations of a tenant are in, and how many they may be in."""
+        """Return the number of cells that a tenant's evaluations occupy, and may occupy."""
         busy = self._busy_cells()
         others = busy.total() - busy[tenant]
         return busy[tenant], math.ceil((self._cells_max - others) * SHARE)
 
     def _busy_cells(self) -> Counter[str]:
-        """Return how many cells do something, or are being made, for each tenant."""
+        """Return the number of cells at work, or in the making, for each tenant."""
         busy = Counter[str]()
         for cell, group in self._group_of.items():
             if cell.sent:

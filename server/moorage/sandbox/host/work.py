@@ -153,11 +153,11 @@ class Work(msgspec.Struct, eq=False):
 
     @property
     def judged(self) -> bool:
-        """Whether the outcome is what `eval` returned, whole."""
+        """Whether the outcome is the whole value that `eval` returned."""
         return self.kind in {"evaluate", "apply"} and not self.ids_only
 
     def seconds_max(self, limits: Limits) -> float:
-        """Return how long it may be at the head of its cell."""
+        """Return the seconds that it may be at the head of its cell."""
         if self.kind == "load":
             return limits.load_seconds
         return self.deadline_seconds(limits) + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
@@ -187,7 +187,7 @@ class Work(msgspec.Struct, eq=False):
 
 
 def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal:
-    """Return what a `Failed` frame means to the client.
+    """Return the refusal for the client of a `Failed` frame.
 
     Refusals are remembered by the thousand, so texts are cut here too: a policy that speaks on the
     channel itself obeys no cap of its cell.
@@ -226,7 +226,7 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef, memory_mib: int) -> Refusal
 
 
 def refusal_of_faults(loaded: frames.PolicyLoaded, ref: PolicyRef) -> Refusal:
-    """Return what a policy that cannot be loaded means to the client."""
+    """Return the refusal for the client of a policy that cannot be loaded."""
     first = loaded.faults[0]
     file, message = first.file[:NAME_CHARACTERS_MAX], first.message[:MESSAGE_CHARACTERS_MAX]
     where = f" ({file}, line {first.line})" if file else ""
@@ -356,7 +356,7 @@ def demand_fields(demand: Demand) -> frames.DemandFields:
 
 
 def overrides(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> bytes:
-    """Return what a caller sets in the place of a policy's defaults, packed; empty for nothing."""
+    """Return a caller's overrides of a policy's defaults, packed; empty if there are none."""
     if not parameters and not settings:
         return b""
     return _overrides_encoder.encode([dict(settings), dict(parameters)])

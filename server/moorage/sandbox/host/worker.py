@@ -36,7 +36,7 @@ class _Transport(asyncio.Transport):
         self._send(relay.Give(self._number, bytes(data)))
 
     def get_write_buffer_size(self) -> int:
-        """Return what the worker has not yet written on the cell's channel, as far as it says."""
+        """Return the bytes that the worker, as it says, has not written on the cell's channel."""
         return self._sent_bytes - self.given_bytes
 
     def abort(self) -> None:
@@ -69,7 +69,7 @@ class RemoteProcess:
             self.take(message)
 
     def take(self, message: relay.CellSaid | relay.Closed) -> None:
-        """Pass on what the cell wrote, or that it closed its channel, once that is read."""
+        """Pass on bytes of the cell, or the end of its channel once all is read."""
         if self.cell is None:
             self._early.append(message)  # It may come with the news that the cell was forked.
         elif isinstance(message, relay.Closed):
@@ -148,7 +148,7 @@ class RemoteWorker(Spawner):
 
     @property
     def room(self) -> int:
-        """How many more cells it may have."""
+        """The number of cells for which it still has room."""
         return self.cells_max - len(self.living) - self.spawning if self.up else 0
 
     def ping(self) -> int:

@@ -147,7 +147,7 @@ class Workers:
 
     @property
     def cells_max(self) -> int:
-        """How many cells there can be on all of them."""
+        """The largest number of cells on all workers."""
         return sum(worker.cells_max for worker in self._workers.values())
 
     def choose(self, avoided: Iterable[str]) -> RemoteWorker | None:
@@ -334,7 +334,7 @@ class Workers:
             worker.lose()
 
     def _find(self, place: str, finding: str, *, good: bool = False) -> None:
-        """Remember what is known of a node, and tell it where it is news."""
+        """Remember a finding about a node, and report it if it is new."""
         if self.findings.get(place) == finding:
             return
         self.findings.pop(place, None)

@@ -49,7 +49,7 @@ _PROGRAM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a cell ended.
+    """The end of a cell.
 
     Args:
         cause: In words.
@@ -110,7 +110,7 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 before the start."""
+        """The process id; 0 before the start."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
@@ -260,7 +260,7 @@ class Zygote:
 
 
 def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
-    """Return what a wait status means.
+    """Return the cause of death behind a wait status.
 
     Args:
         status: As the zygote collected it.
@@ -281,6 +281,6 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
 
 
 def _site_packages() -> list[str]:
-    """Return where this server's own numpy and msgspec lie."""
+    """Return the folders of this server's own numpy and msgspec."""
     found = [str(Path(inspect.getfile(module)).parents[1]) for module in (np, msgspec)]
     return list(dict.fromkeys(found))

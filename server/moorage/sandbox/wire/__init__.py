@@ -1,1 +1,1 @@
-"""What host and cells say to each other, and every bound of the sandbox."""
+"""The messages between host and cells, and every bound of the sandbox."""

@@ -1,4 +1,4 @@
-"""What host and cells say to each other: length-prefixed msgpack, decoded into typed structs.
+"""The messages between host and cells: length-prefixed msgpack, decoded into typed structs.
 
 Imported by both halves. A frame is a little-endian 32-bit length and that many bytes. The host
 trusts nothing in a frame from a cell but its grammar: every struct below is checked field by
@@ -62,7 +62,7 @@ DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
 
 
 class Evaluate(_Frame, tag=2):
-    """Evaluate the policy once. `cell.replica.Replica` explains what it says of the fleet."""
+    """Evaluate the policy once. `cell.replica.Replica` explains the fields about the fleet."""
 
     nonce: int
     request: str
@@ -113,7 +113,7 @@ class Apply(_Frame, tag=6):
 
 
 class CallAnswer(_Frame, tag=4):
-    """What a service said to a `Call`. `value` is msgpack; `message` is empty on success.
+    """The answer of a service to a `Call`. `value` is msgpack; `message` is empty on success.
 
     What `lasts` holds until a frame names the cluster as stale.
     """
@@ -134,7 +134,7 @@ class Documents(_Frame, tag=5):
 
 
 class KeepDocuments(_Frame, tag=7):
-    """What to forget, and then what to cache ahead of its first read. It has no answer.
+    """Documents to drop, then documents to cache ahead of their first read. It has no answer.
 
     `stale` names clusters of which documents, or answers that last, have changed; None: all that
     is cached. `kind` is the method whose answers the items are, or `DOCUMENTS`.
@@ -157,7 +157,7 @@ class CellJailed(_Frame, tag=16):
 
 
 class Probed(_Frame, tag=17):
-    """What became of an attack: `refused: …`, or `BREACH: …`."""
+    """The outcome of an attack: `refused: …`, or `BREACH: …`."""
 
     outcome: str
 
@@ -182,7 +182,7 @@ class PolicyLoaded(_Frame, tag=19):
 
 
 class Result(_Frame, tag=20):
-    """A value as JSON text; the packed context where it changed; what was printed.
+    """A value as JSON text; the packed context if it changed; printed output.
 
     Of `management` also the settings and parameters that it changed, as JSON text of an object.
     """

@@ -75,7 +75,7 @@ STALE_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one evaluation, one cell and all cells together may use.
+    """Bounds of one evaluation, of one cell and of all cells together.
 
     Args:
         evaluation_seconds: Wall time of one evaluation at the head of its cell, without the

@@ -1,4 +1,4 @@
-"""What the daemon, its bridge to Ray and the agents on Ray's nodes say to each other.
+"""The messages between the daemon, its bridge to Ray and the agents on Ray's nodes.
 
 A cell on another machine sends and gets what every cell does: these
 messages carry those bytes, and the news of its process, between the daemon and its channel. The
@@ -41,7 +41,7 @@ class Give(_Message, tag=1):
 
 
 class AskWhere(_Message, tag=2):
-    """Have the cell say where it is."""
+    """Ask the cell for the line that it executes."""
 
     cell: int
 
@@ -75,7 +75,7 @@ class Unborn(_Message, tag=17):
 
 
 class CellSaid(_Message, tag=18):
-    """The cell wrote this on its channel, after it was given so many bytes of what was sent."""
+    """Bytes that the cell wrote on this channel, and how many it was given before."""
 
     cell: int
     data: bytes
@@ -89,7 +89,7 @@ class Closed(_Message, tag=19):
 
 
 class CellEnded(_Message, tag=20):
-    """How the cell's process ended; the fields of `sandbox.host.zygote.Death`."""
+    """The end of the cell's process; fields as in `sandbox.host.zygote.Death`."""
 
     cell: int
     cause: str
@@ -151,7 +151,7 @@ FromBridge = Carry | WorkerUp | WorkerDown | Unreachable | Pong
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """What a bridge and its agents are started with."""
+    """The settings for the start of a bridge and its agents."""
 
     address: str
     cells: int
@@ -161,7 +161,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What an agent says of its start; `refused` says why it may run no policy."""
+    """The report of an agent about its start; `refused` is the reason why it may run no policy."""
 
     layers: dict[str, str]
     probes: dict[str, str]

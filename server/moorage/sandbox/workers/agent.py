@@ -1,4 +1,4 @@
-"""The agent: an actor on a node of Ray that forks cells there, and carries what they say.
+"""The agent: an actor on a node of Ray that forks cells there, and carries their messages.
 
 `bridge` starts one on each node. It serves only once its own attacks on the wall have failed, as
 the daemon does, and of what goes through it it reads nothing.
@@ -80,7 +80,7 @@ class _Channel(asyncio.Protocol):
 
 
 class Agent:
-    """An actor of Ray: `start`, then `push` and `pull` for as long as it lives."""
+    """An actor of Ray: `start`, then `push` and `pull` during its life."""
 
     def __init__(self) -> None:
         self._zygote: Zygote | None = None
@@ -133,7 +133,7 @@ class Agent:
             self._next += 1
 
     async def pull(self) -> list[bytes]:
-        """Return what there is to tell, soon.
+        """Return messages for the daemon, soon.
 
         Raises:
             RuntimeError: Cells can be forked no more.

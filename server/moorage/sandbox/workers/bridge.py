@@ -56,7 +56,7 @@ class Bridge:
         self._started = 0
 
     def say(self, message: relay.FromBridge) -> None:
-        """Tell the daemon."""
+        """Send a message to the daemon."""
         self._writer.write(relay.pack(message))
 
     async def connect(self) -> None:
@@ -78,7 +78,7 @@ class Bridge:
             await asyncio.sleep(NODES_SECONDS)
 
     async def obey(self, reader: asyncio.StreamReader) -> None:
-        """Do what the daemon says until it goes away."""
+        """Carry out the daemon's orders until it goes away."""
         while True:
             (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
             message = relay.decode_to_bridge(await reader.readexactly(length))
@@ -105,7 +105,7 @@ class Bridge:
         return min(cores, self._settings.cells) if node["Alive"] else 0
 
     async def _keep(self, node_id: str, node: Mapping[str, Any], cells: int) -> None:
-        """Have an agent on a node until it is lost; and for a while after that, none."""
+        """Run an agent on a node until it is lost; for a while after that, start none there."""
         self._started += 1
         place = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node_id[:8]})"
         agent = _RunningAgent(f"{self._started}/{node_id[:8]}")
@@ -166,7 +166,7 @@ class _RunningAgent:
         self._pushes += 1
 
     async def serve(self, say: Any) -> str:
-        """Carry what it says until it is lost, and return why."""
+        """Carry messages of the agent until it is lost, and return the reason."""
         while True:
             pull = asyncio.ensure_future(_outcome(self._actor.pull.remote()))
             await asyncio.wait([pull, self._dropped], return_when=asyncio.FIRST_COMPLETED)
@@ -177,12 +177,12 @@ class _RunningAgent:
                 say(relay.Carry(self.name, bodies))
 
     def drop(self, reason: str) -> None:
-        """Have it end."""
+        """End it."""
         if not self._dropped.done():
             self._dropped.set_result(reason)
 
     def end(self) -> None:
-        """Kill the actor, and what it forked with it."""
+        """Kill the actor, with all that it forked."""
         if self._actor is not None:
             with contextlib.suppress(Exception):  # It is gone already, or Ray is.
                 ray.kill(self._actor)

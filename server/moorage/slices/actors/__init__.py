@@ -1,1 +1,1 @@
-"""What runs on the cluster for a pool: an actor for each slice, one for each of its hosts."""
+"""The actors of a pool on the cluster: one for each slice, one for each of its hosts."""

@@ -30,7 +30,7 @@ logger: Final = logging.getLogger("ray")
 
 @dataclass(frozen=True)
 class HostPlacement:
-    """Where the tasks of a host run, and what they have there: a bundle of a placement group."""
+    """The place of a host's tasks and their resources: a bundle of a placement group."""
 
     group: Any
     bundle: int
@@ -84,7 +84,7 @@ class DeviceHost:
         return bool(done) and self._metadata.result()
 
     async def get_info(self) -> HostInfo:
-        """Return what this host is, and how."""
+        """Return this host's address, resources and health."""
         return HostInfo(
             host_id=self.host_id,
             slice_name=self.slice_name,
@@ -145,7 +145,7 @@ class DeviceHost:
         extra_resources: Mapping[str, float] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # It bounds a task of Ray, not this call.
     ) -> Any:
-        """Run a function here in a process of its own, and return what it returns.
+        """Run a function here in a process of its own, and return its result.
 
         What ran here before is cancelled first: a host has one task. Cancelling this call cancels
         the task.
@@ -193,7 +193,7 @@ class DeviceHost:
         return await self._finish(task, timeout)
 
     async def _finish(self, task: Any, seconds: float | None) -> Any:
-        """Return what a task returns; cancel it when time is up, or it is not awaited any more."""
+        """Return the result of a task; cancel it when time is up, or when its caller is gone."""
         ended = asyncio.wrap_future(task.future())
         try:
             done, _ = await asyncio.wait([ended], timeout=seconds)
@@ -208,7 +208,7 @@ class DeviceHost:
         return ended.result()
 
     def _options(self, takes: Mapping[str, float]) -> dict[str, Any]:
-        """Return where a task runs, and what it has there."""
+        """Return the options of a task: its place and its resources."""
         strategies = ray.util.scheduling_strategies
         place = self._placement
         if place is None:

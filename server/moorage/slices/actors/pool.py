@@ -13,7 +13,7 @@ logger: Final = logging.getLogger("ray")
 
 
 class ResourcePoolManager(Generic[ActorInfoT]):
-    """A pool of actors of a number that can change; subclasses say what the actors are.
+    """A pool of actors that can grow and shrink; subclasses define the actors.
 
     Actors answer `get_info()`, `healthy()` and `shutdown()`.
 
@@ -46,15 +46,15 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         return list(self._actor_pool)
 
     def get_actor_pool_name(self) -> str:
-        """Return how messages call this pool."""
+        """Return the name of this pool in messages."""
         return type(self).__name__
 
     def get_actor_name_from_actor_info(self, actor_info: ActorInfoT) -> str:
-        """Return how messages call an actor."""
+        """Return the name of an actor in messages."""
         return str(actor_info)
 
     def drain_actor_pool(self) -> None:
-        """Shut all actors down, kill what is left, and empty the pool; do that once."""
+        """Shut all actors down, kill those that are left, and empty the pool; do that once."""
         members, self._actor_pool = self._actor_pool, []
         self._dismiss(members)
 
@@ -85,7 +85,7 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         return unhealthy
 
     def _add_members_to_actor_pool(self, desired_num_actors: int) -> None:
-        """Start what is missing, and keep those that start in time."""
+        """Start missing actors, and add those that start in time."""
         missing = desired_num_actors - len(self._actor_pool)
         actors = [self.create_actor() for _ in range(missing)]
         infos = [actor.get_info.remote() for actor in actors]
@@ -104,12 +104,12 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         self._dismiss(surplus)
 
     def _dismiss(self, members: list[ActorPoolMember[ActorInfoT]]) -> None:
-        """Have actors shut down, within `drain_seconds_max` for all of them, and kill them."""
+        """Shut actors down, within `drain_seconds_max` for all of them, and kill them."""
         answers = [member.actor.shutdown.remote() for member in members]
         outcomes(answers, self._settings.drain_seconds_max)
         for member in members:
             self._end(member)
 
     def _end(self, member: ActorPoolMember[ActorInfoT]) -> None:
-        """Kill an actor, and free what the pool holds for it."""
+        """Kill an actor, and free the resources that the pool holds for it."""
         kill(member.actor)

@@ -103,7 +103,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return True in outcomes(checks, self._settings.health_check_seconds_max / 2)
 
     def get_info(self) -> SliceInfo:
-        """Return what this slice is.
+        """Return the name, shape and address of this slice.
 
         Raises:
             SlicesError: Nothing said which slice this is.
@@ -117,15 +117,15 @@ class Slice(ResourcePoolManager[HostInfo]):
         return self._info
 
     def get_actor_pool_name(self) -> str:
-        """Return how messages call this pool."""
+        """Return the name of this pool in messages."""
         return f"SliceActor({self._info.slice_name if self._info else 'uninitialized'})"
 
     def get_actor_name_from_actor_info(self, actor_info: HostInfo) -> str:
-        """Return how messages call a host."""
+        """Return the name of a host in messages."""
         return f"{actor_info.slice_name}-host-{actor_info.host_id}"
 
     def prepare_hosts(self, seconds: float | None = None) -> SliceInfo:
-        """Reserve all hosts of this slice, each on a node of its own, and return what they are.
+        """Reserve all hosts of this slice, each on a node of its own, and return the slice's info.
 
         Args:
             seconds: How long that may take; without, `slice_start_seconds_max`.
@@ -145,7 +145,7 @@ class Slice(ResourcePoolManager[HostInfo]):
     def ensure_host_pool(
         self, desired_hosts: int | None = None, seconds: float | None = None
     ) -> list[Any]:
-        """Have a healthy actor on each host, and return their handles, in the order of the hosts.
+        """Start a healthy actor on each host; return their handles, in the order of the hosts.
 
         Args:
             desired_hosts: How many hosts; without, all.
@@ -178,7 +178,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         ]
 
     def shutdown(self) -> None:
-        """Shut all hosts down, free what was reserved, and take no task any more."""
+        """Shut all hosts down, free their reservation, and take no task any more."""
         self._failed = True
         self.drain_actor_pool()
         if self._host_placement_group is not None:
@@ -233,7 +233,7 @@ class Slice(ResourcePoolManager[HostInfo]):
                 )
 
     def _found(self) -> SliceInfo:
-        """Return what can be known of the slice before its hosts are reserved."""
+        """Return the info of the slice that is known before its hosts are reserved."""
         here = alive_nodes()[ray.get_runtime_context().get_node_id()]
         if isinstance(self._shape, GpuSlices):
             name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"
@@ -258,7 +258,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         return SliceInfo(name, hosts, here.ip, chips)
 
     def _reserved(self, info: SliceInfo, seconds: float) -> tuple[Any, dict[str, float]]:
-        """Return the placement group with all hosts, and what a task has on each."""
+        """Return the placement group of all hosts, and the resources of a task on each."""
         if isinstance(self._shape, GpuSlices):
             return self._group, {"GPU": self._shape.gpus_per_host, **self._shape.host_resources}
         resources = dict(self._shape.host_resources)
@@ -314,7 +314,7 @@ def _order(node: RayNode, first: str, bundle: int) -> tuple[float, bool, int]:
 
 
 def _asked(name: str) -> Any:
-    """Return what Ray's TPU library says of this machine; it may ask a server of metadata."""
+    """Return a value from Ray's TPU library about this machine; it may call a metadata server."""
     from ray.util import tpu  # noqa: PLC0415  # An extra.
 
     asking = ThreadPoolExecutor(1)

@@ -1,1 +1,1 @@
-"""Jobs: what they need, how they are run and run again, and what came of them."""
+"""Jobs: their resources, runs, repeated runs, and results."""

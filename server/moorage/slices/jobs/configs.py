@@ -1,4 +1,4 @@
-"""What a job runs on: CPUs, GPUs or TPUs."""
+"""The resources of a job: CPUs, GPUs or TPUs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ def _name() -> str:
 
 @dataclass(frozen=True)
 class ComputeResourceConfig:
-    """What a job runs on; a subclass says what one task takes.
+    """The resources of a job; a subclass has those of one task.
 
     Args:
         execution_env: Ray's runtime environment of the tasks.
@@ -36,7 +36,7 @@ class ComputeResourceConfig:
     runtime_name: str = field(default_factory=_name, kw_only=True)
 
     def resources(self) -> dict[str, float]:
-        """Return what one task takes."""
+        """Return the resources of one task."""
         raise NotImplementedError(  # Not abstract: users of the original subclass it otherwise.
             f"{type(self).__name__} does not say what a task takes"
         )
@@ -46,13 +46,13 @@ class ComputeResourceConfig:
         return None
 
     def to_ray_resources(self) -> RayResources:
-        """Return what one task takes, with its runtime environment."""
+        """Return the resources of one task, with its runtime environment."""
         return replace(
             RayResources.from_resource_dict(self.resources()), runtime_env=dict(self.execution_env)
         )
 
     def get_remote_options(self) -> dict[str, Any]:
-        """Return what one task takes, as options of `ray.remote`."""
+        """Return the resources of one task, as options of `ray.remote`."""
         return self.to_ray_resources().to_kwargs()
 
     def create_remote_decorator(self) -> Any:
@@ -83,7 +83,7 @@ class CpuAcceleratorConfig(ComputeResourceConfig):
     resource_name: str = "CPU"
 
     def resources(self) -> dict[str, float]:
-        """Return what one task takes."""
+        """Return the resources of one task."""
         return {"CPU": self.core_count}
 
 
@@ -113,7 +113,7 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
     resource_name: str = "GPU"
 
     def resources(self) -> dict[str, float]:
-        """Return what one task takes."""
+        """Return the resources of one task."""
         model = {f"accelerator_type:{self.gpu_model}": 0.001} if self.gpu_model else {}
         return {"CPU": self.cpu_count, "GPU": self.device_count, **model}
 
@@ -122,7 +122,7 @@ class GpuAcceleratorConfig(ComputeResourceConfig):
         return self.gpu_model
 
     def slices(self) -> GpuSlices:
-        """Return what a slice is made of."""
+        """Return the shape of a slice."""
         return GpuSlices(
             gpus_per_host=self.device_count,
             hosts=self.worker_count,
@@ -156,7 +156,7 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
     resource_name: str = "TPU"
 
     def resources(self) -> dict[str, float]:
-        """Return what one task takes."""
+        """Return the resources of one task."""
         return {"CPU": self.cpu_count, "TPU": self.chips_per_host or 0}
 
     def hardware_identifier(self) -> str:
@@ -164,7 +164,7 @@ class TpuAcceleratorConfig(ComputeResourceConfig):
         return self.tpu_version
 
     def slices(self) -> TpuSlices:
-        """Return what a slice is made of."""
+        """Return the shape of a slice."""
         return TpuSlices(self.tpu_version, chips_per_host=self.chips_per_host)
 
 

@@ -206,21 +206,21 @@ class RayExecutor:
 
 
 def execute(accelerator_config: AcceleratorConfigType) -> Callable[[Any], Callable[..., Any]]:
-    """Have calls of a function run it as a job; see `RayExecutor.execute`."""
+    """Make calls of a function run it as a job; see `RayExecutor.execute`."""
     return _decorator(RayExecutor.execute, accelerator_config)
 
 
 def execute_resumable(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[Any], Callable[..., Any]]:
-    """Have calls of a function run it until it succeeds; see `RayExecutor.execute_resumable`."""
+    """Make calls of a function run it until it succeeds; see `RayExecutor.execute_resumable`."""
     return _decorator(RayExecutor.execute_resumable, accelerator_config)
 
 
 def execute_multislice(
     accelerator_config: AcceleratorConfigType,
 ) -> Callable[[Any], Callable[..., Any]]:
-    """Have calls of a function run it on slices; see `RayExecutor.execute_multislice`."""
+    """Make calls of a function run it on slices; see `RayExecutor.execute_multislice`."""
     return _decorator(RayExecutor.execute_multislice, accelerator_config)
 
 

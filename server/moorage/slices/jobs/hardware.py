@@ -1,4 +1,4 @@
-"""What a task takes, in Ray's words, and what Ray calls accelerators."""
+"""Resources of a task in Ray's words, and Ray's names of accelerators."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -15,14 +15,14 @@ _MODEL_AMOUNT: Final = 0.001
 
 
 def available_cpu_cores() -> int:
-    """Return how many CPUs this machine has; within a job of Slurm, those of the job here."""
+    """Return the number of CPUs of this machine; within a job of Slurm, those of the job here."""
     within_slurm = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return int(within_slurm) if within_slurm.isdigit() else os.cpu_count() or 1
 
 
 @dataclass
 class RayResources:
-    """What a task or an actor of Ray takes.
+    """The resources of a task or an actor of Ray.
 
     Args:
         num_cpus: CPUs.
@@ -60,7 +60,7 @@ class RayResources:
 
     @classmethod
     def from_resource_dict(cls, resource_spec: Mapping[str, float]) -> Self:
-        """Return what resources of a bundle mean for a task."""
+        """Return the resources of a task from those of a bundle."""
         models = [name for name in resource_spec if name.startswith(_MODEL)]
         others = {
             name: amount

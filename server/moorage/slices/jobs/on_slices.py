@@ -85,7 +85,7 @@ class SliceJob:
         return JobSucceeded(self._info, results)
 
     def start(self, call: SliceCall) -> list[list[HostCall]]:
-        """Have the slices, and start a function on all of their hosts.
+        """Scale to the slices, and start a function on all of their hosts.
 
         Raises:
             InsufficientSlicesError: There are too few slices in time.
@@ -116,7 +116,7 @@ class SliceJob:
         )
 
     def _scale(self) -> None:
-        """Have the slices; those that are held are enough, unless it is time for more."""
+        """Scale to the slices; those in the pool are enough, unless it is time for more."""
         sizes = self._sizes
         held = len(self.pool.get_all_pool_members())
         more = self.pool.should_scale_up_multislice(sizes)
@@ -128,7 +128,7 @@ class SliceJob:
             )
 
     def _judged(self, error: HostTaskError, calls: list[list[HostCall]]) -> JobStatus:
-        """Return what a failure means: where a host is lost, others often fail first."""
+        """Return the status for a failure: when a host is lost, others often fail first."""
         status = status_of(self._info, error)
         if isinstance(status, JobError):
             hosts = [call.host for calls_of_slice in calls for call in calls_of_slice]

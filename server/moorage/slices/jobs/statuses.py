@@ -1,4 +1,4 @@
-"""What came of a job: a result, or what went wrong and of which kind it is."""
+"""Statuses of a job: a result, or an error and its kind."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ __all__ = [
 
 @dataclass
 class JobInfo:
-    """What a job is called, and what it runs on."""
+    """The name of a job, and the place where it runs."""
 
     name: str
     state: str
@@ -30,7 +30,7 @@ class JobInfo:
 
 @dataclass
 class JobStatus:
-    """What came of a job."""
+    """The status of a job."""
 
     info: JobInfo
 
@@ -44,7 +44,7 @@ class JobSucceeded(JobStatus):
 
 @dataclass
 class JobUnsuccessful(JobStatus):
-    """What all others have: the error."""
+    """The base of all other statuses: the error."""
 
     error: Exception
 
@@ -68,7 +68,7 @@ _TEXTS = ("preempt", "owner died", "owner has exited")
 
 
 def handle_ray_error(job_info: JobInfo, e: Exception) -> JobStatus:
-    """Return what an error of Ray means for the job: its class decides.
+    """Return the status of a job for an error of Ray, by the error's class.
 
     Args:
         job_info: The job.
@@ -88,7 +88,7 @@ def handle_ray_error(job_info: JobInfo, e: Exception) -> JobStatus:
 
 
 def status_of(info: JobInfo, error: Exception) -> JobStatus:
-    """Return what any error means for the job.
+    """Return the status of a job for any error.
 
     The class of the error decides; only of Ray's own errors without a class for it, the text is
     read as well. What a task says is the task's: its words decide nothing.

@@ -14,7 +14,7 @@ __all__ = ["device_remote"]
 def device_remote(
     *, accelerator_config: AcceleratorConfigType, flatten: bool = True
 ) -> Callable[[Any], Any]:
-    """Have calls of a function, or of a class's methods, run on all hosts of `pod_count` slices.
+    """Make calls of a function, or of a class's methods, run on all hosts of `pod_count` slices.
 
     The first call takes the slices, and they stay for the next ones until `close()`; one that was
     lost is replaced. A call returns the results of all hosts, its `remote` returns references. A

@@ -1,1 +1,1 @@
-"""What leases start in a Kubernetes cluster: objects made, followed, read and ended."""
+"""Workloads of leases in a Kubernetes cluster: objects made, followed, read and ended."""

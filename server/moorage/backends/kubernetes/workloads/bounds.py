@@ -1,4 +1,4 @@
-"""What a pod may have of its node: no more than its lease holds, whatever its manifest says.
+"""Bounds of a pod: no more of its node than its lease holds, whatever its manifest says.
 
 `manifests` calls it with the finished pod. What a container asks for in requests or limits counts;
 sidecars run beside the containers, other init containers run one after another before them.

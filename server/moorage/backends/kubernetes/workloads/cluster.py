@@ -1,4 +1,4 @@
-"""What one cluster has of this server's workloads, followed by watches, and what is done there.
+"""This server's workloads in one cluster, followed by watches, and the calls about them.
 
 Everything here runs in the one event loop of the backend. Objects are found by their labels, so a
 daemon that comes back knows what an earlier one started. A start or a stop asks the API server to
@@ -64,7 +64,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _News:
-    """What a start or a stop waits for: anything of a workload, and when it last came."""
+    """News that a start or a stop waits for: anything about a workload, and the last time of it."""
 
     event: asyncio.Event = field(default_factory=asyncio.Event)
     heard_at: float = field(default_factory=time.monotonic)
@@ -168,7 +168,7 @@ class ClusterWorkloads:
         return [claim for _, claim in sorted(self._claims_of.get(workload, {}).items())]
 
     def view(self, workload: str) -> WorkloadView | None:
-        """Return how a workload is; None if there is none."""
+        """Return the view of a workload; None if there is none."""
         listed = self._nodes.listed.is_set() and self._nodes.error is None
         return view(workload, self.pods(workload), self._nodes.records, listed)
 
@@ -187,7 +187,7 @@ class ClusterWorkloads:
         }
 
     def missing(self, workload: str, nodes: Collection[str]) -> str:
-        """Return what pods need that is not there, of which Kubernetes says nothing; or ``."""
+        """Return the missing objects that pods need, about which Kubernetes is silent; or ``."""
         pods = self.pods(workload)
         if not pods:
             return "no pod was made: see `kubectl describe job`"
@@ -215,7 +215,7 @@ class ClusterWorkloads:
     async def make(
         self, workload: str, objects: StartObjects, there: bool, trouble: list[str]
     ) -> None:
-        """Make what a start needs; what is there already is left as it is.
+        """Make the objects of a start; those that exist are left as they are.
 
         Args:
             workload: Its name.
@@ -252,7 +252,7 @@ class ClusterWorkloads:
         return ""
 
     async def _said(self, path: str, trouble: list[str]) -> Document:
-        """Return what a path says; nothing if it is not there, or not to be read."""
+        """Return the object of a path; nothing if it is not there, or cannot be read."""
         try:
             said: Document = await self._patiently(
                 lambda: self.connection.call("GET", path), trouble
@@ -294,7 +294,7 @@ class ClusterWorkloads:
             raise BackendError(self._refusal(thing, error)) from error
 
     def _refusal(self, thing: Document, error: RefusedError) -> str:
-        """Say in words what the API server refused, and what to do."""
+        """Return a refusal of the API server in words, and the remedy."""
         kind, space = thing["kind"], thing["metadata"]["namespace"]
         where = f"namespace {space} of cluster {self.cluster_id}"
         if error.status == _FORBIDDEN and "exceeded quota" in error.message:
@@ -325,7 +325,7 @@ class ClusterWorkloads:
             await asyncio.sleep(pause)
 
     async def end(self, workload: str, stop_seconds_max: float | None) -> bool:
-        """Have everything of a workload deleted, with the grace that its pods ask for.
+        """Delete all objects of a workload, with the grace of its pods.
 
         Args:
             workload: Its name.
@@ -364,7 +364,7 @@ class ClusterWorkloads:
         return True
 
     def _paths(self, workload: str) -> Iterator[str]:
-        """Yield where the objects of a workload lie: those that are known, and those just made."""
+        """Yield the paths of a workload's objects: those that are known, and those just made."""
         yield from self._objects.get(workload, ())
         for pod in self.pods(workload):
             yield f"{manifests.PODS.format(pod.namespace)}/{pod.name}"
@@ -387,14 +387,14 @@ class ClusterWorkloads:
             self._gone(workload, path)
 
     def left(self, workload: str) -> list[str]:
-        """Return the paths of what is left of a workload whose end was ordered.
+        """Return the remaining paths of a workload whose end was ordered.
 
         What the watch still shows counts: a start that came next would take it for its own.
         """
         return sorted(_watched(self._paths(workload)))
 
     async def look_for(self, workload: str) -> None:
-        """Ask for what was ordered to end and of which nothing is heard."""
+        """Look for workloads that were ordered to end and sent no news."""
         for path in self.left(workload):
             try:
                 await self.connection.call("GET", path)

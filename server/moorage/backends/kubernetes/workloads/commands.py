@@ -33,7 +33,7 @@ _LAST_BYTES: Final = 16
 
 @dataclass(slots=True)
 class _Written:
-    """What a command wrote: its first bytes and its last."""
+    """The output of a command: its first bytes and its last."""
 
     first: bytearray = field(default_factory=bytearray)
     last: bytes = b""
@@ -95,7 +95,7 @@ async def execute(
 async def _run(
     connection: ClusterConnection, pod: PodState, command: Sequence[str], written: _Written
 ) -> str:
-    """Run it, gather what it writes, and return what Kubernetes says of it."""
+    """Run it, gather its output, and return the status of Kubernetes."""
     path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/exec"
     query = [("container", manifests.CONTAINER), ("stdout", "true"), ("stderr", "true")]
     query += [("command", each) for each in command]

@@ -48,7 +48,7 @@ SCHEDULING: Final = "/apis/scheduling.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class StartObjects:
-    """What one start needs at the API server.
+    """The objects of one start at the API server.
 
     Args:
         name: That they share.
@@ -102,7 +102,7 @@ def start_objects(
     published: Mapping[str, Mapping[str, Document]],
     group_api: str = "",
 ) -> StartObjects:
-    """Return what an order needs.
+    """Return the objects for an order.
 
     Args:
         order: What shall run.
@@ -245,7 +245,7 @@ def _sizes(pod: PodOrder) -> dict[str, str]:
 
 
 def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
-    """Return how many of which extended resource stand for the devices."""
+    """Return the number of each extended resource that stands for the devices."""
     if share is None:
         return {pod.gpu_resource: str(pod.gpus)} if pod.gpus else {}
     counts: dict[str, int] = {}
@@ -333,7 +333,7 @@ def _service(meta: Document, notes: Document, port: int) -> Document:
 
 
 def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
-    """Return what has the scheduler place all pods of a gang, or none."""
+    """Return the object that makes the scheduler place all pods of a gang, or none."""
     return {
         "apiVersion": api,
         "kind": "PodGroup",
@@ -343,7 +343,7 @@ def _group(meta: Document, notes: Document, api: str, size: int) -> Document:
 
 
 def _merged(made: Any, given: Any) -> Any:
-    """Return what a manifest makes of what was made: of lists, what has one name is one thing."""
+    """Return our object merged with a manifest: list items of one name are one thing."""
     if isinstance(made, dict) and isinstance(given, dict):
         both = {key: _merged(made[key], given[key]) for key in made.keys() & given.keys()}
         return {**made, **given, **both}

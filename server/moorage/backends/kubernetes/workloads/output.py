@@ -94,7 +94,7 @@ class PodOutput:
             each.task.cancel()
 
     async def read(self, pod: PodState, offset: int) -> Log:
-        """Return what a pod wrote from an offset on; a negative one counts from the end."""
+        """Return the output of a pod from an offset on; a negative one counts from the end."""
         if pod.over:
             await self.keep(pod)
             return self.stored(pod.workload, offset, pod.attempt)

@@ -102,7 +102,7 @@ class WorkloadRuns:
     # Looking -----------------------------------------------------------------------------------
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is there in all clusters."""
+        """Return the workloads in all clusters."""
         found: dict[str, WorkloadReport] = {}
         for cluster_id in self._addresses:
             cluster = (await self._listed(cluster_id)).workloads
@@ -117,7 +117,7 @@ class WorkloadRuns:
         return list(found.values())
 
     async def status(self, workload: str) -> WorkloadReport:
-        """Return how a workload is now."""
+        """Return the report of a workload now."""
         report = self.reports.get(workload)
         if report is not None and report.phase.over:  # Its remains wait for its stop.
             return report
@@ -244,7 +244,7 @@ class WorkloadRuns:
             raise
 
     def _last_sign(self, cluster: ClusterWorkloads, order: Order, trouble: Sequence[str]) -> str:
-        """Return what was last heard of a start that took too long, and where to look on."""
+        """Return the last news of a start that took too long, and the place to look at."""
         if said := cluster.trouble() or (trouble[-1] if trouble else ""):
             return said
         seen = cluster.view(order.id)
@@ -291,7 +291,7 @@ class WorkloadRuns:
         return report
 
     async def _patiently_listed(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
-        """Wait until a cluster was read; while it does not answer, for as long as the start may."""
+        """Wait until a cluster is read; without an answer, for as long as the start may take."""
         while True:
             try:
                 await cluster.listed()
@@ -355,7 +355,7 @@ class WorkloadRuns:
             raise BackendError(f"nothing was said of {name} in {lasted:.0f} s: {why}")
 
     async def _over(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
-        """Return how a workload ended; one that should have said that it is ready did not start.
+        """Return the report of an ended workload; one that was never ready did not start.
 
         Raises:
             BackendError: It did not.
@@ -370,7 +370,7 @@ class WorkloadRuns:
         return report
 
     def _check_devices(self, cluster: ClusterWorkloads, order: Order) -> None:
-        """Hold what the claims were given against what the lease holds.
+        """Compare the devices of the claims with those of the lease.
 
         Raises:
             BackendError: It is something else.
@@ -389,7 +389,7 @@ class WorkloadRuns:
                 raise BackendError(f"{reason}, and not those of its lease: two have one uuid")
 
     async def _undone(self, workload: str, *, gave_up: bool) -> None:
-        """Have what a start has made deleted, and wait until it is gone.
+        """Delete the objects of a start, and wait until they are gone.
 
         For as long as that takes: while any of it may run, its devices are not free. A start that
         is given up, then or before, waits `UNDO_SECONDS_MAX` at most, since a stop follows that
@@ -485,7 +485,7 @@ class WorkloadRuns:
         await self._ended(cluster, report)
 
     async def _ended(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
-        """Keep what a workload wrote that ended, and tell of its end."""
+        """Store the output of an ended workload, and report its end."""
         for pod in cluster.workloads.pods(report.id)[:1]:
             if pod.ended:
                 report = replace(report, log_tail=await cluster.output.keep(pod))

@@ -1,4 +1,4 @@
-"""What pods say of the workload that they are: how far it is, why it failed, what to do. No I/O."""
+"""Phases and reasons of a workload, from the states of its pods. No I/O."""
 
 import enum
 import signal
@@ -243,7 +243,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
 
 
 def _ended(containers: Collection[_Container]) -> tuple[int, str, str] | None:
-    """Return how the one container ended that tells most: the first that failed, else any."""
+    """Return the end of the most telling container: the first that failed, else any."""
     ends = [
         (end.exit_code, end.reason, end.message)
         for each in containers
@@ -266,7 +266,7 @@ def claim_state(raw: msgspec.Raw) -> ClaimState | None:
 
 
 class NodeTrouble(NamedTuple):
-    """What is wrong with a node.
+    """A fault of a node.
 
     Args:
         why: As Kubernetes says it; empty if the node is well.
@@ -279,7 +279,7 @@ class NodeTrouble(NamedTuple):
 
 
 def node_trouble(raw: msgspec.Raw) -> NodeTrouble:
-    """Return what is wrong with a node."""
+    """Return the fault of a node."""
     conditions = _NODE.decode(raw).status.conditions or ()
     ready = next((each for each in conditions if each.type == "Ready"), None)
     if ready is None or ready.status == "True":
@@ -293,7 +293,7 @@ def view(
     nodes: Mapping[str, NodeTrouble],
     listed: bool,
 ) -> WorkloadView | None:
-    """Return what pods mean, taken together; None if there are none.
+    """Return the joint view of pods; None if there are none.
 
     Args:
         workload: Its name.
@@ -356,7 +356,7 @@ def _view(pod: PodState, nodes: Mapping[str, NodeTrouble], listed: bool) -> Work
 
 
 def _lost(trouble: NodeTrouble | None) -> str:
-    """Return what has become of a node; None: it is no longer listed."""
+    """Return the fate of a node; None: it is no longer listed."""
     if trouble is None:
         return "was deleted; Kubernetes ends what was there in about a minute"
     advice = "bring it back, or delete the Node: until then the pod may still be running there"

@@ -82,7 +82,7 @@ class PodOrder:
 
 
 def pod_order(spec: BaseResourceSpec) -> PodOrder:
-    """Return what a spec means as a pod.
+    """Return a spec as a pod.
 
     Raises:
         UnsupportedSpecError: It means none; it says which field.
@@ -130,7 +130,7 @@ def pod_order(spec: BaseResourceSpec) -> PodOrder:
 
 
 def _probe(given: Readiness | None, port: int | None) -> Readiness | None:
-    """Return how to see that a pod answers; a port alone must accept a connection."""
+    """Return the readiness check of a pod; a port alone must accept a connection."""
     if given is None:
         return Readiness(port=port) if port else None
     if given.command is None and not (given.port or port):
@@ -165,7 +165,7 @@ def _of_container(spec: ContainerResourceSpec) -> PodOrder:
 
 
 def _of_process(spec: ProcessResourceSpec) -> PodOrder:
-    """Return a command as a pod; `image` of its `extra` says what it finds around it."""
+    """Return a command as a pod; `image` of its `extra` names the image to run it in."""
     if not spec.command:
         raise UnsupportedSpecError("command: expected a list of texts, the program first")
     if spec.reset_command:
@@ -254,14 +254,14 @@ class _Metadata(msgspec.Struct):
 
 
 class _Manifest(msgspec.Struct):
-    """What is read of a manifest here; the API server checks the rest."""
+    """The fields of a manifest that are read here; the API server checks the rest."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
 
 
 def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest without its nulls, which Kubernetes takes for what is not there.
+    """Return a manifest without its nulls, which Kubernetes reads as missing fields.
 
     Raises:
         UnsupportedSpecError: It is none of a Pod, names a node, or wants devices.

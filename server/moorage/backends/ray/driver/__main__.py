@@ -70,7 +70,7 @@ class Driver:
                 os._exit(0)
 
     def announce(self, message: dict[str, Any]) -> None:
-        """Note in the order of the calls what is started, so that no stop overtakes its start."""
+        """Note starts in the order of the calls, so that no stop overtakes its start."""
         if message["call"] == "start":
             arguments = message["arguments"]
             workload = str(arguments["plans"][0]["workload"])
@@ -117,7 +117,7 @@ class Driver:
         return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
 
     def _over_there(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Do what a client of `ray://` may not: then in a task on the cluster."""
+        """Do work that a client of `ray://` may not do, in a task on the cluster."""
         if not self._client:
             return work(*arguments)
         return ray.get(ray.remote(num_cpus=0)(work).remote(*arguments))
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def read(lines: queue.SimpleQueue[str]) -> None:
-    """Pass on what the daemon says; without it, what still waits for Ray has no caller."""
+    """Pass on the daemon's messages; without the daemon, pending calls to Ray have no caller."""
     for line in sys.stdin:
         lines.put(line)
     os._exit(0)

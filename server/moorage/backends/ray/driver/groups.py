@@ -1,4 +1,4 @@
-"""The placement groups of jobs: what a lease holds, for the tasks and actors that its job starts.
+"""The placement groups of jobs: the lease's share, for tasks and actors that the job starts.
 
 A group is detached, and its name is that of its job's actor without the index, so that it is found
 after a crash. Removing it ends what still runs in it, detached actors included.
@@ -100,7 +100,7 @@ class JobGroups:
         take: Callable[[], bool],
         given_up: threading.Event,
     ) -> bool:
-        """Have `take` called while Ray chooses the devices of all bundles first."""
+        """Call `take` while the devices of all bundles are the first that Ray chooses."""
         if not bundles:
             return take()
         first, *rest = bundles

@@ -1,4 +1,4 @@
-"""What a Ray cluster has, what is taken of it, and what it shall have, as JSON.
+"""The capacity, the use and the target of a Ray cluster, as JSON.
 
 It may run in a task on the cluster, and travels there by value.
 """
@@ -11,7 +11,7 @@ __all__ = ["observe", "request"]
 
 
 def observe(server: str) -> dict[str, Any]:
-    """Return the nodes that are alive, what is free of them, and what each worker holds.
+    """Return the nodes alive, their free resources, and the share of each worker.
 
     Args:
         server: Whose groups are leases too, beside those of pools.

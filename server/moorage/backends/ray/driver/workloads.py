@@ -59,7 +59,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What there is of a workload as long as it is whole."""
+    """The parts of a workload that is whole."""
 
     actors: int
     nodes: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Shape:
         return cls(int(shape["actors"]), tuple(shape["nodes"]))
 
     def node(self, index: int) -> str:
-        """Return where an actor runs; empty if that is not known."""
+        """Return the node of an actor; empty if unknown."""
         return self.nodes[index] if index < len(self.nodes) else ""
 
 
@@ -264,7 +264,7 @@ class Workloads:
         *,
         found: bool,
     ) -> Report:
-        """Have all members begin, or, where they were found, go on; return when all are ready."""
+        """Start all members, or go on with those found; return when all are ready."""
         refs = [each.handle.begin.remote() for each in members]
         for number, plan in enumerate(plans):
             answer = self._begin_answer(members[number], refs[number], plan, given_up)
@@ -359,7 +359,7 @@ class Workloads:
     def _end(
         self, members: Sequence[_Member], stop_seconds_max: float | None = None
     ) -> dict[int, tuple[bytes, int, int | None]]:
-        """End actors with all they run; returns what they wrote at last, when none is left."""
+        """End actors with all their processes; returns their last output, when none is left."""
         outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
@@ -423,7 +423,7 @@ class Workloads:
             self._shapes.pop(workload, None)
 
     def note_dead_nodes(self, dead: Collection[str]) -> None:
-        """Tell of workloads that a node of theirs is dead, for good as Ray sees it.
+        """Report workloads with a dead node, which is dead for good as Ray sees it.
 
         A job has an actor on its first node alone; of the others nothing else tells.
         """
@@ -530,7 +530,7 @@ class Workloads:
         return sorted(found, key=lambda each: each.index)
 
     def _joined(self, members: Sequence[_Member], question: str, shape: _Shape | None) -> Report:
-        """Return how a workload is, by how its members are, and by those that are missing."""
+        """Return the report of a workload, from those of its members, and from missing ones."""
         if not members:
             raise UnknownActorError("")
         if shape is not None and (lost := self._why_lost(members, shape)):
@@ -543,7 +543,7 @@ class Workloads:
         return reports[0]  # All of them have succeeded.
 
     def _ask(self, member: _Member, question: str, *args: Any) -> Any:
-        """Return what a member answers; how it was lost, where its end is all there is."""
+        """Return the answer of a member; the reason of its loss, if only its end is left."""
         try:
             return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
         except ray.exceptions.GetTimeoutError as error:

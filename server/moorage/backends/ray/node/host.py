@@ -85,7 +85,7 @@ class _Kept:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def end(self, seconds: float) -> None:
-        """Have it end: so long after SIGTERM; `gone` is set when nothing is left."""
+        """End it: SIGKILL so long after SIGTERM; `gone` is set when nothing is left."""
         self._tell(str(seconds))
 
     def _tell(self, line: str) -> None:
@@ -159,15 +159,15 @@ class WorkloadHost:
         return await asyncio.shield(self._beginning)
 
     async def report(self) -> Report:
-        """Return how the workload is now."""
+        """Return the report of the workload now."""
         return self._report
 
     async def about(self) -> Mapping[str, Any]:
-        """Return what it was started with."""
+        """Return the plan that it was started with."""
         return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
 
     async def ended(self, seconds: float) -> Report | None:
-        """Return how the workload ended, as soon as it has; None if it has not, in `seconds`."""
+        """Return the report of its end, as soon as it ends; None if it lasts for `seconds`."""
         if self._over is None:
             await asyncio.sleep(seconds)
             return None
