@@ -319,6 +319,8 @@ class Connection:
         if isinstance(reply, Event):
             self.on_event(reply)
             return
+        if reply.as_of:  # It may be old: the server that writes is asked.
+            reply = _of_standby(reply)
         number = "" if reply.id is None else str(reply.id)
         if future := self._waiting.get(number):
             if not future.done():
@@ -344,6 +346,12 @@ class Connection:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._end)
+
+
+def _of_standby(reply: Reply) -> Reply:
+    """Return what a standby says that does not answer of itself."""
+    details = {"code": Code.NOT_LEADER, "reason": "is a standby", "leader": reply.leader or None}
+    return Reply(success=False, message="is a standby", details=details, id=reply.id)
 
 
 def _not_opened(endpoint: Endpoint, error: Exception, seconds_max: float = 0.0) -> MoorageError:

@@ -507,6 +507,11 @@ class Services:
                 raise ProtocolViolated(shown, why, other_port=True) from error
             finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
             raise ProtocolViolated(shown, finding + session.through) from error
+        found = response.ok or response.status_code == HTTPStatus.NOT_FOUND
+        if found and "moorage-as-of" in response.headers:
+            # Of a standby, and maybe old: the server that writes is asked.
+            leader = response.headers.get("moorage-leader") or None
+            raise refusal(Code.NOT_LEADER, "is a standby", details={"leader_http": leader})
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)

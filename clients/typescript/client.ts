@@ -191,7 +191,11 @@ export class MoorageClient {
     const pending = this.waiting.get(came.id);
     if (pending === undefined || pending.socket !== socket) return; // A sign of life, or of a socket that was given up.
     this.waiting.delete(came.id);
-    if (came.success) {
+    if (came.as_of) {
+      // Of a standby, and maybe old: the server that writes is asked.
+      const error = { code: "not_leader", reason: "is a standby", leader: came.leader || null };
+      void this.follow(socket, asked, { ...came, success: false, message: error.reason, error } as FailureMessage);
+    } else if (came.success) {
       this.dialer.settle();
       pending.resolve(came as never);
     } else if (this.isNotWriter(pending, came)) void this.follow(socket, pending, came as FailureMessage);

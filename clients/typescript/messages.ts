@@ -62,6 +62,9 @@ export interface AllocationRequestReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** `anti_affinity` of a lease: what it shares with no other lease of its tenant and group. */
@@ -116,6 +119,9 @@ export interface CancelReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** A request that was given up; the fields of a waiter where it waited. */
@@ -198,6 +204,9 @@ export interface CordonReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** The fleet as it was when a request was decided, and the request. */
@@ -221,6 +230,9 @@ export interface DecisionFleetReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** What was decided of late, newest first: the tenant's own; for operators, all. */
@@ -230,6 +242,8 @@ export interface DecisionListing {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -252,6 +266,9 @@ export interface DecisionListingReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One page of decisions. `kept_since`: what was decided before is pruned; null: nothing is. */
@@ -306,6 +323,9 @@ export interface DrainReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** Run a command inside of the workload of a lease; about `token` as `logs`. */
@@ -341,6 +361,9 @@ export interface ExecReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** What a command inside of a workload did. */
@@ -360,6 +383,9 @@ export interface FailureMessage {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** Why not. `field` and `expected` are there where it is about one field. */
@@ -417,6 +443,9 @@ export interface FilesReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** What there is and what of it is free: the clusters, or the nodes of `cluster`. */
@@ -426,6 +455,8 @@ export interface FleetListing {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -448,6 +479,9 @@ export interface FleetListingReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** End your warm leases, in one cluster or everywhere. */
@@ -473,6 +507,9 @@ export interface FlushReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** The ids of the warm leases that end. */
@@ -503,6 +540,9 @@ export interface ForgetMachineReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One label of a node, as Kubernetes' `matchExpressions` say it. */
@@ -576,6 +616,8 @@ export interface LeaseListing {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -602,6 +644,9 @@ export interface LeaseListingReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One page of leases. `total`: how many there are on all pages, where `sort` was given. */
@@ -686,6 +731,9 @@ export interface LogsReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** Call `management` of a policy. */
@@ -713,6 +761,9 @@ export interface ManageReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /**
@@ -825,6 +876,9 @@ export interface PastFleetReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** `provision` of a request: which backend starts what, and what becomes of it if that fails. */
@@ -848,6 +902,8 @@ export interface QueueListing {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -870,6 +926,9 @@ export interface QueueListingReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One page of the queue. */
@@ -919,6 +978,8 @@ export interface QuotaListing {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -941,6 +1002,9 @@ export interface QuotaListingReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One page of quotas. */
@@ -1031,6 +1095,9 @@ export interface ReleaseReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** Remove the quota of a tenant, or of one of its projects: that of all holds then. */
@@ -1056,6 +1123,9 @@ export interface RemoveQuotaReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** Let a lease last longer: `ttl_seconds` from now, by default the TTL of its request. */
@@ -1083,6 +1153,9 @@ export interface RenewReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One change of a request that would make it fit. */
@@ -1113,6 +1186,8 @@ export interface ReservationListing {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** What rows must be equal to, by the name of a field. Expected: an object whose values are strings, numbers or booleans. */
   filters?: { [name: string]: string | number | number | boolean };
   /** The id of a cluster. Expected: a string of at most 256 characters. */
@@ -1135,6 +1210,9 @@ export interface ReservationListingReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One page of reservations. */
@@ -1177,6 +1255,9 @@ export interface ReserveNodesReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** What is reserved of a node: all of it if `whole`, else devices and a part of the rest. */
@@ -1242,6 +1323,9 @@ export interface ResumeReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** A lease that the session was granted and that holds; `message` requested it. */
@@ -1321,6 +1405,9 @@ export interface SetQuotaReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** One node's part of a placement. */
@@ -1346,6 +1433,8 @@ export interface Status {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
@@ -1362,6 +1451,9 @@ export interface StatusReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** Place something there again. */
@@ -1389,6 +1481,9 @@ export interface UncordonReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** End a reservation before its time. */
@@ -1412,6 +1507,9 @@ export interface UnreserveNodesReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** How a request stands that is no lease yet. */
@@ -1451,6 +1549,9 @@ export interface WatchTopicsReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** All topics that the session watches now. */
@@ -1492,6 +1593,9 @@ export interface WhatIfReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** The reasons for what became of a lease or request; `nodes`: and what each node lacks now. */
@@ -1501,6 +1605,8 @@ export interface Why {
   id?: string | number | null;
   /** As of requests; operations refuse unknown fields with `false`, too. Expected: true or false. */
   strict?: boolean;
+  /** A standby answers once it knows of this fact: `revision` of another answer. Expected: `revision` of an answer, a whole number. */
+  min_revision?: number;
   /** The id of the lease. Expected: a string of 1 to 128 characters. */
   lease?: string;
   /** The id of the request. Expected: a string of 1 to 128 characters. */
@@ -1523,6 +1629,9 @@ export interface WhyReply {
   warnings?: string[];
   reasons?: { [name: string]: Json };
   policy_rule_uri?: string;
+  revision?: number;
+  as_of?: number;
+  leader?: string;
 }
 
 /** How the workload of a lease is. */

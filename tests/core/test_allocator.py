@@ -17,6 +17,7 @@ from moorage.core.turns.effects import Advice, LeaseNews, Recall
 from moorage.core.turns.events import (
     CancelAsked,
     ClusterGone,
+    Inquired,
     Proposed,
     ReleaseAsked,
     RenewAsked,
@@ -404,3 +405,25 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     assert no.code is Code.BUSY
     hand.step(SessionLost(SessionId("s")))
     assert consults(hand.ask(ask("fifth", None, size=large))) == ["fifth"]
+
+
+def test_what_follows_the_facts_answers_as_what_decided_them() -> None:
+    hand, follower, followed = full(4), Allocator(), 0
+    for name in ("first", "second"):
+        hand.ask(ask(name, Demand(gpus=2), wait=60.0))
+    for step in (
+        lambda: hand.see(nodes(2, 4)),
+        lambda: hand.step(ReleaseAsked(hand.to(), RequestId("holder"), "token of holder")),
+        lambda: hand.ask(ask("third", Demand(gpus=4), wait=60.0)),
+        lambda: hand.step(ClusterGone(ClusterId("c"))),
+    ):
+        step()
+        follower.follow(hand.facts[followed:])
+        followed = len(hand.facts)
+        assert follower.state == hand.allocator.state
+        for question in ("leases", "queue", "fleet", "quotas", "reservations"):
+            inquiry = Inquired(hand.to(), question, Tenant("ann"), limit=100)
+            ours, theirs = hand.step(inquiry), follower.read(inquiry, hand.now)
+            assert (theirs.facts, theirs.effects) == ([], ours.effects)
+    check(follower.state)
+    follower.forget()

@@ -30,7 +30,7 @@ class House:
         self.tokens = tokens
         self.ready = True
         self.noted = []
-        self.console = None
+        self.console = self.standby = None
         self.sign_in = {}
         self.tickets = SocketTickets(self.authenticate)
         self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks

@@ -10,7 +10,7 @@ import pytest
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.server import WebServer
-from moorage.web.services import StandbyServices
+from moorage.web.services import StandbyReads, StandbyServices
 
 
 async def test_port_zero_takes_a_free_port(site):
@@ -92,6 +92,39 @@ async def test_a_standby_says_who_leads_and_later_answers_itself(site):
         assert (await client.get("/metrics")).text == "moorage_up 1\n"
         server.change(house)
         assert (await client.get("/policy")).status_code == 200
+    await server.close()
+
+
+async def test_a_standby_answers_what_it_knows_and_how_old_that_is(site):
+    refusal = ServiceError(Code.NOT_LEADER, "ask that one", details={"leader": "ws://a:1"})
+    doubts = []
+    site.house.standby = StandbyReads(
+        refusal=lambda: refusal,
+        doubt=lambda: doubts[0] if doubts else None,
+        headers=lambda: [(b"moorage-revision", b"7")],
+    )
+    server = WebServer(site.house)
+    url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+        for method, path, status in (
+            ("GET", "/policy", 200),
+            ("GET", "/clusters/none", 404),
+            ("HEAD", "/history", 200),
+            ("POST", "/clusters/query", 200),
+            ("POST", "/websocket-ticket", 200),
+            ("POST", "/clusters", 421),
+            ("POST", "/allocate", 421),
+            ("POST", "/api/filter", 421),
+            ("DELETE", "/policy/p", 421),
+            ("GET", "/policy/p/logs", 421),
+            ("GET", "/api/tasks/1", 421),
+        ):
+            answer = await client.request(method, path, json=None if method != "POST" else {})
+            assert answer.status_code == status, (method, path, answer.text)
+            assert answer.headers["moorage-revision"] == "7"
+        doubts.append(refusal)
+        assert (await client.get("/policy")).status_code == 421
+        assert (await client.get("/metrics")).status_code == 200
     await server.close()
 
 

@@ -17,6 +17,7 @@ from moorage.catalog.embedded.blocks import EmbeddedBlocks, checked_block
 from moorage.catalog.embedded.clusters import EmbeddedClusters
 from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
+from moorage.catalog.embedded.following import FollowedRecords, marks_of
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.metrics import EmbeddedMetrics
 from moorage.catalog.embedded.policies import EmbeddedPolicies, prepare_policy
@@ -51,7 +52,11 @@ __all__ = ["External", "open_catalog"]
 
 
 async def open_catalog(
-    records: RecordStore, sources: CodeSources | None = None, external: External | None = None
+    records: RecordStore,
+    sources: CodeSources | None = None,
+    external: External | None = None,
+    *,
+    follows: bool = False,
 ) -> Catalog:
     """Open the records, load them, and read an external registry a first time.
 
@@ -62,21 +67,25 @@ async def open_catalog(
         records: Not open yet; the catalog closes them.
         sources: Where the code of policies may come from; None: no files, and all public hosts.
         external: Which services are mirrored; None: none.
+        follows: Another process writes the records; `Catalog.following` takes over what changes.
 
     Raises:
         ServiceError: `unavailable`: they are no catalog, are damaged, or are newer.
 
     """
     external, sources = external or External(), sources or CodeSources()
+    elsewhere = external.parts()
     async with AsyncExitStack() as stack:
         store = await DocumentStore.open(records)
         stack.push_async_callback(store.close)
-        loaded = await store.run(load)
+        loaded, marks = await store.run(
+            lambda database: (load(database), marks_of(database, elsewhere) if follows else None)
+        )
         aliases, machines = Aliases(store), Machines()
         aliases.take_over(loaded.aliases)
         for _, _, cluster in loaded.clusters:
             machines.keep(cluster)
-        memory = Memory(aliases, external.parts())
+        memory = Memory(aliases, elsewhere)
         stack.callback(memory.index.close)
         memory.take_over(loaded)
         blocks = EmbeddedBlocks(store)
@@ -96,6 +105,7 @@ async def open_catalog(
             contexts=KeptContexts(store),
             warnings=store.warnings,
             closing=stack,
+            following=FollowedRecords(store, memory, aliases, blocks, marks) if marks else None,
         )
         if external:
             mirrors = _Mirrors(catalog, external, stack)

@@ -15,6 +15,7 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
+from moorage.catalog.embedded.following import FollowedRecords
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
@@ -203,6 +204,7 @@ class Catalog:
         contexts: What policies remember, on the disk.
         warnings: What was damaged on the disk and is done without, each a sentence for the log.
         closing: Ends all of them.
+        following: Takes over what another process writes; None: this one does.
 
     """
 
@@ -218,6 +220,7 @@ class Catalog:
     contexts: KeptContexts
     warnings: Sequence[str]
     closing: AsyncExitStack
+    following: FollowedRecords | None = None
 
     async def close(self) -> None:
         """Finish jobs that were begun and close everything. Later calls are refused."""

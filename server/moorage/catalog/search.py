@@ -159,6 +159,7 @@ class DocumentSearch:
         """Finish jobs that were begun and end the thread."""
         self._closed = True
         self._thread.shutdown()
+        self._indexes = (DocumentIndex(), DocumentIndex())
 
     def _news(self) -> _News:
         clusters, metrics = self._entries

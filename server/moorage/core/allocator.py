@@ -7,6 +7,7 @@ The daemon is the only caller. It hands each event to the part whose subject it 
 import math
 from collections import ChainMap
 from collections.abc import Iterable, MutableMapping
+from dataclasses import fields
 from typing import Any, assert_never
 
 from moorage.core.fit.feasibility import Feasibility
@@ -114,6 +115,8 @@ class Allocator:
         parts = (self._leases, self._warm, self._cordons)
         self._dry_runs = DryRuns(self.state, self.feasibility, self.requests, *parts)
         self._freed = -1  # After a restart, all duplicates are looked at once.
+        self._is_behind = False
+        """What is derived from the state does not have the facts that were followed last."""
 
     @property
     def undecided(self) -> int:
@@ -132,12 +135,44 @@ class Allocator:
             fencing: Numbers up to this one may have been given out, whatever the facts say.
 
         """
-        for fact in facts:
-            apply(self.state, fact)
+        self.follow(facts)
         apply(self.state, Counted(max(self.state.fencing, fencing)))
         check(self.state)
+        self._catch_up()
+
+    def follow(self, facts: Iterable[Fact]) -> None:
+        """Make facts true that another allocator decided, the next ones after those before."""
+        self._is_behind = True
+        for fact in facts:
+            apply(self.state, fact)
+
+    def read(self, inquiry: Inquired, now: float) -> Turn:
+        """Answer a question about what was followed. It never comes to a fact.
+
+        Args:
+            inquiry: The question.
+            now: Seconds since the epoch.
+
+        """
+        if self._is_behind and inquiry.question in {"queue", "why"}:
+            self._catch_up()
+        turn = self._turn.begin(now)
+        self._inquired(inquiry)
+        return turn
+
+    def forget(self) -> None:
+        """Let go of all that is large, at once: parts of it refer to each other. Its last call."""
+        self.state.waiting.clear()
+        self.requests.queue.restore()
+        vars(self.feasibility).clear()
+        for each in fields(self.state):
+            delattr(self.state, each.name)
+
+    def _catch_up(self) -> None:
+        """Derive again what is derived from the state."""
         self.requests.queue.restore()
         self._warm.restore()
+        self._is_behind = False
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is due, in seconds since the epoch, or None."""

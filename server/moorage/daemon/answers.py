@@ -25,6 +25,7 @@ def encode(
     version: str = "",
     workload: WorkloadReport | None = None,
     token: str = "",
+    stamp: replies.Shared | None = None,
 ) -> bytes:
     """Write an answer as one reply.
 
@@ -35,13 +36,16 @@ def encode(
         warnings: What the caller should know beside the answer.
         version: The version of the policy that was asked, where the request named an alias.
         workload: What its backend last said of the workload of a lease, where that starts or runs.
-        token: The token of a lease; empty if it is not known.
+        token: The token of a lease; empty where it is not known.
+        stamp: As of which fact it is, and when.
 
     Returns:
         JSON text.
 
     """
     shared: replies.Shared = {"id": message_id, "warnings": tuple(warnings)}
+    if stamp:
+        shared |= stamp
     if not isinstance(answer, Information):
         shared |= {"request": request, "policy_rule_uri": version}
     match answer:

@@ -95,8 +95,13 @@ class Doors:
 
     def give_way(self) -> None:
         """Have HTTP say that another server is to be asked, where there may be one."""
-        if self._web is not None and self._standby is not None:
-            self._web.change(self._standby)
+        if self._standby is not None:
+            self.show(self._standby)
+
+    def show(self, services: WebServices | StandbyServices) -> None:
+        """Have HTTP, where it is open, reach these from now on."""
+        if self._web is not None:
+            self._web.change(services)
 
     async def close(self) -> None:
         """Close both, the WebSocket first. Closing again does nothing."""

@@ -1,33 +1,59 @@
-"""A server that stands by: it answers who leads, at both doors, until it leads itself.
+"""A server that stands by: it answers what it knows, and else who leads, until it leads itself.
 
 `daemon.start` makes one where several servers may use one database.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 from prometheus_client.metrics_core import Metric
 
 from moorage.core.turns.effects import Address
+from moorage.daemon.following import WAIT_SECONDS_MAX, Follower
 from moorage.daemon.observability.counters import gauges
+from moorage.daemon.requests.router import Router
 from moorage.daemon.tasks import Tasks
 from moorage.gateway.deliver import Request, Taking
 from moorage.gateway.server import Gateway
 from moorage.model import Code, SessionId
+from moorage.protocol import messages as wire
 from moorage.protocol.agent_socket import AgentSocket
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.replies import failure
+from moorage.protocol.replies import Shared, failure
 from moorage.records.rights import Caller
 from moorage.storage.base import Election, Seat, StorageFailed
+from moorage.web.services import StandbyReads
 
 POLL_SECONDS: Final = 0.05
 """Between two looks whether there is a leader: as long as nothing leads, clients wait."""
 RETRY_SECONDS: Final = 0.5
 """Between two tries to reach the database."""
+_READS: Final = (
+    wire.FleetListing,
+    wire.LeaseListing,
+    wire.QueueListing,
+    wire.QuotaListing,
+    wire.ReservationListing,
+    wire.Status,
+    wire.Why,
+    wire.DecisionListing,
+    wire.DecisionFleet,
+    wire.PastFleet,
+    wire.WatchTopics,
+    wire.Resume,
+)
+"""What is answered from facts alone."""
 log = structlog.get_logger("moored")
+
+
+class Reading(NamedTuple):
+    """What answers of itself while another server leads."""
+
+    following: Follower
+    router: Router
 
 
 class Standby:
@@ -40,11 +66,14 @@ class Standby:
 
     Attributes:
         leads: Its turn has come.
+        reading: Answers what can be read; None: it does not know enough yet, or any more.
 
     """
 
     def __init__(self, election: Election, gateway: Gateway, tasks: Tasks) -> None:
         self.leads = False
+        self.reading: Reading | None = None
+        self._sessions: dict[SessionId, Caller] = {}
         self.failed = tasks.fail
         self._broken = tasks.broken
         self._election = election
@@ -71,6 +100,7 @@ class Standby:
             else:
                 self._note("")
             if self.leads:
+                self.reading = None
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), pause)
@@ -81,16 +111,60 @@ class Standby:
             log.warning("standby", finding=finding)
         self._finding = finding
 
-    def refusal(self) -> ServiceError:
-        """Return what all requests are answered that need the leader: all there are."""
+    def refusal(self, why: str = "needs the server that leads") -> ServiceError:
+        """Return what all requests are answered that need the leader."""
         leader = self._election.leader
         where = "none leads at the moment; try again" if leader is None else leader.seat.ws
-        reason = f"This server stands by, and takes no requests. Ask the one that leads: {where}."
+        reason = f"This server stands by, and this request {why}: {where}."
         return ServiceError(Code.NOT_LEADER, reason, details=self._addresses())
+
+    def doubt(self) -> ServiceError | None:
+        """Return why nothing is answered of itself; None where it is."""
+        reading = self.reading
+        if reading is None:
+            return self.refusal()
+        if reading.following.is_fresh:
+            return None
+        return self.refusal("is not answered of old facts; ask the server that leads")
+
+    def stamp(self) -> Shared:
+        """Return as of what an answer is."""
+        if self.reading is None:
+            return {}
+        following, leader = self.reading.following, self._election.leader
+        at, where = round(following.as_of, 3), "" if leader is None else leader.seat.ws
+        return {"revision": following.revision, "as_of": at, "leader": where}
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return that requests are not served here, and where they are."""
-        return False, {"role": "standby", **self._addresses()}
+        reading = self.reading
+        known = {
+            "revision": None if reading is None else reading.following.revision,
+            "as_of": None if reading is None else round(reading.following.as_of, 3),
+        }
+        return False, {"role": "standby", **self._addresses(), **known}
+
+    def reads(self) -> StandbyReads:
+        """Return what HTTP says with its answers."""
+        return StandbyReads(refusal=self.refusal, doubt=self.doubt, headers=self._headers)
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        stamp = self.stamp()
+        if self.reading is not None:
+            stamp["as_of"] = round(min(stamp["as_of"], self.reading.following.documents_as_of), 3)
+        leader = self._addresses()["leader_http"]
+        said = {**stamp, "leader": leader or ""}
+        return [
+            (f"moorage-{name.replace('_', '-')}".encode(), str(value).encode())
+            for name, value in said.items()
+        ]
+
+    def read(self, reading: Reading | None) -> None:
+        """Have what can be read answered from now on, or no more."""
+        self.reading = reading
+        if reading is not None:
+            for session, caller in self._sessions.items():
+                reading.router.opened(session, caller)
 
     def _addresses(self) -> dict[str, str | None]:
         leader = self._election.leader
@@ -101,18 +175,44 @@ class Standby:
 
     def opened(self, session: SessionId, caller: Caller) -> None:
         """Note that a session exists."""
+        self._sessions[session] = caller
+        if self.reading is not None:
+            self.reading.router.opened(session, caller)
 
     def lost(self, session: SessionId, caller: Caller) -> None:
         """Note that a session is over."""
+        self._sessions.pop(session, None)
+        if self.reading is not None:
+            self.reading.router.lost(session, caller)
 
     def request(
         self, to: Address, caller: Caller, message: Request, warnings: Sequence[str] = ()
     ) -> Taking:
-        """Answer who leads."""
-        del caller, warnings
-        no = self.refusal()
+        """Answer what is known here, or who leads."""
+        reading = self.reading
+        no = self.doubt() if isinstance(message, _READS) else self.refusal()
+        if reading is None or no is not None:
+            self._refuse(to, message, no or self.refusal())
+            return None
+        if getattr(message, "min_revision", 0) > reading.following.revision:
+            return self._request_later(to, caller, message, warnings)
+        return reading.router.request(to, caller, message, warnings)
+
+    async def _request_later(
+        self, to: Address, caller: Caller, message: Request, warnings: Sequence[str]
+    ) -> None:
+        """Answer once the facts are here that it is to know of."""
+        reading, wanted = self.reading, getattr(message, "min_revision", 0)
+        if reading is not None and await reading.following.has(wanted) and reading == self.reading:
+            taking = reading.router.request(to, caller, message, warnings)
+            if isinstance(taking, Coroutine):  # The next message waits for no future.
+                await taking
+            return
+        why = f"is to know of fact {wanted}, which was not here after {WAIT_SECONDS_MAX:g} s"
+        self._refuse(to, message, self.refusal(f"{why}; ask the server that leads"))
+
+    def _refuse(self, to: Address, message: Request, no: ServiceError) -> None:
         self._gateway.tell(to, failure(no.code, no.reason, details=no.details, id=message.id))
-        return None
 
     def admits(self, secret: str | None) -> bool:
         """Let agents in, since without a leader their keys cannot be looked at."""

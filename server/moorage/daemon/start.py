@@ -9,9 +9,9 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
 
@@ -42,6 +42,7 @@ from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.doors import Doors, Entrance, make_entrance, naming, sign_in
 from moorage.daemon.effects import EffectCarrier, Observers
+from moorage.daemon.following import Follower, Reads
 from moorage.daemon.history.decisions import Decisions
 from moorage.daemon.history.recalled_fleets import RecalledFleets
 from moorage.daemon.inbox import Inbox
@@ -72,24 +73,29 @@ from moorage.daemon.requests.operations import Lookups, OperationBounds, Operati
 from moorage.daemon.requests.replies import Followers, Replies
 from moorage.daemon.requests.router import Router
 from moorage.daemon.requests.whatif import WhatIfBounds, WhatIfs
-from moorage.daemon.standby import Standby, role_gauges
+from moorage.daemon.standby import Reading, Standby, role_gauges
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.trust import Trust, beating
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.extras import install_command
 from moorage.gateway.server import Gateway
-from moorage.ledger.base import Ledger, Recovery
+from moorage.ledger.base import Ledger, LedgerError, LedgerHistory, Recovery
+from moorage.ledger.following import FollowedLedger
 from moorage.ledger.stored import StoredLedger
 from moorage.model import Code, Lease, RequestId, Tenant
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.replies import Shared
 from moorage.sandbox.host.contract import OpenCircuit
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
-from moorage.storage.base import Election, Storage
+from moorage.storage.base import Election, Storage, StorageError
 from moorage.storage.opening import open_storage
 from moorage.web.services import Console, SignInFlow, StandbyServices, WebServices
 
+L_co = TypeVar("L_co", bound=LedgerHistory, covariant=True)
+FOLLOW_PAUSE_SECONDS: Final = 5.0
+"""Before a standby reads all again that it could not follow any further."""
 log = structlog.get_logger("moored")
 
 
@@ -134,10 +140,10 @@ class OpenLedger(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stores:
-    """What is on the disk, open, and the core as the ledger has it."""
+class Stores(Generic[L_co]):
+    """What is stored, open, and the core as the ledger has it: one written here, or followed."""
 
-    ledger: Ledger
+    ledger: L_co
     allocator: Allocator
     lease_tokens: LeaseTokens
     agents: AgentStore
@@ -293,12 +299,103 @@ async def _stand_by(
     waiting.announce(doors)
     gc.freeze()
     gc.enable()  # That may take months.
+    reading = outset.tasks.spawn(_read_on(outset, entrance, prepared, standby))
     await standby.wait(doors.seat(), waiting.stopping)
+    reading.cancel()
     gc.disable()
     if not standby.leads:
         raise Stopped
     log.info("leads", finding="the server before is gone, and this one takes its place")
     return prepared
+
+
+async def _read_on(
+    outset: Outset, entrance: Entrance, prepared: Prepared, standby: Standby
+) -> None:
+    """Have a server that stands by answer from what the leader stores, until cancelled."""
+    while not standby.leads:
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await _read(outset, entrance, prepared, standby, stack)
+                finally:
+                    standby.read(None)
+                    if not standby.leads:
+                        entrance.doors.give_way()
+                        entrance.gateway.change(standby, standby)  # What watches begins again.
+        except (LedgerError, ServiceError, StorageError) as error:
+            log.warning("standby", finding=f"it does not follow: {error}")
+        except Exception:  # A defect here must not cost a takeover.
+            log.exception("standby", finding="a defect; it follows afresh")
+        await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
+
+
+async def _read(
+    outset: Outset,
+    entrance: Entrance,
+    prepared: Prepared,
+    standby: Standby,
+    stack: AsyncExitStack,
+) -> None:
+    """Build what reads, as what leads is built, and follow until that breaks."""
+    followed = outset.storage.followed()
+    if followed is None:
+        return
+    config, at = replace(outset.config, traces=False), time.time()
+    stack.callback(followed.facts.close)
+    ledger = FollowedLedger(followed.facts)
+    allocator = Allocator(config.requeue_pause_seconds, config.overtaken_max)
+    stack.callback(allocator.forget)
+    await ledger.load(allocator.follow)
+    catalog = await services.open_catalog(config, followed.records, follows=True)
+    stack.callback(catalog.memory.forget)
+    stack.push_async_callback(catalog.close)
+    assert catalog.following is not None
+    following = Follower(ledger, allocator, catalog.following, at)
+    tasks, reads = Tasks(), Reads(allocator, ledger, lambda: requests.replies)
+    stack.push_async_callback(tasks.close)
+    no_tokens = LeaseTokens(b"")  # Only who is granted a lease is told one.
+    agents = AgentStore(outset.storage.agents())
+    stores = Stores(ledger, allocator, no_tokens, agents, entrance.audit, catalog)
+    core = _core(stores, entrance, replace(prepared, inbox=reads), outset.measures, tasks)
+    workloads = WorkloadControl({}, reads.post, tasks, core.watchers.workload)
+    runners = Runners(prepared.sandbox, workloads, {}, prepared.rates)
+    roster = AgentRoster(
+        agents,
+        None,
+        catalog.clusters,
+        config.agent_lost_seconds,
+        stores.audit.note,
+        catalog.metrics,
+    )
+    requests = _requests(config, stores, core, runners, roster, stack, standby.stamp)
+    stack.enter_context(
+        outset.measures.watching(
+            partial(gauges.core_gauges, allocator),
+            partial(gauges.fleet_gauges, allocator.state.fleet),
+            lambda: gauges.gateway_gauges(core.gateway.stats()),
+            core.watchers.metrics,
+            gauges.build_gauges,
+            following.gauges,
+        )
+    )
+    for work in (
+        following.run(core.watchers.durable),
+        following.run_catalog(),
+        core.map_news.run(_nothing),
+        core.shape_news.run(),
+        core.history.run(),
+        core.tokens.follow(core.gateway.expel),
+    ):
+        tasks.spawn(work)
+    standby.read(Reading(following, requests.router))
+    behind = _web_services(config, stores, core, runners, requests, standby.readiness)
+    entrance.doors.show(replace(behind, standby=standby.reads()))
+    await tasks.broken
+
+
+async def _nothing() -> None:
+    """Settle: what is followed is durable."""
 
 
 async def _lead(
@@ -314,7 +411,10 @@ async def _lead(
     runners = await _open_runners(config, stores, core, prepared, stack)
     agents = _agents(config, stores, runners)
     core.history.agents = agents.now
-    requests = _requests(config, stores, core, runners, agents, stack)
+    stamp: Callable[[], Shared] | None = None
+    if trust.election is not None:
+        stamp = partial(_stamp, stores.ledger)
+    requests = _requests(config, stores, core, runners, agents, stack, stamp)
     commit_loop = await _run_core(config, stores, core, runners, requests, trust)
     # What was loaded stays. Without this, collections that look through ten thousand documents
     # in vain stop the server for a third of a second each (measured).
@@ -323,7 +423,7 @@ async def _lead(
         core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks
     )
     doors = entrance.doors
-    behind = _web_services(config, stores, core, runners, requests, health)
+    behind = _web_services(config, stores, core, runners, requests, health.readiness)
     await doors.open(behind, requests.router, agents)
     stack.push_async_callback(doors.close)
     core.tasks.spawn(core.map_news.run(partial(services.settle, requests.router, requests.calls)))
@@ -349,6 +449,11 @@ async def _lead(
     )
 
 
+def _stamp(ledger: Ledger) -> Shared:
+    """Return what an answer says that leaves now."""
+    return {"revision": ledger.last_seq}
+
+
 async def _open_ledger(storage: Storage, stack: AsyncExitStack) -> OpenLedger:
     ledger = StoredLedger(storage.facts())
     recovery = await ledger.open()
@@ -362,7 +467,7 @@ async def _open_stores(
     entrance: Entrance,
     allocator: Allocator,
     stack: AsyncExitStack,
-) -> Stores:
+) -> Stores[Ledger]:
     config, storage, recovery = outset.config, outset.storage, opened.recovery
     tokens = LeaseTokens(await asyncio.to_thread(storage.secret))
     agents = AgentStore(storage.agents())
@@ -383,7 +488,11 @@ async def _open_stores(
 
 
 def _core(
-    stores: Stores, entrance: Entrance, prepared: Prepared, measures: Measures, tasks: Tasks
+    stores: Stores[LedgerHistory],
+    entrance: Entrance,
+    prepared: Prepared,
+    measures: Measures,
+    tasks: Tasks,
 ) -> Core:
     gateway = entrance.gateway
     state, feasibility = stores.allocator.state, stores.allocator.feasibility
@@ -445,7 +554,11 @@ async def _prepare(config: Config, stack: AsyncExitStack) -> Prepared:
 
 
 async def _open_runners(
-    config: Config, stores: Stores, core: Core, prepared: Prepared, stack: AsyncExitStack
+    config: Config,
+    stores: Stores[LedgerHistory],
+    core: Core,
+    prepared: Prepared,
+    stack: AsyncExitStack,
 ) -> Runners:
     state, sandbox = stores.allocator.state, prepared.sandbox
     prepared.reader.catalog = stores.catalog
@@ -476,7 +589,7 @@ async def _open_runners(
     return Runners(sandbox, workloads, backends, prepared.rates)
 
 
-def _agents(config: Config, stores: Stores, runners: Runners) -> AgentRoster:
+def _agents(config: Config, stores: Stores[LedgerHistory], runners: Runners) -> AgentRoster:
     fleet = runners.backends.get("local")
     if not isinstance(fleet, FleetBackend):
         fleet = None
@@ -531,11 +644,12 @@ def _workers(config: Config) -> WorkerSettings | None:
 
 def _requests(
     config: Config,
-    stores: Stores,
+    stores: Stores[LedgerHistory],
     core: Core,
     runners: Runners,
     agents: AgentRoster,
     stack: AsyncExitStack,
+    stamp: Callable[[], Shared] | None,
 ) -> RequestParts:
     catalog, allocator, inbox, tasks = stores.catalog, stores.allocator, core.inbox, core.tasks
     sandbox, workloads, state = runners.sandbox, runners.workloads, allocator.state
@@ -556,7 +670,8 @@ def _requests(
     )
     calls = HttpCalls()
     progress, traces = core.watchers.progress, _traces(config, core.measures, stack)
-    followers = Followers(progress, traces)
+    is_follower = not isinstance(stores.ledger, StoredLedger)
+    followers = Followers(progress, traces, stamp, is_follower)
     replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks, followers)
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, lambda: state.fleet)
     admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
@@ -605,7 +720,7 @@ def _traces(config: Config, measures: Measures, stack: AsyncExitStack) -> Reques
 
 async def _run_core(
     config: Config,
-    stores: Stores,
+    stores: Stores[Ledger],
     core: Core,
     runners: Runners,
     requests: RequestParts,
@@ -666,11 +781,11 @@ async def _run_core(
 
 def _web_services(
     config: Config,
-    stores: Stores,
+    stores: Stores[LedgerHistory],
     core: Core,
     runners: Runners,
     requests: RequestParts,
-    health: Health,
+    readiness: Callable[[], tuple[bool, dict[str, Any]]],
 ) -> WebServices:
     catalog, sandbox = stores.catalog, runners.sandbox
     scheme = "ws" if config.tls_cert is None else "wss"
@@ -697,7 +812,7 @@ def _web_services(
         authenticate=core.tokens.caller,
         pending=core.tokens.pending,
         sign_in=sign_in(config),
-        readiness=health.readiness,
+        readiness=readiness,
         metrics_text=core.measures.text,
         history=core.history.answer,
         tickets=core.tickets,
@@ -706,14 +821,14 @@ def _web_services(
     )
 
 
-def _trail(stores: Stores, replies: Replies) -> AuditTrail:
+def _trail(stores: Stores[LedgerHistory], replies: Replies) -> AuditTrail:
     state = stores.allocator.state
     return AuditTrail(
         stores.audit, replies.origin, replies.asker, state.lease, state.accounts.quotas
     )
 
 
-def _ownership(stores: Stores) -> Ownership:
+def _ownership(stores: Stores[LedgerHistory]) -> Ownership:
     catalog, state = stores.catalog, stores.allocator.state
     memory = catalog.memory
     return Ownership(
@@ -722,7 +837,7 @@ def _ownership(stores: Stores) -> Ownership:
 
 
 def _console(
-    config: Config, stores: Stores, core: Core, recalled: RecalledFleets
+    config: Config, stores: Stores[LedgerHistory], core: Core, recalled: RecalledFleets
 ) -> Console | None:
     if core.logins is None:
         return None
@@ -754,7 +869,9 @@ def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: Asyn
     core.tasks.spawn(poller.run())
 
 
-def _follow_clusters(config: Config, stores: Stores, core: Core, runners: Runners) -> None:
+def _follow_clusters(
+    config: Config, stores: Stores[LedgerHistory], core: Core, runners: Runners
+) -> None:
     catalog = stores.catalog
     inventory = Inventory(
         config.data_dir,

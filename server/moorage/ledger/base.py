@@ -155,13 +155,51 @@ class Recovery:
     fencing: int = 0
 
 
-class Ledger(Protocol):
-    """Facts, in order. The oldest may be pruned. One writer; used from one event loop."""
+class LedgerHistory(Protocol):
+    """Facts, in order, as they can be read. The oldest may be pruned. Used from one event loop."""
 
     @property
     def last_seq(self) -> int:
-        """The last fact that is durable; 0 if there is none."""
+        """The last fact that is durable, and known here; 0 where there is none."""
         ...
+
+    async def history(
+        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
+    ) -> list[LedgerEntry]:
+        """Return the facts about one lease, request or cluster, oldest first.
+
+        Args:
+            subject: Its id.
+            after: Seq of the last entry of the page before; 0 for the first page.
+            limit: Entries on the page, at most `PAGE_FACTS_MAX`. Only an empty page means that
+                there are no more: a page also ends at `PAGE_BYTES_MAX`.
+
+        Raises:
+            LedgerCorrupt: A fact is not as it was written.
+            FactUnknown: A newer release wrote a fact.
+            LedgerFailed: The disk refused.
+            LedgerError: The ledger is not open.
+
+        """
+        ...
+
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
+        """Return the facts after a seq, oldest first; parameters and errors as `history`."""
+        ...
+
+    async def kept_since(self) -> float | None:
+        """Return when the oldest fact was appended that is still there; None: none was pruned.
+
+        Raises:
+            LedgerFailed: The disk refused.
+            LedgerError: The ledger is not open.
+
+        """
+        ...
+
+
+class Ledger(LedgerHistory, Protocol):
+    """A ledger that this process writes; there is one writer."""
 
     @property
     def is_full(self) -> bool:
@@ -232,30 +270,6 @@ class Ledger(Protocol):
         """
         ...
 
-    async def history(
-        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
-    ) -> list[LedgerEntry]:
-        """Return the facts about one lease, request or cluster, oldest first.
-
-        Args:
-            subject: Its id.
-            after: Seq of the last entry of the page before; 0 for the first page.
-            limit: Entries on the page, at most `PAGE_FACTS_MAX`. Only an empty page means that
-                there are no more: a page also ends at `PAGE_BYTES_MAX`.
-
-        Raises:
-            LedgerCorrupt: A fact is not as it was written.
-            FactUnknown: A newer release wrote a fact.
-            LedgerFailed: The disk refused.
-            LedgerError: The ledger is not open.
-
-        """
-        ...
-
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        """Return the facts after a seq, oldest first; parameters and errors as `history`."""
-        ...
-
     async def prune(self, before: float, bytes_max: int) -> bool:
         """Delete some of the oldest facts, between two commits; no start needs them.
 
@@ -268,16 +282,6 @@ class Ledger(Protocol):
 
         Returns:
             Whether there are more to delete.
-
-        Raises:
-            LedgerFailed: The disk refused.
-            LedgerError: The ledger is not open.
-
-        """
-        ...
-
-    async def kept_since(self) -> float | None:
-        """Return when the oldest fact was appended that is still there; None: none was pruned.
 
         Raises:
             LedgerFailed: The disk refused.

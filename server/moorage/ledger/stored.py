@@ -5,25 +5,21 @@ A thread writes (`ledger.writer.GroupCommit`); questions and recovery read besid
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from moorage.core.state.facts import Fact, Granted
 from moorage.ledger.base import (
     CHECKPOINTS_KEPT,
     COMMIT_SECONDS_MAX,
-    PAGE_BYTES_MAX,
-    PAGE_FACTS_MAX,
     PENDING_FACTS_MAX,
-    LedgerCorrupt,
-    LedgerEntry,
     LedgerError,
     LedgerFailed,
     Recovery,
     translated,
 )
-from moorage.ledger.codec import FACTS, seal, unseal
-from moorage.ledger.inspection import check_linked, without_checkpoint
+from moorage.ledger.codec import FACTS, seal
+from moorage.ledger.reading import StoredHistory
 from moorage.ledger.writer import GroupCommit, WriteJob
 from moorage.storage.base import Checkpoint, Facts, FactStore
 
@@ -38,7 +34,7 @@ class _Opened(NamedTuple):
     lost: list[tuple[int, int]]
 
 
-class StoredLedger:
+class StoredLedger(StoredHistory):
     """`ledger.base.Ledger` in a database. Read the contract there.
 
     Args:
@@ -47,15 +43,13 @@ class StoredLedger:
     """
 
     def __init__(self, store: FactStore) -> None:
+        super().__init__(store)
         self._store = store
-        self._place = store.place
         self._writer: GroupCommit | None = None
-        self._asking = asyncio.Lock()
         self._failure: LedgerFailed | None = None
         self._durable_seq = 0
         self._given_seq = 0
         self._chain = 0
-        self._lost: list[tuple[int, int]] = []
         self._pending = 0
         self._append_lock = asyncio.Lock()
         self._space = asyncio.Event()
@@ -139,25 +133,9 @@ class StoredLedger:
             await self._work(lambda facts: facts.finish_checkpoint(finished, CHECKPOINTS_KEPT))
             self._checkpoint_seq = seq
 
-    async def history(
-        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
-    ) -> list[LedgerEntry]:
-        """See `Ledger.history`."""
-        return await self._asked(after, limit, subject)
-
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
-        """See `Ledger.read`."""
-        return await self._asked(after, limit, None)
-
     async def prune(self, before: float, bytes_max: int) -> bool:
         """See `Ledger.prune`."""
         return bool(await self._work(lambda facts: _prune(facts, before, bytes_max)))
-
-    async def kept_since(self) -> float | None:
-        """See `Ledger.kept_since`."""
-        async with self._asking:
-            self._usable()
-            return await asyncio.to_thread(self._kept_since)
 
     async def close(self) -> None:
         """See `Ledger.close`."""
@@ -183,7 +161,7 @@ class StoredLedger:
             try:
                 with self._store.reading() as facts:
                     last_seq = facts.last_seq()
-                    checkpoint, parts, damaged = self._newest_good(facts, last_seq)
+                    checkpoint, parts, damaged = self.newest_good(facts, last_seq)
                     number, lost = facts.last_checkpoint_number(), facts.lost()
                     chain = facts.chain_of(last_seq) or 0
                 if damaged:
@@ -198,66 +176,12 @@ class StoredLedger:
             for each in damaged
         ]
         seq = checkpoint.seq if checkpoint else 0
-        facts_left = self._recovered(parts, seq, last_seq)
+        facts_left = self.recovered(parts, seq, last_seq)
         recovery = Recovery(facts_left, last_seq, seq, tuple(warnings), opened.fencing)
         return _Opened(recovery, chain, number, lost)
 
-    def _newest_good(
-        self, facts: Facts, last_seq: int
-    ) -> tuple[Checkpoint | None, list[bytes], list[Checkpoint]]:
-        """Return the newest checkpoint that can be read, its parts, and newer ones that cannot."""
-        finished = facts.checkpoints()
-        if finished and finished[0].seq > last_seq:
-            raise LedgerCorrupt(
-                self._place,
-                f"its newest checkpoint is as of fact {finished[0].seq}, but its facts end with "
-                f"{last_seq}",
-            )
-        damaged = list[Checkpoint]()
-        for checkpoint in finished:
-            parts = facts.checkpoint_parts(checkpoint)
-            if parts is not None:
-                return checkpoint, parts, damaged
-            damaged.append(checkpoint)
-        if pruned := facts.pruned_seq():
-            raise LedgerCorrupt(self._place, without_checkpoint(pruned))
-        return None, [], damaged
-
-    def _recovered(self, parts: list[bytes], checkpoint_seq: int, last_seq: int) -> Iterator[Fact]:
-        where = f"the checkpoint as of fact {checkpoint_seq}"
-        for part in parts:
-            yield from FACTS.unpack(part, self._place, where)
-        seq = checkpoint_seq
-        while seq < last_seq:
-            entries = self._entries(seq, min(PAGE_FACTS_MAX, last_seq - seq), None)
-            if not entries:
-                raise LedgerCorrupt(self._place, f"fact {seq + 1} of {last_seq} is missing")
-            for entry in entries:
-                yield entry.fact
-            seq = entries[-1].seq
-
-    # Reading.
-
-    async def _asked(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
-        # One at a time: more would only hold threads while they wait for the connection.
-        async with self._asking:
-            self._usable()
-            return await asyncio.to_thread(self._entries, after, limit, subject)
-
-    def _entries(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
-        with translated(), self._store.reading() as facts:
-            if subject is None:
-                after = max(after, facts.pruned_seq())
-            rows = facts.page(after, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX, subject)
-            chain = facts.chain_of(after) if subject is None else None
-        entries = [unseal(row, self._place) for row in rows]
-        if subject is None:
-            check_linked(rows, after, chain, self._lost, self._place)
-        return entries
-
-    def _kept_since(self) -> float | None:
-        with translated(), self._store.reading() as facts:
-            return facts.oldest_at() if facts.pruned_seq() else None
+    def _check_readable(self) -> None:
+        self._usable()
 
     # Writing.
 

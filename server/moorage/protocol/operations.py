@@ -25,8 +25,12 @@ class OpMessage(
 
 
 class ListingMessage(OpMessage, frozen=True, kw_only=True):
-    """One page of a list: `filters` are equalities, `after` is the `next` of the page before."""
+    """One page of a list: `filters` are equalities, `after` is the `next` of the page before.
 
+    A standby answers once it knows of the fact `min_revision`, or says soon that it does not.
+    """
+
+    min_revision: f.Revision = 0
     filters: f.Filters = {}
     cluster: f.OptionalName = ""
     after: f.OptionalName = ""
@@ -151,6 +155,7 @@ class SetQuota(OpMessage, frozen=True, kw_only=True, tag="set_quota"):
 class _Inquiry(OpMessage, frozen=True, kw_only=True):
     """About one lease or one request; the two share their ids."""
 
+    min_revision: f.Revision = 0
     lease: f.OptionalIdentifier = ""
     request: f.OptionalIdentifier = ""
 

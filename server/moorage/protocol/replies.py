@@ -48,6 +48,11 @@ class Reply(Struct, frozen=True, omit_defaults=True):
         warnings: Sentences for a person.
         reasons: Why it was decided so.
         policy_rule_uri: The version that answered, where the request named an alias.
+        revision: The answer knows of all facts up to this one; for `min_revision`. Servers with
+            PostgreSQL say it.
+        as_of: Of a standby's answer: what it knows was all there was then, in seconds since the
+            epoch.
+        leader: Likewise: the address of the server that writes; empty while none does.
 
     """
 
@@ -61,6 +66,9 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
     reasons: Mapping[str, Any] | None = None
     policy_rule_uri: str = ""
+    revision: int = 0
+    as_of: float = 0.0
+    leader: str = ""
 
     @property
     def error(self) -> ErrorObject | None:
@@ -89,6 +97,9 @@ class Shared(TypedDict, total=False):
     warnings: tuple[str, ...]
     reasons: Mapping[str, Any] | None
     policy_rule_uri: str
+    revision: int
+    as_of: float
+    leader: str
 
 
 def success(data: Any, **shared: Unpack[Shared]) -> bytes:

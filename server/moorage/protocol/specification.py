@@ -106,6 +106,7 @@ _OF_OPERATIONS: Final = {
     "lease": "The id of the lease.",
     "lend": "How much of its own others may hold while it does not; left out: all of it.",
     "limit": "At most so many on a page.",
+    "min_revision": "A standby answers once it knows of this fact: `revision` of another answer.",
     "mode": "Whether clusters are only selected, or the block is placed; nothing is held.",
     "next": "Another name of `after`.",
     "node": "The id of a node of the cluster; left out: all of it.",

@@ -182,6 +182,9 @@ RunPath = Annotated[
 FileOffset = Annotated[
     int, Meta(ge=0, le=_INT64_MAX, description="a whole number of bytes, 0 or more")
 ]
+Revision = Annotated[
+    int, Meta(ge=0, le=_INT64_MAX, description="`revision` of an answer, a whole number")
+]
 Offset = Annotated[
     int,
     Meta(

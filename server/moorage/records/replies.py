@@ -486,6 +486,9 @@ class FailureMessage(Struct):
     warnings: list[str] | UnsetType = UNSET
     reasons: dict[str, Any] | UnsetType = UNSET
     policy_rule_uri: str | UnsetType = UNSET
+    revision: int | UnsetType = UNSET
+    as_of: float | UnsetType = UNSET
+    leader: str | UnsetType = UNSET
 
 
 class NewsMessage(Struct):

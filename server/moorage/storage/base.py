@@ -286,13 +286,43 @@ class OpenedFacts(NamedTuple):
     warnings: list[str]
 
 
-class FactStore(Protocol):
-    """The facts of one ledger, which one process writes."""
+class FactReading(Protocol):
+    """The facts of one ledger, as they can be read."""
 
     @property
     def place(self) -> str:
         """What the ledger is called in messages."""
         ...
+
+    def reading(self) -> AbstractContextManager[Facts]:
+        """Read in one moment of the facts, whatever is written meanwhile. In any thread.
+
+        Raises:
+            StorageError: It is not open, damaged, or cannot be read.
+
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what is open, and of the lock."""
+        ...
+
+
+class FollowedFacts(FactReading, Protocol):
+    """The facts of a ledger that another process writes; it needs not be opened."""
+
+    def last_seq(self) -> int:
+        """Return the seq of the last fact, in one statement.
+
+        Raises:
+            StorageError: It cannot be read.
+
+        """
+        ...
+
+
+class FactStore(FactReading, Protocol):
+    """The facts of one ledger, which one process writes."""
 
     @property
     def is_full(self) -> bool:
@@ -306,15 +336,6 @@ class FactStore(Protocol):
             StorageLocked: Another process has it.
             StorageCorrupt: What is there cannot be trusted.
             StorageError: It cannot be opened.
-
-        """
-        ...
-
-    def reading(self) -> AbstractContextManager[Facts]:
-        """Read in one moment of the facts, whatever is written meanwhile. In any thread.
-
-        Raises:
-            StorageError: It is not open, damaged, or cannot be read.
 
         """
         ...
@@ -352,10 +373,6 @@ class FactStore(Protocol):
 
     def end_writing(self, *, clean: bool) -> None:
         """Let go of what only the writing thread uses. `clean`: every commit succeeded."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the rest, and of the lock."""
         ...
 
 
@@ -422,6 +439,14 @@ class RecordTable(Protocol):
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return by kind how many records there are, and their bytes, without counting them."""
+        ...
+
+    def marks(self) -> dict[str, object]:
+        """Return by kind what is another value after each change, without reading the records."""
+        ...
+
+    def checksums(self, kind: str) -> dict[str, int]:
+        """Return the checksums of all records of a kind, by id."""
         ...
 
     def tallies(self) -> dict[str, RecordTally]:
@@ -549,6 +574,13 @@ def changed_rows(
     return put, [(key,) for key in before if key not in after]
 
 
+class Followed(NamedTuple):
+    """What a server reads of a database that another one writes; nothing can be written to it."""
+
+    facts: FollowedFacts
+    records: RecordStore
+
+
 class Storage(Protocol):
     """One database with everything that a server must not lose."""
 
@@ -570,6 +602,10 @@ class Storage(Protocol):
 
     def election(self) -> Election | None:
         """Return what decides which server writes; None if a second one is refused."""
+        ...
+
+    def followed(self) -> Followed | None:
+        """Return what can be read beside the server that writes; None where there is one server."""
         ...
 
     def has_records(self) -> bool:

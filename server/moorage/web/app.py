@@ -37,6 +37,7 @@ from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation, text_o
 from moorage.web.services import StandbyServices, WebServices
 from moorage.web.sign_in import sign_in_routes, wait_for_issuer
 from moorage.web.specifications import specification_routes
+from moorage.web.standby import Dated, is_read
 from moorage.web.tickets import ticket_routes
 
 __all__ = ["create_app"]
@@ -62,13 +63,16 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
             return _wrong_method(router, request)
         return failure(_fault_of(error), request.url.path)
 
+    middleware = [
+        Middleware(HeadAsGet),
+        Middleware(CountedBodies),
+        Middleware(Noted, services.audit.note),
+    ]
+    if not isinstance(services, StandbyServices) and services.standby is not None:
+        middleware.append(Middleware(Dated, services.standby))
     app = Starlette(
         routes=[each.route() for each in router.endpoints],
-        middleware=[
-            Middleware(HeadAsGet),
-            Middleware(CountedBodies),
-            Middleware(Noted, services.audit.note),
-        ],
+        middleware=middleware,
         exception_handlers=dict.fromkeys((ServiceError, HTTPException, Exception), refuse),
     )
     app.router.redirect_slashes = False  # It would send clients to whatever host they named.
@@ -103,6 +107,8 @@ def _few(services: StandbyServices) -> HttpRouter:
 def _authentication(
     services: WebServices | StandbyServices,
 ) -> Callable[[Request], Awaitable[None]]:
+    reads = None if isinstance(services, StandbyServices) else services.standby
+
     async def authenticate(request: Request) -> None:
         token, readable = token_of(request.headers.getlist("authorization"))
         if readable:
@@ -128,6 +134,10 @@ def _authentication(
             reason = caller.refusal(right)
             services.audit.note_refusal(caller, remote_of(request.scope), what, reason)
             raise missing_right(caller, right)
+        if reads is not None and request.scope[ROUTE] != "/metrics":
+            no = reads.doubt() if is_read(request.method, request.scope[ROUTE]) else reads.refusal()
+            if no is not None:
+                raise no
 
     return authenticate
 

@@ -334,6 +334,7 @@ class AllocationAnswer(WebType, rename=None):
     warnings: list[str] = []
     reasons: dict[str, Any] | None = None
     policy_rule_uri: str = ""
+    revision: int = 0
 
 
 class SelectedClusters(WebType):

@@ -31,6 +31,7 @@ __all__ = [
     "BlockActions",
     "Console",
     "Publications",
+    "StandbyReads",
     "StandbyServices",
     "WebServices",
 ]
@@ -203,6 +204,22 @@ class StandbyServices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyReads:
+    """What a server says with its answers that reads, and leaves all else to the one that leads.
+
+    Args:
+        refusal: See `StandbyServices`.
+        doubt: Returns why it does not answer of itself; None where it does.
+        headers: Returns what all its answers say of how old they are.
+
+    """
+
+    refusal: Callable[[], ServiceError]
+    doubt: Callable[[], ServiceError | None]
+    headers: Callable[[], list[tuple[bytes, bytes]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WebServices:
     """Everything behind the HTTP endpoints.
 
@@ -234,6 +251,7 @@ class WebServices:
         tickets: Let pages of browsers open a WebSocket.
         audit: Takes note of changes, refusals and failed logins.
         console: None: the web console is not served.
+        standby: Another server leads, so that nothing is changed here; None: this one does.
 
     """
 
@@ -262,3 +280,4 @@ class WebServices:
     tickets: Tickets
     audit: AuditNotes
     console: Console | None
+    standby: StandbyReads | None = None

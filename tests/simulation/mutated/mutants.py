@@ -397,7 +397,7 @@ MUTANTS = [
     ),
     Mutant(
         "forgets the queue at a restart",
-        "Allocator.replay",
+        "Allocator._catch_up",
         Drop("self.requests.queue.restore()"),
         "KeyError|stands in line",
         0,

@@ -236,8 +236,10 @@ class Aliases:
         """Tell whether `given` is an alias, or a bare name that means one. The hot path."""
         return given in self._meanings
 
-    def take_over(self, aliases: list[Alias]) -> None:
-        """Load the aliases of the store."""
+    def take_over(self, aliases: list[Alias], gone: Iterable[str] = ()) -> None:
+        """Learn what the file holds, and holds no more."""
+        for name in gone:
+            self._drop(self._kept[name])
         for alias in aliases:
             self._keep(alias)
 

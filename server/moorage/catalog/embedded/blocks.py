@@ -49,9 +49,15 @@ class EmbeddedBlocks:
         blocks, metrics = self._kept.values()
         self._search = DocumentSearch(blocks, metrics, "blockMetrics", "blockId")
 
-    def take_over(self, kind: BlockKind, entries: Sequence[DocumentEntry]) -> None:
-        """Load the documents of the store when it was opened."""
+    def take_over(
+        self, kind: BlockKind, entries: Sequence[DocumentEntry], gone: Sequence[str] = ()
+    ) -> None:
+        """Keep what the store holds, and nothing of what it holds no more."""
+        for name in gone:
+            del self._kept[kind][name]
         self._kept[kind].update((entry.id, entry) for entry in entries)
+        for name in (*gone, *(entry.id for entry in entries)):
+            self._search.changed(name)
 
     def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
         """Put the metrics of all blocks in, in the place of those before."""

@@ -131,6 +131,12 @@ class Memory:
         if cluster_id in self.clusters:  # Metrics may be those of an unknown cluster.
             self._versions[cluster_id] = self.version
 
+    def forget(self) -> None:
+        """Let go of all documents, at once. Not to be used again."""
+        held = (self.clusters, self.metrics, self.policies, self._loaded, self._blobs)
+        for each in held:
+            each.clear()
+
     # The hot path --------------------------------------------------------------------------
 
     def live_ids(self) -> tuple[ClusterId, ...]:

@@ -31,6 +31,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
 
 __all__ = [
+    "READERS",
     "CatalogEntry",
     "DocumentEntry",
     "PolicyEntry",
@@ -178,6 +179,17 @@ def _policy(row: StoredRow) -> PolicyEntry:
         record_from(PolicyRef(row.id, document["digest"]), stored_files(row, document), document),
         len(row.document),
     )
+
+
+READERS: Final[dict[Kind, Callable[[StoredRow], Any]]] = {
+    "cluster": _cluster,
+    "metrics": _metrics,
+    "policy": _policy,
+    "alias": read_alias,
+    "block": _block,
+    "block_metrics": _block,
+}
+"""What makes of a record what is in memory of it."""
 
 
 def stored_files(row: StoredRow, document: Document) -> dict[str, bytes]:

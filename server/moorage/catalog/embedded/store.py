@@ -93,6 +93,8 @@ class Database:
         self.remove: Callable[[Kind, str], bool] = records.remove
         self.count: Callable[[Kind], int] = records.count
         self.remove_oldest_without: Callable[[Kind, Kind], None] = records.remove_oldest_without
+        self.marks: Callable[[], dict[str, object]] = records.marks
+        self.checksums: Callable[[Kind], dict[str, int]] = records.checksums
 
     def get(self, kind: Kind, record_id: str) -> StoredRow | None:
         """Return a record, or None.

@@ -17,7 +17,7 @@ from moorage.core.state.facts import Dequeued, Ended, Granted, Queued, Refusal, 
 from moorage.core.turns.effects import Consult, Forget, Information, Respond, Response
 from moorage.core.turns.events import CONSULTED, Asked, Event
 from moorage.core.turns.turn import Turn
-from moorage.ledger.base import PAGE_FACTS_MAX, Ledger, LedgerEntry, LedgerError
+from moorage.ledger.base import PAGE_FACTS_MAX, LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Ask, Code, Lease, RequestId
 from moorage.protocol.messages import DecisionListing
 from moorage.records.requests import resources_of
@@ -63,7 +63,7 @@ class Decisions:
 
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: LedgerHistory) -> None:
         self.ledger = ledger
         self._seq = ledger.last_seq
         self._open: dict[RequestId, Ask] = {}

@@ -42,7 +42,7 @@ from moorage.core.state.facts import (
     Warmed,
 )
 from moorage.core.turns.effects import Information, Recall, Response
-from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
+from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Code
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.leases import WorkloadEnd
@@ -50,7 +50,7 @@ from moorage.records.leases import WorkloadEnd
 log = structlog.get_logger("moored")
 
 
-async def recalled(question: Recall, ledger: Ledger) -> Response:
+async def recalled(question: Recall, ledger: LedgerHistory) -> Response:
     """Tell the story of a lease or request as the ledger has it.
 
     A fact that cannot be read is this question's trouble, and no other's.

@@ -17,7 +17,7 @@ from moorage.core.turns.effects import Information, Response
 from moorage.daemon.history.decisions import Decisions, resources
 from moorage.daemon.news.fleet_map import FleetMap
 from moorage.daemon.news.map_news import packed_text
-from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
+from moorage.ledger.base import LedgerEntry, LedgerError, LedgerHistory
 from moorage.model import Ask, Code, Lease, Tenant
 from moorage.protocol.fair_semaphore import FairSemaphore
 from moorage.protocol.faults import ServiceError
@@ -49,7 +49,7 @@ class RecalledFleets:
 
     """
 
-    def __init__(self, ledger: Ledger, decisions: Decisions) -> None:
+    def __init__(self, ledger: LedgerHistory, decisions: Decisions) -> None:
         self._ledger = ledger
         self._decisions = decisions
         self._turns = FairSemaphore()

@@ -1,6 +1,7 @@
 """Counters of the daemon, for `/metrics`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -41,6 +42,18 @@ class Measures:
     def watch(self, gauges: Callable[[], Iterable[Metric]]) -> None:
         """Read these gauges whenever the metrics are read."""
         self.registry.register(_Gauges(gauges))
+
+    @contextmanager
+    def watching(self, *gauges: Callable[[], Iterable[Metric]]) -> Iterator[None]:
+        """Have gauges read for a while."""
+        watched = [_Gauges(each) for each in gauges]
+        for each in watched:
+            self.registry.register(each)
+        try:
+            yield
+        finally:
+            for each in watched:
+                self.registry.unregister(each)
 
     def stepped(self, event: Event, turn: Turn) -> None:
         """Count one step of the core."""

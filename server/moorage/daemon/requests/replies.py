@@ -24,7 +24,7 @@ from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.server import Gateway
 from moorage.model import Lease, RequestId, SessionId
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.replies import MessageId
+from moorage.protocol.replies import MessageId, Shared
 from moorage.records.leases import Lease as LeaseAnswer
 from moorage.records.rights import Caller
 
@@ -70,11 +70,15 @@ class Followers:
     Args:
         progress: Tells clients.
         traces: Makes spans and lines of the log; None: neither is wanted.
+        stamp: Returns as of which fact an answer is that leaves now; None: none says so.
+        is_follower: Answers are as of when they were asked for: facts come meanwhile.
 
     """
 
     progress: RequestProgress
     traces: RequestTraces | None
+    stamp: Callable[[], Shared] | None = None
+    is_follower: bool = False
 
 
 class Replies:
@@ -105,6 +109,9 @@ class Replies:
     ) -> None:
         self._progress = followers.progress
         self.traces = followers.traces
+        self._stamp = followers.stamp
+        self._is_follower = followers.is_follower
+        self._stamps: dict[Address, Shared] = {}
         self._gateway = gateway
         self._calls = calls
         self._workloads = workloads
@@ -132,6 +139,8 @@ class Replies:
     def expect(self, to: Address, context: ReplyContext) -> None:
         """Note the context of the answer at an address, before anything answers it."""
         self._open[to] = context
+        if self._is_follower and self._stamp is not None:
+            self._stamps[to] = self._stamp()
         if context.request:
             self._askers[context.request] = to
             if self.traces is not None:
@@ -167,6 +176,9 @@ class Replies:
         context = self._open.get(to)
         if context is None:
             return
+        stamp = self._stamps.get(to)
+        if stamp is None and self._stamp is not None:
+            stamp = self._stamp()
         self._forget(to)
         if context.complete is not None:
             context.complete(answer)
@@ -185,6 +197,7 @@ class Replies:
             version=context.version,
             workload=self._workloads.seen(lease) if lease else None,
             token=self._token(context, lease) if lease else "",
+            stamp=stamp,
         )
         self.send(to, reply)
 
@@ -273,6 +286,7 @@ class Replies:
 
     def _forget(self, to: Address) -> None:
         context = self._open.pop(to, None)
+        self._stamps.pop(to, None)
         if context is not None:
             self._askers.pop(context.request, None)
         self._numbers.get(to.session, set()).discard(to)

@@ -52,7 +52,7 @@ _OVER_HTTP: Final = {
 """Operations that have a path of their own."""
 
 
-async def open_catalog(config: Config, records: RecordStore) -> Catalog:
+async def open_catalog(config: Config, records: RecordStore, *, follows: bool = False) -> Catalog:
     """Open the embedded catalog, or the one that mirrors the services that `config` names."""
     root = config.policy_code_root
     hosts = frozenset(config.policy_code_hosts) or None
@@ -69,7 +69,8 @@ async def open_catalog(config: Config, records: RecordStore) -> Catalog:
         stale_seconds_max=config.external_stale_seconds_max,
     )
     store = urlsplit(config.policy_db_url).hostname or ""
-    return await opening.open_catalog(records, CodeSources(root, hosts, store), external)
+    sources = CodeSources(root, hosts, store)
+    return await opening.open_catalog(records, sources, external, follows=follows)
 
 
 def prometheus_source(config: Config) -> PrometheusSource:

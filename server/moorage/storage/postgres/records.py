@@ -73,6 +73,14 @@ class PostgresRecordTable:
         """See `RecordTable.usage`."""
         return {kind: (records, size) for kind, records, size in self._run("usage")}
 
+    def marks(self) -> dict[str, object]:
+        """See `RecordTable.marks`."""
+        return {kind: tuple(mark) for kind, *mark in self._run("marks")}
+
+    def checksums(self, kind: str) -> dict[str, int]:
+        """See `RecordTable.checksums`."""
+        return {each.decode(): checksum for each, checksum in self._run("checksums", kind)}
+
     def tallies(self) -> dict[str, RecordTally]:
         """See `RecordTable.tallies`."""
         return {kind: RecordTally(*numbers) for kind, *numbers in self._run("tallies")}

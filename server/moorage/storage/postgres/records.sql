@@ -37,6 +37,12 @@ SELECT count(*) FROM record WHERE kind = %s
 -- name: usage
 SELECT kind, records, bytes FROM usage
 
+-- name: marks
+SELECT kind, records, bytes, checksums FROM usage
+
+-- name: checksums
+SELECT id, checksum FROM record WHERE kind = %s
+
 -- name: tallies
 SELECT kind, u.records, u.checksums, count(r.id), coalesce(sum(r.checksum), 0)::bigint
 FROM usage u LEFT JOIN record r USING (kind) GROUP BY kind, u.records, u.checksums

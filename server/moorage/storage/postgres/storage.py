@@ -7,10 +7,11 @@ from typing import Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from moorage.storage.base import SECRET_BYTES, StorageError
+from moorage.storage.base import SECRET_BYTES, Followed, StorageError
 from moorage.storage.postgres.agents import PostgresAgents
 from moorage.storage.postgres.connection import connect, place_of, translated
 from moorage.storage.postgres.facts import PostgresFacts
+from moorage.storage.postgres.followed import PostgresFollowedFacts, PostgresFollowedRecords
 from moorage.storage.postgres.leadership import SQL, Leadership, make_tables
 from moorage.storage.postgres.records import PostgresRecords
 from moorage.storage.postgres.tokens import PostgresTokens
@@ -57,6 +58,12 @@ class PostgresStorage:
     def election(self) -> Leadership:
         """See `Storage.election`."""
         return self._leadership
+
+    def followed(self) -> Followed:
+        """See `Storage.followed`."""
+        return Followed(
+            PostgresFollowedFacts(self._address), PostgresFollowedRecords(self._address)
+        )
 
     def has_records(self) -> bool:
         """See `Storage.has_records`: its tables come with the ledger's."""

@@ -107,6 +107,14 @@ class RecordTables:
         """See `RecordTable.usage`."""
         return {kind: (records, size) for kind, records, size in self._execute(SQL["usage"])}
 
+    def marks(self) -> dict[str, object]:
+        """See `RecordTable.marks`."""
+        return {kind: tuple(mark) for kind, *mark in self._execute(SQL["marks"])}
+
+    def checksums(self, kind: str) -> dict[str, int]:
+        """See `RecordTable.checksums`."""
+        return dict(self._execute(SQL["checksums"], (kind,)))
+
     def tallies(self) -> dict[str, RecordTally]:
         """See `RecordTable.tallies`."""
         return {kind: RecordTally(*numbers) for kind, *numbers in self._execute(SQL["tallies"])}

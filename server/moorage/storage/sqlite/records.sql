@@ -82,6 +82,12 @@ SELECT count(*) FROM records WHERE kind = ?
 -- name: usage
 SELECT kind, records, bytes FROM usage
 
+-- name: marks
+SELECT kind, records, bytes, checksums FROM usage
+
+-- name: checksums
+SELECT id, checksum FROM records WHERE kind = ?
+
 -- name: tallies
 SELECT kind, usage.records, usage.checksums, count(id), coalesce(sum(checksum), 0)
 FROM usage LEFT JOIN records USING (kind) GROUP BY kind

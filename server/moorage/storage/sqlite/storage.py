@@ -49,6 +49,9 @@ class SqliteStorage:
     def election(self) -> None:
         """See `Storage.election`: one process has the lock of the files."""
 
+    def followed(self) -> None:
+        """See `Storage.followed`."""
+
     def has_records(self) -> bool:
         """See `Storage.has_records`."""
         return (self._folder / CATALOG_FILE).exists()

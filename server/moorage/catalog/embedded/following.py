@@ -1,0 +1,118 @@
+"""A catalog that another process writes: what changed is taken over, record by record."""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Any, Final, NamedTuple
+
+from moorage.catalog.embedded.aliases import Aliases
+from moorage.catalog.embedded.blocks import EmbeddedBlocks
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.embedded.records import READERS
+from moorage.catalog.embedded.store import Database, DocumentStore, Kind
+
+_PARTS: Final[dict[Kind, str]] = {
+    "cluster": "clusters",
+    "metrics": "metrics",
+    "policy": "policies",
+    "block_metrics": "block_metrics",
+}
+"""The parts that may mirror a service."""
+
+
+class Marks(NamedTuple):
+    """What was there at one moment: a mark of each kind, and the checksums of its records."""
+
+    kinds: dict[str, object]
+    checksums: dict[Kind, dict[str, int]]
+
+
+class _Change(NamedTuple):
+    kind: Kind
+    entries: list[Any]
+    gone: list[str]
+
+
+def marks_of(database: Database, elsewhere: AbstractSet[str] = frozenset()) -> Marks:
+    """Return what is there now, but for the parts of a catalog that mirror a service."""
+    followed = [kind for kind in READERS if _PARTS.get(kind) not in elsewhere]
+    return Marks(database.marks(), {kind: database.checksums(kind) for kind in followed})
+
+
+class FollowedRecords:
+    """Takes over what changed.
+
+    Args:
+        store: Reads it.
+        memory: Has clusters, metrics and policies.
+        aliases: Have theirs.
+        blocks: Have theirs.
+        marks: Of what those have; kinds without checksums are not followed.
+
+    """
+
+    def __init__(
+        self,
+        store: DocumentStore,
+        memory: Memory,
+        aliases: Aliases,
+        blocks: EmbeddedBlocks,
+        marks: Marks,
+    ) -> None:
+        self._store = store
+        self._memory = memory
+        self._aliases = aliases
+        self._blocks = blocks
+        self._marks = marks
+
+    async def refresh(self) -> None:
+        """Take over what changed since.
+
+        Raises:
+            ServiceError: `unavailable`: it cannot be read now.
+
+        """
+        await self._store.run(self._changes, self._take_over)
+
+    def _changes(self, database: Database) -> tuple[Marks, list[_Change]]:
+        kinds, checksums = database.marks(), dict(self._marks.checksums)
+        changes: list[_Change] = []
+        for kind, read in READERS.items():
+            if kind not in checksums or kinds.get(kind) == self._marks.kinds.get(kind):
+                continue
+            before, now = checksums[kind], database.checksums(kind)
+            rows = (
+                database.get(kind, name)
+                for name, checksum in now.items()
+                if before.get(name) != checksum
+            )
+            entries = [read(row) for row in rows if row is not None]
+            changes.append(_Change(kind, entries, [name for name in before if name not in now]))
+            checksums[kind] = now
+        return Marks(kinds, checksums), changes
+
+    def _take_over(self, found: tuple[Marks, list[_Change]]) -> None:
+        self._marks, changes = found
+        memory = self._memory
+        for kind, entries, gone in changes:
+            match kind:
+                case "cluster":
+                    for entry, live, cluster in entries:
+                        memory.keep_cluster(entry, cluster, live=live)
+                    _each(memory.drop_cluster, gone)
+                case "metrics":
+                    _each(memory.keep_metrics, entries)
+                    _each(memory.drop_metrics, gone)
+                case "policy":
+                    _each(memory.keep_policy, entries)
+                    _each(memory.drop_policy, gone)
+                case "alias":
+                    self._aliases.take_over(entries, gone)
+                case "block" | "block_metrics":
+                    self._blocks.take_over(kind, entries, gone)
+                case _:  # Read where it is needed.
+                    raise AssertionError(kind)
+
+
+def _each(do: Callable[[Any], None], values: list[Any]) -> None:
+    for value in values:
+        do(value)

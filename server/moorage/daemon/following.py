@@ -1,0 +1,178 @@
+"""What a server that stands by answers of itself, from facts of the leader that it applied.
+
+`daemon.start` makes one while another server leads.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+from prometheus_client.metrics_core import Metric
+
+from moorage.catalog.embedded.following import FollowedRecords
+from moorage.core.allocator import Allocator
+from moorage.core.state.facts import Fact
+from moorage.core.turns.effects import Recall, Respond
+from moorage.core.turns.events import Event, Inquired
+from moorage.daemon.history import recall
+from moorage.daemon.inbox import Inbox
+from moorage.daemon.observability.counters import gauge
+from moorage.daemon.requests.replies import Replies
+from moorage.ledger.base import LedgerFailed
+from moorage.ledger.following import FollowedLedger
+from moorage.model import Tenant
+from moorage.protocol.faults import ServiceError
+
+POLL_SECONDS: Final = 0.05
+"""Between two looks for facts, where there were none."""
+BUSY_POLL_SECONDS: Final = 0.02
+"""The same, where there were some."""
+CATALOG_SECONDS: Final = 0.25
+"""Between two looks for documents that changed."""
+RETRY_SECONDS: Final = 0.5
+"""Between two tries to reach the database."""
+AGE_SECONDS_MAX: Final = 30.0
+"""How old an answer may be; an older one the leader is to be asked for."""
+WAIT_SECONDS_MAX: Final = 5.0
+"""How long a question waits for the facts that it is to know of."""
+log = structlog.get_logger("moored")
+
+
+class Follower:
+    """Applies facts as the leader stores them.
+
+    Args:
+        ledger: Loaded.
+        allocator: Has what was loaded.
+        catalog: Takes over documents.
+        loaded_at: When loading began, in seconds since the epoch.
+
+    Attributes:
+        as_of: What is known was all there was then, in seconds since the epoch.
+        documents_as_of: The same of documents.
+
+    """
+
+    def __init__(
+        self,
+        ledger: FollowedLedger,
+        allocator: Allocator,
+        catalog: FollowedRecords,
+        loaded_at: float,
+    ) -> None:
+        self.as_of = self.documents_as_of = loaded_at
+        self._ledger = ledger
+        self._allocator = allocator
+        self._catalog = catalog
+        self._looked = time.monotonic()
+        self._grown = asyncio.Event()
+
+    @property
+    def revision(self) -> int:
+        """The last fact that was applied."""
+        return self._ledger.last_seq
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is recent enough to answer."""
+        return time.monotonic() - self._looked <= AGE_SECONDS_MAX
+
+    async def has(self, revision: int) -> bool:
+        """Wait for a fact, within a bound; return whether it was applied."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS_MAX):
+                while self.revision < revision:
+                    await self._grown.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self, durable: Callable[[Sequence[Fact]], None]) -> None:
+        """Follow until cancelled.
+
+        Args:
+            durable: Given all facts that were applied.
+
+        Raises:
+            LedgerError: What is stored is another history, or not to be read by this release.
+
+        """
+
+        def take(facts: Sequence[Fact]) -> None:
+            self._allocator.follow(facts)
+            durable(facts)
+
+        finding = ""
+        while True:
+            at, looked, before = time.time(), time.monotonic(), self.revision
+            pause = RETRY_SECONDS
+            try:
+                is_all = await self._ledger.follow(take)
+            except LedgerFailed as error:
+                if str(error) != finding:
+                    finding = str(error)
+                    log.warning("standby", finding=finding)
+            else:
+                finding, pause = "", POLL_SECONDS
+                if is_all:
+                    self.as_of, self._looked = at, looked
+                if self.revision > before:
+                    pause = BUSY_POLL_SECONDS if is_all else 0.0
+                    self._grown.set()
+                    self._grown = asyncio.Event()
+            await asyncio.sleep(pause)
+
+    async def run_catalog(self) -> None:
+        """Take over documents until cancelled."""
+        finding = ""
+        while True:
+            at = time.time()
+            try:
+                await self._catalog.refresh()
+            except ServiceError as error:
+                if error.reason != finding:
+                    finding = error.reason
+                    log.warning("standby", finding=finding)
+            else:
+                finding, self.documents_as_of = "", at
+            await asyncio.sleep(CATALOG_SECONDS)
+
+    def gauges(self) -> Iterable[Metric]:
+        """Yield how far this server has followed."""
+        yield gauge("moorage_standby_revision", "Facts that a standby has applied", self.revision)
+        behind = time.monotonic() - self._looked
+        about = "Seconds since a standby last knew all facts that there were"
+        yield gauge("moorage_standby_behind_seconds", about, behind)
+
+
+class Reads(Inbox):
+    """Answers questions at once; nothing else has an effect on a server that stands by.
+
+    Args:
+        allocator: Knows the answers.
+        ledger: Has what the allocator has forgotten.
+        replies: Returns where answers go.
+
+    """
+
+    def __init__(
+        self, allocator: Allocator, ledger: FollowedLedger, replies: Callable[[], Replies]
+    ) -> None:
+        super().__init__()
+        self._allocator = allocator
+        self._ledger = ledger
+        self._replies = replies
+
+    def post(self, event: Event, tenant: Tenant | None = None) -> None:
+        """See `Inbox.post`."""
+        del tenant
+        if not isinstance(event, Inquired):
+            return
+        replies = self._replies()
+        for effect in self._allocator.read(event, time.time()).effects:
+            if isinstance(effect, Respond):
+                replies.answer(effect.to, effect.answer)
+            elif isinstance(effect, Recall):
+                replies.answer_later(effect.to, recall.recalled(effect, self._ledger))

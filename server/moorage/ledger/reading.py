@@ -1,0 +1,106 @@
+"""Reading the facts in a database: recovery, and questions about the past."""
+
+import asyncio
+from collections.abc import Iterator
+
+from moorage.core.state.facts import Fact
+from moorage.ledger.base import (
+    PAGE_BYTES_MAX,
+    PAGE_FACTS_MAX,
+    LedgerCorrupt,
+    LedgerEntry,
+    translated,
+)
+from moorage.ledger.codec import FACTS, unseal
+from moorage.ledger.inspection import check_linked, without_checkpoint
+from moorage.storage.base import Checkpoint, FactReading, Facts
+
+
+class StoredHistory:
+    """What can be read: `ledger.base.LedgerHistory`, but for `last_seq`.
+
+    Args:
+        reading: The facts in that database.
+
+    """
+
+    def __init__(self, reading: FactReading) -> None:
+        self._reading = reading
+        self._place = reading.place
+        self._asking = asyncio.Lock()
+        self._lost: list[tuple[int, int]] = []
+
+    def _check_readable(self) -> None:
+        """Raise a `LedgerError` where it cannot be read now."""
+
+    async def history(
+        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
+    ) -> list[LedgerEntry]:
+        """See `LedgerHistory.history`."""
+        return await self._asked(after, limit, subject)
+
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
+        """See `LedgerHistory.read`."""
+        return await self._asked(after, limit, None)
+
+    async def kept_since(self) -> float | None:
+        """See `LedgerHistory.kept_since`."""
+        async with self._asking:
+            self._check_readable()
+            return await asyncio.to_thread(self._kept_since)
+
+    def newest_good(
+        self, facts: Facts, last_seq: int
+    ) -> tuple[Checkpoint | None, list[bytes], list[Checkpoint]]:
+        """Return the newest checkpoint that can be read, its parts, and newer ones that cannot."""
+        finished = facts.checkpoints()
+        if finished and finished[0].seq > last_seq:
+            raise LedgerCorrupt(
+                self._place,
+                f"its newest checkpoint is as of fact {finished[0].seq}, but its facts end with "
+                f"{last_seq}",
+            )
+        damaged = list[Checkpoint]()
+        for checkpoint in finished:
+            parts = facts.checkpoint_parts(checkpoint)
+            if parts is not None:
+                return checkpoint, parts, damaged
+            damaged.append(checkpoint)
+        if pruned := facts.pruned_seq():
+            raise LedgerCorrupt(self._place, without_checkpoint(pruned))
+        return None, [], damaged
+
+    def recovered(self, parts: list[bytes], checkpoint_seq: int, last_seq: int) -> Iterator[Fact]:
+        """Yield the facts of a checkpoint, then those after it."""
+        where = f"the checkpoint as of fact {checkpoint_seq}"
+        for part in parts:
+            yield from FACTS.unpack(part, self._place, where)
+        seq = checkpoint_seq
+        while seq < last_seq:
+            entries = self._entries(seq, min(PAGE_FACTS_MAX, last_seq - seq), None)
+            if not entries:
+                raise LedgerCorrupt(self._place, f"fact {seq + 1} of {last_seq} is missing")
+            for entry in entries:
+                yield entry.fact
+            seq = entries[-1].seq
+
+    async def _asked(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
+        # One at a time: more would only hold threads while they wait for the connection.
+        async with self._asking:
+            self._check_readable()
+            return await asyncio.to_thread(self._entries, after, limit, subject)
+
+    def _entries(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
+        with translated(), self._reading.reading() as facts:
+            if subject is None:
+                after = max(after, facts.pruned_seq())
+            rows = facts.page(after, min(limit, PAGE_FACTS_MAX), PAGE_BYTES_MAX, subject)
+            chain = facts.chain_of(after) if subject is None else None
+        entries = [unseal(row, self._place) for row in rows]
+        if subject is None:
+            check_linked(rows, after, chain, self._lost, self._place)
+        return entries
+
+    def _kept_since(self) -> float | None:
+        with translated(), self._reading.reading() as facts:
+            return facts.oldest_at() if facts.pruned_seq() else None

@@ -1,0 +1,85 @@
+"""A catalog that another process writes: what changed there is taken over, record by record."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from moorage.catalog.embedded.aliases import Alias, Aliases
+from moorage.catalog.embedded.blocks import EmbeddedBlocks
+from moorage.catalog.embedded.following import FollowedRecords, marks_of
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.opening import open_catalog
+from moorage.catalog.ports import Catalog
+
+POLICY = "class AIOSv1PolicyRule:\n    pass\n"
+
+
+def cluster(name: str, gpus: int = 2) -> dict[str, Any]:
+    node = {"id": "node-0", "gpus": {"count": gpus}, "vcpus": {"count": 4}, "memory": 1024}
+    return {"id": name, "status": "live", "nodes": {"nodeData": [node]}}
+
+
+def policy(uri: str) -> dict[str, Any]:
+    return {"policy_rule_uri": uri, "type": "python_class_v1", "code": POLICY}
+
+
+@pytest.fixture
+async def written(place) -> AsyncIterator[Catalog]:
+    catalog = await open_catalog(place.records())
+    yield catalog
+    await catalog.close()
+
+
+async def everything(memory: Memory, aliases: Aliases, blocks: Any) -> list[Any]:
+    """Return all that is in memory."""
+    kinds = (memory.clusters, memory.metrics, memory.policies)
+    found = [{name: each.document for name, each in kind.items()} for kind in kinds]
+    lives = [memory.live_ids(), [alias.document() for alias in aliases.all()]]
+    return [*found, *lives, *[await blocks.query(kind, {}) for kind in ("block", "block_metrics")]]
+
+
+async def test_each_change_is_taken_over(written: Catalog) -> None:
+    store = written.executors._store  # Another process would read the same.
+    aliases, blocks = Aliases(store), EmbeddedBlocks(store)
+    memory = Memory(aliases)
+    followed = FollowedRecords(store, memory, aliases, blocks, await store.run(marks_of))
+    changes: list[Any] = []
+    memory.listeners.append(changes.append)
+
+    async def is_same() -> bool:
+        await followed.refresh()
+        ours = await everything(written.memory, written.aliases, written.blocks)
+        return ours == await everything(memory, aliases, blocks)
+
+    for name in ("a", "b", "c"):
+        await written.clusters.create(cluster(name), "ann")
+        await written.metrics.put({"clusterId": name, "load": 1})
+        await written.blocks.create({"id": name})
+        await written.blocks.put_metrics({"blockId": name})
+    for uri in ("first:1.0-beta", "first:2.0-beta"):
+        prepared = await written.policies.prepare(policy(uri))
+        await written.policies.register(prepared, "ann")
+    await written.aliases.change("first:stable", lambda _: Alias("first:stable", "first:1.0-beta"))
+    assert await is_same()
+    assert memory.owner("a") == "ann"
+    assert memory.policy("first") is not None
+    changes.clear()
+    await followed.refresh()
+    assert changes == []
+    await written.clusters.update("a", {"status": "maintenance"})
+    await written.metrics.put({"clusterId": "b", "load": 2})
+    await written.policies.update("first:1.0-beta", {"description": "the first"}, "ann")
+    await written.aliases.change("first:stable", lambda _: Alias("first:stable", "first:2.0-beta"))
+    assert await is_same()
+    assert len(changes) == 3
+    for part in (written.clusters, written.metrics):
+        await part.delete("b")
+    for kind in ("block", "block_metrics"):
+        await written.blocks.delete(kind, "b")
+    await written.aliases.delete("first:stable")
+    await written.policies.delete("first:1.0-beta", "ann")
+    assert await is_same()
+    assert not aliases.all()
+    memory.forget()
+    assert not memory.clusters

@@ -1,0 +1,229 @@
+"""A server that stands by answers what it knows, as the one that leads does."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+from served import FIRST_FIT, MOORAGE, Server, ask_message, cluster, heard, ran, tell, until
+from test_takeover import HOUR, One, grant, leads
+from test_takeover import pair as pair  # noqa: PLC0414  # A fixture.
+from test_takeover import storage as storage  # noqa: PLC0414  # As above.
+from websockets.exceptions import ConnectionClosed
+
+from moorage_client import Client, Services
+from moorage_policies import catalog
+
+pytestmark = [pytest.mark.heavy, pytest.mark.postgres]
+
+STAMPS = ("revision", "as_of", "leader")
+
+
+def read(server: Server, **message: Any) -> dict:
+    return server.say(message)[0]
+
+
+def bare(reply: dict) -> dict:
+    return {name: value for name, value in reply.items() if name not in STAMPS}
+
+
+def synced(pair: tuple[One, One]) -> int:
+    """Wait until the standby knows all that the leader does; return the revision."""
+    (first, *_), (second, *_) = pair
+    revision = read(first, op="quotas")["revision"]
+    until(lambda: read(second, op="quotas").get("revision") == revision)
+    return revision
+
+
+def test_reads_are_those_of_the_leader_at_the_same_revision(pair: tuple[One, One]):
+    (first, _, ready), (second, *_) = pair
+    held = [grant(first, idempotency_key=f"k{number}") for number in range(14)]
+    first.release(held.pop())
+    with first.socket() as waiting:
+        for number in (1, 2):
+            message = ask_message(
+                id=number, resources={"gpus": 8}, lease={**HOUR, "wait_seconds": 300}
+            )
+            waiting.send(json.dumps(message))
+        until(lambda: len(first.waiting()) == 2)
+        revision = synced(pair)
+        questions: list[dict[str, Any]] = [
+            {"op": "fleet"},
+            {"op": "fleet", "cluster": "east"},
+            {"op": "leases"},
+            {"op": "leases", "state": "ended"},
+            {"op": "leases", "sort": "-granted_at", "limit": 5},
+            {"op": "quotas"},
+            {"op": "reservations"},
+            {"op": "status", "lease": held[0]["id"]},
+            {"op": "status", "lease": "none"},
+            {"op": "decisions"},
+        ]
+        for question in questions:
+            ours, theirs = read(first, **question), read(second, **question)
+            assert bare(ours) == bare(theirs), question
+            assert ours["revision"] == theirs["revision"] == revision, question
+            assert "as_of" not in ours
+            assert theirs["leader"] == ready["ws"]
+            assert theirs["as_of"] > 0
+        (*rows,) = (read(each, op="queue")["data"]["waiting"] for each in (first, second))
+        for ours, theirs in zip(*rows, strict=True):
+            assert ours.pop("expected_at") == pytest.approx(theirs.pop("expected_at"), abs=5)
+            assert ours == theirs
+        why = [read(each, op="why", lease=held[0]["id"])["data"] for each in (first, second)]
+        assert why[1].items() <= why[0].items()
+        assert read(second, op="why", request=rows[1][0]["request"])["success"]
+
+
+def test_what_needs_the_leader_is_not_answered(pair: tuple[One, One]):
+    (first, _, ready), (second, *_) = pair
+    lease = grant(first)
+    synced(pair)
+    expected = {"leader": ready["ws"], "leader_http": ready["http"], "code": "not_leader"}
+    for message in (
+        {"op": "release", "lease": lease["id"], "token": lease["token"]},
+        {"op": "cordon", "cluster": "east"},
+        {"op": "set_quota", "tenant": "ann"},
+    ):
+        refused = read(second, **message)
+        assert refused["error"] | expected == refused["error"], message
+    for method, path in (
+        ("POST", "/clusters"),
+        ("DELETE", "/clusters/east"),
+        ("POST", "/policy"),
+        ("POST", "/allocate"),
+        ("PUT", "/quotas/ann"),
+        ("GET", "/policy/first_fit:1.0-stable/logs"),
+    ):
+        answer = second.http.request(method, path, json={} if method != "GET" else None)
+        assert answer.status_code == 421, (path, answer.text)
+        assert ready["http"] in answer.text, path
+    assert {each["id"] for each in first.held()} == {lease["id"]}
+
+
+def test_a_question_waits_for_ones_own_writes(pair: tuple[One, One]):
+    (first, *_), (second, *_) = pair
+    synced(pair)
+    with second.socket() as asking, first.socket() as writing:
+        for _ in range(10):
+            granted = tell(writing, ask_message(resources={"gpus": 1}, lease=HOUR))
+            least, name = granted["revision"], granted["lease"]["id"]
+            status = tell(asking, {"op": "status", "lease": name, "min_revision": least})
+            assert status["lease"]["id"] == name
+            assert status["revision"] >= least
+            assert tell(writing, {"op": "release", "lease": name})["revision"] > least
+    posted = first.http.post("/allocate", json=ask_message(resources={"gpus": 1}, lease=HOUR))
+    assert posted.json()["revision"] > granted["revision"]
+    # It is bounded, and then the leader's to answer, which knows all facts that there are.
+    ahead = {"op": "leases", "min_revision": granted["revision"] + 1_000}
+    refused = read(second, **ahead)
+    assert refused["error"]["code"] == "not_leader"
+    assert "was not here after 5 s" in refused["message"]
+    assert read(first, **ahead)["success"]
+
+
+def test_documents_are_followed(pair: tuple[One, One]):
+    (first, _, ready), (second, *_) = pair
+    synced(pair)
+    assert second.http.get("/clusters/east").json() == first.http.get("/clusters/east").json()
+    first.register(cluster("west", nodes=1, gpus=4))
+    first.publish(catalog.document("best_fit"))
+    first.http.put("/clusters/east", json={"tags": ["big"]}).raise_for_status()
+    first.http.post("/cluster", json={"clusterId": "east", "load": 1}).raise_for_status()
+    active = {"policy_rule_uri": FIRST_FIT}
+    first.http.post("/policy-alias/first_fit/activate", json=active).raise_for_status()
+    first.http.post("/blocks", json={"id": "b", "cluster": {"id": "east"}}).raise_for_status()
+    paths = ("/clusters/west", "/clusters/east", "/policy", "/policy-alias", "/cluster/east")
+    for path in (*paths, "/blocks", "/policy/first_fit:1.0-stable/history", "/quotas"):
+        until(lambda path=path: body(second, path) == body(first, path))
+    there = second.http.get("/policy")
+    assert float(there.headers["moorage-as-of"]) > 0
+    assert there.headers["moorage-leader"] == ready["http"]
+    assert "moorage-as-of" not in first.http.get("/policy").headers
+    every = {"query": {}}
+    assert second.http.post("/clusters/query", json={}).json() == (
+        first.http.post("/clusters/query", json={}).json()
+    ), every
+    for path in ("/clusters/west", "/policy/best_fit:1.0-stable", "/blocks/b", "/cluster/east"):
+        first.http.delete(path).raise_for_status()
+        until(lambda path=path: second.http.get(path).status_code == 404)
+    first.http.delete("/policy-alias/first_fit").raise_for_status()
+    until(lambda: body(second, "/policy-alias") == body(first, "/policy-alias"))
+    synced(pair)
+    assert read(second, op="fleet")["data"] == read(first, op="fleet")["data"]
+
+
+def body(server: Server, path: str) -> Any:
+    """Return what a path answers, without what says as of which fact it is."""
+    answer = server.http.get(path).json()
+    return bare(answer) if isinstance(answer, dict) else answer
+
+
+def test_the_console_shows_what_a_standby_knows(pair: tuple[One, One]):
+    (first, *_), (second, *_) = pair
+    synced(pair)
+    page = second.http.get("/console")
+    assert page.status_code == 200
+    assert "<script" in page.text
+    assert second.http.get("/console/session").status_code == 200
+    history = [each.http.get("/history").json()["data"]["now"] for each in (first, second)]
+    for name in ("models", "nodes", "leases", "tenants"):
+        assert history[1][name] == history[0][name]
+    assert "moorage_gpu_milli_total 16000.0" in second.http.get("/metrics").text
+    revision = second.http.get("/readyz").json()["details"]["revision"]
+    assert f"moorage_standby_revision {revision}.0" in second.http.get("/metrics").text
+    with second.watching("map", "leases") as watching:
+        assert heard(watching)["event"] == "snapshot"
+        lease = grant(first)
+        seen = {heard(watching)["event"] for _ in range(2)}
+        assert seen == {"granted", "delta"}
+        assert second.status(lease)["id"] == lease["id"]
+
+
+def test_a_standby_reads_on_where_its_sessions_end(pair: tuple[One, One], postgres, storage: str):
+    (first, *_), (second, *_) = pair
+    synced(pair)
+    ended = postgres.execute(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+        "WHERE datname = %s AND application_name LIKE %s",
+        values=(storage.rpartition("/")[2], "moored%follower%"),
+    )
+    assert ended[0][0] >= 2
+    lease = grant(first)
+    first.register(cluster("west", nodes=1, gpus=4))
+    synced(pair)
+    assert second.status(lease)["id"] == lease["id"]
+    until(lambda: second.http.get("/clusters/west").status_code == 200)
+
+
+def test_a_standby_that_read_leads_with_all_that_is_stored(pair: tuple[One, One]):
+    (first, killed, _), (second, *_) = pair
+    held = [grant(first) for _ in range(5)]
+    synced(pair)
+    with second.watching("leases") as watching:
+        os.kill(killed.pid, signal.SIGKILL)
+        with pytest.raises(ConnectionClosed):
+            watching.recv(30)
+    until(lambda: leads(second))
+    assert {each["id"] for each in second.held()} == {each["id"] for each in held}
+    assert "as_of" not in read(second, op="fleet")
+    assert grant(second)["fencing"] > held[-1]["fencing"]
+    assert "moorage_standby_revision" not in second.http.get("/metrics").text
+    assert second.http.put("/clusters/east", json={"tags": ["big"]}).status_code == 200
+
+
+async def test_clients_read_at_the_leader(pair: tuple[One, One]):
+    (first, _, ready), (_, _, standing) = pair
+    lease = grant(first)
+    synced(pair)
+    async with Client(standing["ws"]) as client:
+        assert [each.id async for each in client.leases()] == [lease["id"]]
+        assert client.url == ready["ws"]
+    with Services(standing["http"]) as documents:
+        assert [each["policy_rule_uri"] for each in documents.policies()] == [FIRST_FIT]
+        assert documents.url == ready["http"]
+    variables = {"MOORAGE_URL": standing["ws"], "MOORAGE_HTTP_URL": standing["http"]}
+    for words in (("fleet",), ("policy", "list"), ("status", lease["id"])):
+        done = ran(MOORAGE, *words, **variables)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,106 @@
+"""A ledger that another process writes, read on where it grew."""
+
+from pathlib import Path
+
+import pytest
+
+from moorage.core.state.facts import ClusterRemoved, Fact
+from moorage.ledger.base import LedgerError, LedgerFailed
+from moorage.ledger.following import PIECE_FACTS, FollowedLedger
+from moorage.ledger.stored import StoredLedger
+from moorage.model import ClusterId
+from moorage.storage.base import StorageFailed
+from moorage.storage.sqlite.facts import SqliteFacts
+
+NOW = 1_763_647_000.0
+
+
+class Beside:
+    """What the writer of a file reads of it, as another process would: one writer at a time."""
+
+    def __init__(self, store: SqliteFacts) -> None:
+        self.store, self.place, self.is_broken = store, store.place, False
+        self.reading, self.close = store.reading, store.close
+
+    def last_seq(self) -> int:
+        if self.is_broken:
+            raise StorageFailed("the network is down")
+        with self.store.reading() as facts:
+            return facts.last_seq()
+
+
+def facts(first: int, count: int) -> list[Fact]:
+    return [ClusterRemoved(ClusterId(f"c{number}")) for number in range(first, first + count)]
+
+
+@pytest.fixture
+async def written(tmp_path: Path):
+    store = SqliteFacts(tmp_path / "ledger.db")
+    ledger = StoredLedger(store)
+    await ledger.open()
+    yield store, ledger
+    await ledger.close()
+
+
+async def test_each_fact_is_taken_once_and_in_order(written) -> None:
+    store, ledger = written
+    await ledger.append(facts(0, 5), NOW)
+    await ledger.checkpoint(3, facts(0, 2))  # As if two facts said what three did.
+    taken: list[Fact] = []
+    followed = FollowedLedger(Beside(store))
+    await followed.load(taken.extend)
+    assert taken == [*facts(0, 2), *facts(3, 2)]
+    assert followed.last_seq == 5
+    taken.clear()
+    assert await followed.follow(taken.extend)
+    assert taken == []
+    many = 2 * PIECE_FACTS + 1
+    await ledger.append(facts(5, many), NOW)
+    assert await followed.follow(taken.extend)
+    assert taken == facts(5, many)
+    assert followed.last_seq == ledger.last_seq == 5 + many
+    assert await followed.read(limit=7) == await ledger.read(limit=7)
+
+
+async def test_what_was_not_taken_is_not_told(written) -> None:
+    store, ledger = written
+    followed = FollowedLedger(Beside(store))
+    await ledger.append(facts(0, 3), NOW)
+    await followed.load(lambda _: None)
+    await ledger.append(facts(3, 3), NOW)
+    assert [entry.seq for entry in await followed.read()] == [1, 2, 3]
+    assert await followed.history("c4") == []
+    await followed.follow(lambda _: None)
+    assert [entry.seq for entry in await followed.history("c4")] == [5]
+
+
+async def test_a_database_that_is_away_is_asked_again(written) -> None:
+    store, ledger = written
+    beside = Beside(store)
+    followed = FollowedLedger(beside)
+    await followed.load(lambda _: None)
+    beside.is_broken = True
+    with pytest.raises(LedgerFailed, match="network is down"):
+        await followed.follow(lambda _: None)
+    beside.is_broken = False
+    await ledger.append(facts(0, 1), NOW)
+    assert await followed.follow(lambda _: None)
+    assert followed.last_seq == 1
+
+
+async def test_another_history_is_not_followed(written, tmp_path: Path) -> None:
+    store, ledger = written
+    await ledger.append(facts(0, 3), NOW)
+    beside = Beside(store)
+    followed = FollowedLedger(beside)
+    await followed.load(lambda _: None)
+    # The database that took over had not all that was acknowledged, and went on without it.
+    other = SqliteFacts(tmp_path / "other.db")
+    promoted = StoredLedger(other)
+    await promoted.open()
+    await promoted.append([*facts(0, 2), *facts(9, 2)], NOW)
+    beside.store, beside.reading = other, other.reading
+    followed._reading = beside  # As its connection leads elsewhere now.
+    with pytest.raises(LedgerError, match="does not go on from fact 3"):
+        await followed.follow(lambda _: None)
+    await promoted.close()
