@@ -92,8 +92,18 @@ def test_gangs_are_packed_or_spread():
 
 def test_scores_that_are_none_are_refused_with_the_node():
     view, demand = FleetView(site()), Demand(gpus=1)
-    with pytest.raises(ValueError, match=r"one score per node \(6\), got shape \(2,\)"):
-        fitting_scores(view, demand, [1, 2])
+    for wrong, found in (
+        ([1, 2], r"shape \(2,\)"),
+        (["best"] * 6, r"\['best', 'best'"),
+        ("best", "'best'"),
+        (3, "3"),
+        (None, "None"),
+        ({}, r"\{\}"),
+        ([1, [2]], r"\[1, \[2\]\]"),
+    ):
+        said = rf"^expected one score per node \(6 numbers\), got {found}"
+        with pytest.raises(ValueError, match=said):
+            fitting_scores(view, demand, wrong)
     with pytest.raises(ValueError, match="the score of a/n1 is nan"):
         fitting_scores(view, demand, [1, float("nan"), 1, 1, 1, 1])
     # Where it does not fit, no policy looks.

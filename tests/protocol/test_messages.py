@@ -98,6 +98,8 @@ def test_an_unknown_op_is_told_the_known_ones(op: Any) -> None:
 def test_a_near_miss_is_told_what_it_may_have_meant() -> None:
     assert refused('{"op": "relase"}').reason.endswith("(did you mean release?)")
     assert refused(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
+    quota = '{"op": "set_quota", "tenant": "ann", "gpus": 4}'
+    assert refused(quota).reason.endswith("(did you mean nominal.gpu_milli?)")
     condition = {"key": "zone", "operator": "in", "values": ["a"]}
     assert refused(text(resources={"where": [condition]})).reason.endswith("(did you mean In?)")
     plain = text(resources={"where": ["zone=a"]})

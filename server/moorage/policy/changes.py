@@ -77,9 +77,14 @@ def fitting_scores(
         ValueError: They are not one finite number per node.
 
     """
-    given = np.asarray(scores, np.float64)
+    expected = f"expected one score per node ({len(fleet)} numbers)"
+    try:
+        given = np.asarray(scores, np.float64)
+    except (TypeError, ValueError):  # NumPy's own words say nothing of scores.
+        raise ValueError(f"{expected}, got {scores!r:.100}") from None
     if given.shape != (len(fleet),):
-        raise ValueError(f"expected one score per node ({len(fleet)}), got shape {given.shape}")
+        found = f"shape {given.shape}" if given.shape else f"{scores!r:.100}"
+        raise ValueError(f"{expected}, got {found}")
     fits = fleet.feasible(demand)
     if not np.isfinite(given[fits]).all():
         row = int(np.flatnonzero(fits & ~np.isfinite(given))[0])

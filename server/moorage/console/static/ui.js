@@ -64,18 +64,23 @@ export function Command({ words: [program, ...rest], code }) {
 	const needs = program === "curl" && session.value?.login ? ' -H "Authorization: Bearer $MOORAGE_TOKEN"' : "";
 	const text = (code ? written(code) : "") + line + needs;
 	const [copied, setCopied] = useState("");
+	const timer = useRef(0);
+	const shown = useRef(null);
 	const copy = async () => {
+		clearTimeout(timer.current);
 		try {
 			await navigator.clipboard.writeText(text);
-			setCopied("Copied");
+			setCopied("yes");
+			said.value = `Copied: ${line}`;
+			timer.current = setTimeout(() => setCopied(""), 8000);
 		} catch {
-			setCopied(text); // Pages without TLS may not write to the clipboard: it can be selected here.
+			setCopied("no"); // Pages without TLS may not write to the clipboard: it is shown, and selected.
+			said.value = `Selected, to be copied: ${line}`;
+			requestAnimationFrame(() => getSelection().selectAllChildren(shown.current));
 		}
-		said.value = `Copied: ${line}`;
-		setTimeout(() => setCopied(""), 8000);
 	};
 	return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
-		${copied ? html`<code>${copied}</code>` : null}</span>`;
+		${copied ? html`<code ref=${shown}>${copied === "yes" ? "Copied" : text}</code>` : null}</span>`;
 }
 
 /** A modal dialog. */

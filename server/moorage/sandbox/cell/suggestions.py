@@ -3,6 +3,7 @@
 `cell.policy` adds it to the message of an exception.
 """
 
+import errno
 import re
 import sys
 import traceback
@@ -22,10 +23,15 @@ _DICTS_MAX: Final = 100
 """Dicts in the variables of a function that are looked at, and those right in them."""
 _KEYS_MAX: Final = 200
 _KEYS_SHOWN_MAX: Final = 8
+_NO_FILES: Final = (
+    ". A cell has no files: put what this one has into the policy's source, its settings or its"
+    " parameters, or have the request say it in `inputs`"
+)
+_NO_OTHERS: Final = ". A cell has no network, no threads and no other processes"
 
 
 def suggestion(error: BaseException, message: str, root: str) -> str:
-    """Return `. Did you mean: …?` for an exception, or an empty text.
+    """Return what to write instead, such as `. Did you mean: …?`, or an empty text.
 
     Args:
         error: What the policy raised.
@@ -37,6 +43,10 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
         name, known, lazy = _keys(error, root)
         shown = ", ".join(map(repr, lazy[:_KEYS_SHOWN_MAX]))
         return _asked(name, known) or (f". There are: {shown}" if shown else "")
+    if isinstance(error, PermissionError) and error.errno == errno.EPERM:  # As `syscalls` answers.
+        return _NO_FILES if error.filename is not None else _NO_OTHERS
+    if message == "can't start new thread":
+        return _NO_OTHERS
     if not message or not isinstance(error, AttributeError | ImportError | NameError):
         return ""
     shown = "".join(
