@@ -157,8 +157,8 @@ except InsufficientSlicesError as error:
 
 def test_a_ray_that_has_just_started_says_so_too_where_a_pool_never_fits():
     """Its monitor reports after some seconds only; without it, a pool would wait for a week."""
-    short = {"prefix": "ray-", "dir": "/tmp"}  # Ray puts sockets deep into it.
-    with tempfile.TemporaryDirectory(**short, ignore_cleanup_errors=True) as folder:
+    short = tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True)
+    with short as folder:  # Ray puts sockets deep into it.
         done = subprocess.run(
             [sys.executable, "-c", NEVER],
             env={**os.environ, "HOME": folder, "RAY_TMPDIR": folder},
