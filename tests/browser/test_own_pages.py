@@ -8,6 +8,9 @@ import httpx
 import pytest
 
 from moorage.testing.daemon_process import Running, daemon
+from tests.clients.test_typescript import built
+
+__all__ = ["built"]
 
 pytestmark = pytest.mark.heavy  # A browser.
 
@@ -22,6 +25,15 @@ SOCKET = """([url, protocols]) => new Promise(done => {
     };
     socket.onerror = () => done("refused");
 })"""
+
+CONNECT = """async ([url, credential]) => {
+    const { MoorageClient } = await import("/dist/client.js");
+    const client = await MoorageClient.connect(url, credential).catch(no => no);
+    if (client instanceof Error) return client.message;
+    const answer = await client.ask("fleet", {});
+    client.close();
+    return answer.data;
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +87,23 @@ def test_a_page_of_another_site_is_not_let_in_with_either(page, served, site_por
     page.goto(f"http://evil.example:{site_port}/")
     assert page.evaluate(SOCKET, [served.ws, bearer(TOKEN)]) == "refused"
     assert page.evaluate(SOCKET, [served.ws, ticket(served)["protocols"]]) == "refused"
+
+
+def test_the_typescript_client_lets_a_page_in_or_says_why_not(page, served, site_port, built):
+    def shown(route):
+        name = route.request.url.rpartition("/")[2]
+        route.fulfill(path=built / "dist" / name, content_type="text/javascript")
+
+    page.route("**/dist/*", shown)
+    page.goto(f"http://ours.example:{site_port}/")
+    once = {"ticket": ticket(served)["ticket"]}
+    for credential in ({"token": TOKEN}, once):
+        assert page.evaluate(CONNECT, [served.ws, credential]) == {"clusters": [], "next": None}
+    origin = f"http://ours.example:{site_port} in the setting allowed_origins"
+    for wrong, said in (
+        (once, f"is the ticket unused and not older than ten seconds, and is {origin}?"),
+        ({"token": "wrong"}, f"is the token right, and is {origin}?"),
+        (None, f"give connect() {{ token }} or {{ ticket }}, or name {origin}"),
+    ):
+        refused = page.evaluate(CONNECT, [served.ws, wrong])
+        assert refused == f"{served.ws} does not let this page in: {said}"
