@@ -178,6 +178,7 @@ async def test_a_misspelt_name_of_moorage_is_answered_with_the_one_that_is_meant
         "asked = {'resources': {'gpus': 1}}\nreturn asked['resources']['gpu']": "mean: 'gpus'?",
         "return input_data['cluster_dat']": "Did you mean: 'cluster_data'?",
         "return {}['nothing']": "KeyError: 'nothing'",
+        "demand = None\nreturn demand.gpus": "`read_demand` returns None then, and `decline(",
     }
     for body, said in missing.items():
         code = shared.policy(body, "misspelt")

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from types import FrameType
 from typing import Any, Final
 
+from moorage.model import Demand
 from moorage.sandbox.cell.cluster_data import LazyDict
 
 _SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
@@ -26,6 +27,11 @@ _KEYS_SHOWN_MAX: Final = 8
 _NO_FILES: Final = (
     ". A cell has no files: put what this one has into the policy's source, its settings or its"
     " parameters, or have the request say it in `inputs`"
+)
+_OF_A_DEMAND: Final = frozenset(Demand.__struct_fields__)
+_NO_DEMAND: Final = (
+    ". A request may say nothing of resources: `read_demand` returns None then, and"
+    " `decline(None)` answers it"
 )
 _NO_OTHERS: Final = ". A cell has no network, no threads and no other processes"
 
@@ -47,6 +53,8 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
         return _NO_FILES if error.filename is not None else _NO_OTHERS
     if message == "can't start new thread":
         return _NO_OTHERS
+    if isinstance(error, AttributeError) and error.obj is None and error.name in _OF_A_DEMAND:
+        return _NO_DEMAND
     if not message or not isinstance(error, AttributeError | ImportError | NameError):
         return ""
     shown = "".join(
