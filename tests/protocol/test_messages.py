@@ -20,6 +20,7 @@ from moorage.protocol.messages import (
     Why,
     decode,
     decode_allocation,
+    decode_and_warn,
     ignored_fields,
 )
 from moorage.records import fields
@@ -223,6 +224,24 @@ def test_a_field_in_the_wrong_place_is_told_the_right_one(name: str, meant: str)
     assert warned(**{name: 1}) == [
         f"{name}: unknown field, it was ignored (did you mean {meant}?)."
     ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({}, "resources: they ask for nothing; give `gpus`, `cpu_milli` or `memory_mib`."),
+        ({"gpu_milli": 500}, "resources.gpu_milli: no GPU is asked for; say how many, such as "),
+        ({"models": ["A100"], "cpu_milli": 1}, "resources.models: no GPU is asked for; "),
+        ({"gpus": 1, "gpu_milli": 500}, ""),
+        ({"memory_mib": 1}, ""),
+        (None, ""),
+    ],
+)
+def test_resources_that_ask_for_nothing_are_warned_of(resources: Any, said: str) -> None:
+    _, warnings = decode_and_warn(text(resources=resources))
+    assert [each[: len(said)] for each in warnings] == [said] * bool(said)
+    assert warned(resources=resources) == warnings
+    assert len(warned(resources=resources, zzz=1)) == 1 + bool(said)
 
 
 def test_a_strict_request_refuses_unknown_fields() -> None:
