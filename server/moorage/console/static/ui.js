@@ -63,24 +63,24 @@ export function Command({ words: [program, ...rest], code }) {
 	const line = words.map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
 	const needs = program === "curl" && session.value?.login ? ' -H "Authorization: Bearer $MOORAGE_TOKEN"' : "";
 	const text = (code ? written(code) : "") + line + needs;
-	const [copied, setCopied] = useState("");
+	const [copied, setCopied] = useState(0);
 	const timer = useRef(0);
 	const shown = useRef(null);
 	const copy = async () => {
 		clearTimeout(timer.current);
 		try {
 			await navigator.clipboard.writeText(text);
-			setCopied("yes");
+			setCopied(1);
 			said.value = `Copied: ${line}`;
-			timer.current = setTimeout(() => setCopied(""), 8000);
+			timer.current = setTimeout(() => setCopied(0), 8000);
 		} catch {
-			setCopied("no"); // Pages without TLS may not write to the clipboard: it is shown, and selected.
-			said.value = `Selected, to be copied: ${line}`;
+			setCopied(2); // Pages without TLS may not write to the clipboard.
+			said.value = `Selected: ${line}`;
 			requestAnimationFrame(() => getSelection().selectAllChildren(shown.current));
 		}
 	};
 	return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
-		${copied ? html`<code ref=${shown}>${copied === "yes" ? "Copied" : text}</code>` : null}</span>`;
+		${copied ? html`<code ref=${shown}>${copied === 1 ? "Copied" : text}</code>` : null}</span>`;
 }
 
 /** A modal dialog. */
