@@ -70,7 +70,7 @@ export class MoorageClient {
   private constructor(urls: string | readonly string[], credential?: Credential, options: Options = {}) {
     this.addresses = new Addresses(urls);
     this.dialer = new Dialer(this.addresses, credential);
-    const once = credential !== undefined && "ticket" in credential; // It opens one socket.
+    const once = !!credential && "ticket" in credential; // It opens one socket.
     this.reconnectMs = once ? 0 : (options.reconnectSeconds ?? RECONNECT_SECONDS) * 1_000;
   }
 

@@ -36,7 +36,10 @@ async function whyClosed(url: string, credential?: Credential): Promise<Error> {
   // A page may not read what other origins answer, but learns that something does.
   const there = await fetch(address, { mode: "no-cors", signal }).then(() => true, () => false);
   if (!there) return new ConnectionLost(`nothing answers at ${url}`);
-  return new NotLetIn(`${url} lets this page not in: ${give}, or see the setting allowed_origins`);
+  const origin = `${globalThis.location?.origin ?? "this origin"} in the setting allowed_origins`;
+  if (!credential) return new NotLetIn(`${url} does not let this page in: ${give}, or name ${origin}`);
+  const right = "token" in credential ? "the token right" : "the ticket unused and not older than ten seconds";
+  return new NotLetIn(`${url} does not let this page in: is ${right}, and is ${origin}?`);
 }
 
 type Attempt = { readonly open: Promise<Opened>; giveUp(): void };

@@ -26,7 +26,7 @@ PROCESS = {"command": ["true"]}
     ("document", "path", "expected"),
     [
         ({}, "command", "a list of texts, the program first"),
-        ({"command": "sleep 5"}, "command", "a valid list"),
+        ({"command": "sleep 5"}, "command", 'a list, such as ["sleep", "5"]'),
         ({"command": [""]}, "command", "a list of texts, the program first"),
         ({"command": ["a", 3]}, "command.1", "a valid string"),
         ({"command": ["a\0"]}, "command.0", "a text without NUL characters"),

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import typer
 
-from moorage_client.cli import program
+from moorage_client.cli import program, publishing
 from moorage_client.cli.output import explain_failure, fields
 from moorage_client.cli.sentences import _MISFITS
+from moorage_client.cli.session import CommandSession
 from moorage_client.errors import ConnectionFailed, refusal
 
 
@@ -176,6 +177,19 @@ def test_a_hint_fits(capsys, error, hint):
 def test_a_name_that_is_meant_is_hint_enough(capsys):
     explain_failure(refusal("unknown_clusters", "No cluster “est” (did you mean east?)."))
     assert "fleet import" not in capsys.readouterr().err
+
+
+def test_what_a_shadow_did_is_said_in_words(capsys):
+    side = {"policy_rule_uri": "a:1-x", "placed": 4, "refused": 0, "latency_ms": None}
+    counts = {"asked": 5, "dropped": 1, "abandoned": 0, "compared": 4, "same": 1, "differ": 3}
+    told = {"alias": "a:stable", "since": 0, "whole": True, "cost": {"refused": 2}, "samples": []}
+    document = {**told, **counts, "active": side, "candidate": side, "differ_alone": 2}
+    publishing._differences(CommandSession(), document)
+    shown = capsys.readouterr().out
+    alone = "2 of them while no other request was decided"
+    assert shown.startswith(f"5 asked, 4 compared: 1 the same, 3 different ({alone}); 1 dropped\n")
+    assert "_" not in shown.splitlines()[0]
+    assert "{" not in shown
 
 
 def test_a_socket_named_alone_does_not_lead_to_the_http_of_another_server(shell, nowhere):

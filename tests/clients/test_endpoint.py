@@ -7,6 +7,7 @@ import json
 import socket
 import socketserver
 import ssl
+import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler
 
@@ -382,6 +383,18 @@ def test_a_file_without_the_authority_is_named(secure, shell, command, tmp_path)
     assert f"not in {file} (" in said
     assert "SSL_CERT_FILE names that file" in said
     assert "MOORAGE_CA_FILE goes before it" in said
+
+
+def test_a_folder_is_called_one_and_serves_where_it_is_prepared(secure, authority, shell, tmp_path):
+    shell.environment |= secure
+    (tmp_path / "authority.pem").write_bytes(authority[0].read_bytes())
+    for command in (["policy", "list"], ["leases"]):
+        said = shell("--ca-file", str(tmp_path), *command).stderr
+        assert "--ca-file names that folder; name a file, or prepare it with `openssl" in said
+    subprocess.run(["openssl", "rehash", tmp_path], check=True)
+    for command in (["policy", "list"], ["leases"]):
+        done = shell("--ca-file", str(tmp_path), *command)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_program_is_told_its_own_parameter_for_an_authority(secure):

@@ -4,7 +4,7 @@ import pytest
 
 from moorage.records.replies import NodeCapacity
 from moorage_client.answers import read_as
-from moorage_client.cli.looking import node_state
+from moorage_client.cli.looking import _node_cells, node_state
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,9 @@ def test_a_node_has_a_state(unavailable: str, state: str) -> None:
 
 def test_a_machine_that_is_registered_twice_counts_once() -> None:
     assert node_state(read_as(NodeCapacity, {"duplicate_of": "east/n1"})) == "duplicate"
+
+
+def test_only_gpus_with_room_are_listed_as_free() -> None:
+    gpus = {"0": 0, "1": 250, "2": 1000}
+    ((*_, free, _, _),) = _node_cells([{"node_id": "n", "models": [], "gpus": gpus}])
+    assert free == "1:250 2"

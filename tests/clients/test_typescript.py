@@ -22,7 +22,7 @@ const once = await MoorageClient.connect(process.env.URL, { ticket });
 once.close();
 const again = MoorageClient.connect(process.env.URL, { ticket });
 const out = await again.then(() => "in", () => "out");
-for (const credential of [undefined, { token: "wrong" }]) {
+for (const credential of [undefined, null, { token: "wrong" }]) {
   const why = await MoorageClient.connect(process.env.URL, credential).catch((no) => no);
   console.log(why instanceof NotLetIn, why.message.replace(process.env.URL, "URL"));
 }
@@ -155,7 +155,7 @@ def test_the_typescript_client_talks_with_a_daemon(built: Path) -> None:
         )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [
-        "true the server at URL needs a token: give connect() { token } or { ticket }",
+        *["true the server at URL needs a token: give connect() { token } or { ticket }"] * 2,
         "true the server at URL refuses this token",
         "true nothing answers at ws://127.0.0.1:9",
         "out",

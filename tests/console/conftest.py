@@ -14,7 +14,10 @@ from consoles import Seeded, opened, seeded
 
 from moorage_policies import catalog
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    "--host-resolver-rules=MAP *.example 127.0.0.1",
+]
 
 
 @pytest.fixture(scope="module")

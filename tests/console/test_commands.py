@@ -36,6 +36,7 @@ COMMANDS = (
 def it() -> Iterator[Seeded]:
     """A daemon with tokens, at ports of its own, and one of all that a command may be about."""
     environment = {"MOORAGE_OPERATORS": "ann", "MOORAGE_BACKENDS": "local"}
+    environment["MOORAGE_ALLOWED_HOSTS"] = "moored.example"
     with seeded(MOORAGE_TOKENS="ann:of-ann", **environment) as each:
         each.fleet("east", 2)
         node = {"id": "localhost", "vcpus": {"count": 8}, "memory": 64_000}
@@ -158,3 +159,45 @@ def test_each_command_works_when_it_is_pasted(page: Any, it: Seeded, shell: Shel
     see(f"leases/{held}", "Release")
     for words in COMMANDS:
         assert any(line.startswith(words) for line in plain(shell)), words
+
+
+def signed_in(page: Any, console: str, view: str) -> Any:
+    """Show a view to ann; return the first button of a command there."""
+    page.goto(f"{console}/{view}")
+    page.get_by_label("Token").fill("of-ann")
+    page.keyboard.press("Enter")
+    button = page.get_by_role("button", name="Copy as command").first
+    button.wait_for()
+    return button
+
+
+def test_each_click_copies_the_command_that_is_shown_then(page: Any, it: Seeded) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button = signed_in(page, it.console, f"leases/{it.leases[0]}")
+    for lease in (it.leases[0], *it.leases):
+        page.goto(f"{it.console}/leases/{lease}")
+        page.get_by_role("heading", name=lease[:8]).first.wait_for()
+        panel = page.get_by_role("complementary")
+        button = panel.get_by_role("button", name="Copy as command").first
+        for _ in range(2):
+            button.click()
+            panel.get_by_text("Copied", exact=True).first.wait_for()
+            copied = page.evaluate("navigator.clipboard.readText()")
+            assert copied == button.get_attribute("title")
+            assert lease in copied
+
+
+def test_a_page_without_a_clipboard_selects_what_can_be_copied(page: Any, it: Seeded) -> None:
+    """Over plain HTTP from another machine, browsers let no page write to the clipboard."""
+    console = it.console.replace("127.0.0.1", "moored.example")
+    signed_in(page, console, "playground")
+    assert page.evaluate("navigator.clipboard === undefined")
+    button = page.get_by_role("button", name="Copy as command").first
+    for _ in range(2):
+        button.click()
+        selected = page.evaluate(
+            "new Promise(done => requestAnimationFrame("
+            "() => requestAnimationFrame(() => done(getSelection().toString()))))"
+        )
+        assert selected.strip() == button.get_attribute("title").strip()
+        page.evaluate("getSelection().empty()")

@@ -26,6 +26,15 @@ def test_each_terminal_that_it_opens_first_activates_the_environment() -> None:
         assert block.startswith("$ . .venv/bin/activate\n")
 
 
+def test_nothing_is_typed_into_the_terminal_of_a_server() -> None:
+    """It runs until Ctrl-C: what follows `moored serve` in one block would never be run."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        text = page.read_text()
+        for block in re.findall(r"^```console\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            _, _, after = block.partition("moored serve")
+            assert "\n$ " not in after, f"{page}: {block}"
+
+
 def test_pages_install_from_a_checkout_until_there_is_a_release() -> None:
     """`moorage` is no package of an index yet, and names no addresses that are not its own."""
     for page in [

@@ -94,6 +94,8 @@ def test_operators_change_quotas_over_http_while_it_runs() -> None:
         assert put("/quotas/ann", change, {"Authorization": ""}, 401)
         assert put("/quotas/*?project=x", change, status=400)["error"]["field"] == "project"
         assert put("/quotas/ann", {"wieght": 2}, status=400)["error"]["field"] == "wieght"
+        nominal = put("/quotas/ann", {"gpus": 2}, status=400)["error"]["reason"]
+        assert nominal.endswith("(did you mean nominal.gpu_milli?)")
         assert put("/quotas/ann", {"op": "flush"}, status=400)["error"]["field"] == "op"
         assert put("/quotas/ann?project=", change, status=400)["error"]["field"] == "project"
         for name in ("nominal", "borrow", "lend", "weight", "notice_seconds"):

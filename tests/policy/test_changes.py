@@ -10,6 +10,7 @@ from moorage.model import Ask, Cluster, Demand, Gpu, Node, PolicyRef
 from moorage.policy import (
     Fleet,
     FleetView,
+    best_rows,
     choice,
     close_gpus,
     decline_because,
@@ -92,8 +93,18 @@ def test_gangs_are_packed_or_spread():
 
 def test_scores_that_are_none_are_refused_with_the_node():
     view, demand = FleetView(site()), Demand(gpus=1)
-    with pytest.raises(ValueError, match=r"one score per node \(6\), got shape \(2,\)"):
-        fitting_scores(view, demand, [1, 2])
+    for wrong, found in (
+        ([1, 2], r"shape \(2,\)"),
+        (["best"] * 6, r"\['best', 'best'"),
+        ("best", "'best'"),
+        (3, "3"),
+        (None, "None"),
+        ({}, r"\{\}"),
+        ([1, [2]], r"\[1, \[2\]\]"),
+    ):
+        said = rf"^expected one score per node \(6 numbers\), got {found}"
+        with pytest.raises(ValueError, match=said):
+            fitting_scores(view, demand, wrong)
     with pytest.raises(ValueError, match="the score of a/n1 is nan"):
         fitting_scores(view, demand, [1, float("nan"), 1, 1, 1, 1])
     # Where it does not fit, no policy looks.
@@ -101,6 +112,28 @@ def test_scores_that_are_none_are_refused_with_the_node():
         4, 3, 2, 1, 0, -1
     ]  # fmt: skip
     assert decline_because("no") == {"declined": "no"}
+
+
+def test_scores_may_be_a_list():
+    view, demand = FleetView(site()), Demand(gpus=1, nodes=2)
+    assert best_rows(view, demand, [0, 1, 5, -1, -1, -1]) == [2, 1]
+    assert spread_rows(view, demand, [0, 1, 5, -1, -1, -1]) == [2, 1]
+    for rows in (best_rows, spread_rows):
+        with pytest.raises(ValueError, match=r"^expected one score per node \(6 numbers\), got"):
+            rows(view, demand, ["best"] * 6)
+
+
+def test_place_says_what_it_takes():
+    found = data(site(), Demand(gpus=1))
+    fleet = found["fleet"]
+    with pytest.raises(TypeError, match=r"^place: expected `input_data` as `eval` got it, got F"):
+        place(fleet, lambda view, _: np.arange(len(view)))
+    with pytest.raises(TypeError, match=r"given; a score is called with the fleet and the demand"):
+        place(found, lambda view: np.arange(len(view)))
+    with pytest.raises(ValueError, match=r"^gang: expected one of pack, spread, got 'apart'"):
+        place(found, lambda view, _: np.arange(len(view)), gang="apart")
+    with pytest.raises(TypeError, match=r"^object of type 'int' has no len\(\)$"):
+        place(found, lambda view, _: np.arange(len(5)))
 
 
 @settings(max_examples=150)

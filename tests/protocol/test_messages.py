@@ -20,6 +20,7 @@ from moorage.protocol.messages import (
     Why,
     decode,
     decode_allocation,
+    decode_and_warn,
     ignored_fields,
 )
 from moorage.records import fields
@@ -98,6 +99,8 @@ def test_an_unknown_op_is_told_the_known_ones(op: Any) -> None:
 def test_a_near_miss_is_told_what_it_may_have_meant() -> None:
     assert refused('{"op": "relase"}').reason.endswith("(did you mean release?)")
     assert refused(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
+    quota = '{"op": "set_quota", "tenant": "ann", "gpus": 4}'
+    assert refused(quota).reason.endswith("(did you mean nominal.gpu_milli?)")
     condition = {"key": "zone", "operator": "in", "values": ["a"]}
     assert refused(text(resources={"where": [condition]})).reason.endswith("(did you mean In?)")
     plain = text(resources={"where": ["zone=a"]})
@@ -221,6 +224,24 @@ def test_a_field_in_the_wrong_place_is_told_the_right_one(name: str, meant: str)
     assert warned(**{name: 1}) == [
         f"{name}: unknown field, it was ignored (did you mean {meant}?)."
     ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({}, "resources: they ask for nothing; give `gpus`, `cpu_milli` or `memory_mib`."),
+        ({"gpu_milli": 500}, "resources.gpu_milli: no GPU is asked for; say how many, such as "),
+        ({"models": ["A100"], "cpu_milli": 1}, "resources.models: no GPU is asked for; "),
+        ({"gpus": 1, "gpu_milli": 500}, ""),
+        ({"memory_mib": 1}, ""),
+        (None, ""),
+    ],
+)
+def test_resources_that_ask_for_nothing_are_warned_of(resources: Any, said: str) -> None:
+    _, warnings = decode_and_warn(text(resources=resources))
+    assert [each[: len(said)] for each in warnings] == [said] * bool(said)
+    assert warned(resources=resources) == warnings
+    assert len(warned(resources=resources, zzz=1)) == 1 + bool(said)
 
 
 def test_a_strict_request_refuses_unknown_fields() -> None:

@@ -1,6 +1,9 @@
 """Pools of GPU slices on a real Ray, and what is left when pools come and go."""
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 
 import pytest
@@ -136,3 +139,32 @@ def test_a_pool_that_comes_late_waits_for_its_turn(made, shape):
     deadline = time.monotonic() + 40
     two.scale_multislice(2)
     assert time.monotonic() < deadline
+
+
+NEVER = """
+import ray
+
+ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
+from moorage.slices import GpuSlices, InsufficientSlicesError, SlicePoolManager
+
+pool = SlicePoolManager(shape=GpuSlices(gpus_per_host=1))
+try:
+    pool.scale_multislice([1, 2])
+except InsufficientSlicesError as error:
+    print(error)
+"""
+
+
+def test_a_ray_that_has_just_started_says_so_too_where_a_pool_never_fits():
+    """Its monitor reports after some seconds only; without it, a pool would wait for a week."""
+    short = tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True)
+    with short as folder:  # Ray puts sockets deep into it.
+        done = subprocess.run(
+            [sys.executable, "-c", NEVER],
+            env={**os.environ, "HOME": folder, "RAY_TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+    assert done.stdout.endswith("the cluster has room for 0 in all\n"), done.stderr

@@ -360,8 +360,9 @@ def _thousandths(free: int | None, total: int | None) -> str:
 
 
 def _free(gpus: Mapping[str, int]) -> str:
-    """Return the devices of a node, with the thousandths free of each that is not all free."""
-    return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in gpus.items())  # noqa: PLR2004  # A whole GPU.
+    """Return the devices with room, with the thousandths free of each that is not all free."""
+    some = {gpu: free for gpu, free in gpus.items() if free}
+    return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in some.items())  # noqa: PLR2004  # A whole GPU.
 
 
 def _of(some: int, nodes: int | str) -> str:

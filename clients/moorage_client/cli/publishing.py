@@ -231,9 +231,13 @@ def _differences(session: CommandSession, document: dict[str, Any]) -> None:
         print_json(document)
         return
     report = read_as(ShadowComparison, document)
-    counts = ("asked", "dropped", "compared", "same", "differ", "differ_alone", "cost")
-    shown = {name: getattr(report, name) for name in counts}
-    fields({name: value for name, value in shown.items() if value is not UNSET})
+    alone = report.differ_alone
+    say(
+        f"{report.asked} asked, {report.compared} compared: {report.same} the same,"
+        f" {report.differ} different"
+        + ("" if alone is UNSET else f" ({alone} of them while no other request was decided)")
+        + f"; {report.dropped} dropped"
+    )
     if not report.whole:
         note("The alias is another tenant's: figures move in steps, and samples are your own.")
     table(

@@ -10,6 +10,7 @@ Source: docs/reference/resource-engine.md, "Specs": the four keep their fields a
 """
 
 import functools
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -54,6 +55,8 @@ __all__ = [
     "memory_bytes",
 ]
 
+WORDS_SHOWN_MAX: Final = 64
+"""Characters of a command that a message shows as a list."""
 _STRICT: Final = pydantic.ConfigDict(
     extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
 )
@@ -437,6 +440,9 @@ def _spec_error(name: str, error: pydantic.ValidationError) -> SpecError:
     if first["type"] == "unexpected_keyword_argument":
         known = ", ".join(each.name for each in fields(Readiness))
         return SpecError(place, f"one of {known}")
+    if first["type"] == "list_type" and isinstance(first["input"], str):
+        words = first["input"][:WORDS_SHOWN_MAX].split()
+        return SpecError(place, f"a list, such as {json.dumps(words, ensure_ascii=False)}")
     text = first["msg"].removeprefix("Value error, expected ")
     expected = text.removeprefix("Input should be ")
     compared = expected.startswith(("greater", "less"))

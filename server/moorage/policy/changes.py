@@ -16,7 +16,14 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from moorage.model import Demand
-from moorage.policy.choice import best_rows, decline, propose, read_demand, show_scores
+from moorage.policy.choice import (
+    best_rows,
+    decline,
+    propose,
+    read_demand,
+    read_scores,
+    show_scores,
+)
 from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
 
@@ -26,6 +33,7 @@ demand does not fit is not looked at."""
 Gang = Literal["pack", "spread"]
 
 _CLOSE: Final[tuple[Literal["nvlink", "numa"], ...]] = ("nvlink", "numa")
+_GANGS: Final = ("pack", "spread")
 _NOT_HERE: Final = -1.0
 
 
@@ -50,13 +58,27 @@ def place(
             racks as there are.
 
     Raises:
-        ValueError: The score is not one finite number per node.
+        TypeError: `input_data` is something else, or `score` takes other arguments.
+        ValueError: The score is not one finite number per node, or `gang` is another word.
 
     """
-    fleet, demand = input_data["fleet"], read_demand(input_data)
+    if gang not in _GANGS:
+        raise ValueError(f"gang: expected one of {', '.join(_GANGS)}, got {gang!r:.100}")
+    try:
+        fleet = input_data["fleet"]
+    except TypeError:
+        kind = type(input_data).__name__
+        raise TypeError(f"place: expected `input_data` as `eval` got it, got {kind}") from None
+    demand = read_demand(input_data)
     if demand is None:
         return decline(None)
-    scores = fitting_scores(fleet, demand, score(fleet, demand))
+    try:
+        found = score(fleet, demand)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise  # Of the score itself.
+        raise TypeError(f"{error}; a score is called with the fleet and the demand") from None
+    scores = fitting_scores(fleet, demand, found)
     rows = (best_rows if gang == "pack" else spread_rows)(fleet, demand, scores)
     return propose(
         fleet, demand, rows, (lambda row: close_gpus(fleet, row, demand)) if close else None
@@ -77,9 +99,7 @@ def fitting_scores(
         ValueError: They are not one finite number per node.
 
     """
-    given = np.asarray(scores, np.float64)
-    if given.shape != (len(fleet),):
-        raise ValueError(f"expected one score per node ({len(fleet)}), got shape {given.shape}")
+    given = read_scores(fleet, scores).astype(np.float64, copy=False)
     fits = fleet.feasible(demand)
     if not np.isfinite(given[fits]).all():
         row = int(np.flatnonzero(fits & ~np.isfinite(given))[0])
@@ -108,7 +128,7 @@ def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
     return fleet.pick_gpus(row, demand)
 
 
-def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
+def spread_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list[int]:
     """Return the rows for a gang, from as many racks as there are; the counterpart of `best_rows`.
 
     The best node of each rack comes first, in the order of their scores, then the second of each.
@@ -123,9 +143,13 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> l
     Returns:
         `demand.nodes` different rows, or [] where there are too few.
 
+    Raises:
+        ValueError: The scores are not one number per node.
+
     """
     if demand.nodes == 1 or gang_groups(fleet, demand) is not None:
         return best_rows(fleet, demand, scores)
+    scores = read_scores(fleet, scores)
     show_scores(fleet, scores)
     fitting = np.flatnonzero(scores >= 0)
     ranking: list[int] = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()

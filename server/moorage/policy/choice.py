@@ -95,7 +95,26 @@ def show_scores(fleet: FleetView, scores: npt.NDArray[Any]) -> None:
         print(f"{name}: score {float(scores[row]):.6g}, {free}")  # noqa: T201  # Likewise.
 
 
-def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
+def read_scores(fleet: FleetView, scores: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return what a policy gave as scores as an array.
+
+    Raises:
+        ValueError: They are not one number per node.
+
+    """
+    expected = f"expected one score per node ({len(fleet)} numbers)"
+    try:
+        given = np.asarray(scores)
+        given = given if given.dtype.kind in "fi" else given.astype(np.float64)
+    except (TypeError, ValueError):  # NumPy's own words say nothing of scores.
+        raise ValueError(f"{expected}, got {scores!r:.100}") from None
+    if given.shape != (len(fleet),):
+        found = f"shape {given.shape}" if given.shape else f"{scores!r:.100}"
+        raise ValueError(f"{expected}, got {found}")
+    return given
+
+
+def best_rows(fleet: FleetView, demand: Demand, scores: npt.ArrayLike) -> list[int]:
     """Return the rows to use: the highest score first, equal scores by the lowest row.
 
     A gang takes the best nodes of one rack or zone if it named one, else of one cluster if one
@@ -110,7 +129,11 @@ def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> lis
     Returns:
         `demand.nodes` different rows, or [] where there are too few.
 
+    Raises:
+        ValueError: The scores are not one number per node.
+
     """
+    scores = read_scores(fleet, scores)
     show_scores(fleet, scores)
     if demand.nodes == 1:
         row = int(scores.argmax()) if len(scores) else 0

@@ -276,13 +276,11 @@ def _invalid(
     prefix = f"{plain}." if plain else ""
     expected = expectations(kind)
     if unknown := _UNKNOWN.match(what):
-        known = [
-            name.removeprefix(prefix)
-            for name in expected
-            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
-        ]
+        below = [path for path in expected if path.startswith(prefix)]
+        known = [name for path in below if "." not in (name := path.removeprefix(prefix))]
+        inner = [path for path in below if path.removeprefix(prefix) not in known]
         name = _short(unknown["name"])
-        meant = _meant(name, known) or _meant(name, [], _elsewhere(kind, name, prefix))
+        meant = _meant(name, known, inner) or _meant(name, [], _elsewhere(kind, name, prefix))
         return BadMessage(
             Code.BAD_MESSAGE,
             f"{prefix}{name}: unknown field; expected one of {', '.join(known)}{meant}",

@@ -267,6 +267,8 @@ _lenient: Final[dict[type[Any], frozenset[str]]] = {
     for kind in (AllocationRequest, BlockRequest)
 }
 _OF_A_LEASE: Final = (Status, Why)
+_NO_RESOURCES: Final = Resources()
+_OF_GPUS: Final = ("gpu_milli", "models", "gpu_memory_mib")
 _requested: Final = msgspec.json.Decoder(_Requested).decode
 _carry: Final = msgspec.msgpack.Encoder().encode
 
@@ -296,7 +298,7 @@ def decode_and_warn(frame: str | bytes) -> tuple[Message, list[str]]:
     message, names = _read(text, kind)
     known = _lenient.get(kind)
     if known is not None and names <= known:
-        return message, []
+        return message, _without_use(message)
     return message, ignored_fields(text, message)
 
 
@@ -339,6 +341,8 @@ def operation_of(body: bytes) -> str:
 def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
     """Return a warning for each field of a message that was read and that means nothing.
 
+    That is a field that is unknown, and resources that ask for none.
+
     Args:
         frame: The text of the message.
         message: What it was read as. Operations have no such fields: they are refused.
@@ -357,7 +361,20 @@ def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
     if not isinstance(message, AllocationRequest | BlockRequest):
         return []
     kind = type(message)
-    return ignored(frame, kind, _lenient[kind], strict=message.strict)
+    return ignored(frame, kind, _lenient[kind], strict=message.strict) + _without_use(message)
+
+
+def _without_use(message: Message) -> list[str]:
+    """Return a warning for resources that say how GPUs are to be, but not that any is wanted."""
+    wanted = message.resources if isinstance(message, AllocationRequest) else None
+    if wanted is None or wanted.gpus:
+        return []
+    said = [name for name in _OF_GPUS if getattr(wanted, name) != getattr(_NO_RESOURCES, name)]
+    if said:
+        return [f"resources.{said[0]}: no GPU is asked for; say how many, such as `gpus` 1."]
+    if wanted.cpu_milli or wanted.memory_mib:
+        return []
+    return ["resources: they ask for nothing; give `gpus`, `cpu_milli` or `memory_mib`."]
 
 
 def encode(message: Message) -> str:

@@ -35,6 +35,8 @@ SCALE_UP_SECONDS_MIN: Final = 60
 """How long after a scaling another one is worth while."""
 ANSWER_SECONDS: Final = 10
 """What the answer to a call may take on top of what the call itself may take."""
+_REPORT_SECONDS_MAX: Final = 20
+"""How long Ray's monitor may take to say whether there is an autoscaler; 5 where Ray idles."""
 
 logger: Final = logging.getLogger("ray")
 
@@ -119,8 +121,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         reservations = Reservations(self._shape, self._settings, held, self._leased)
         try:
             for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-                share = self._share(size, deadline.left / left, last=left == 1)
-                if size <= held or (share and reservations.wait(size - held, Deadline(share))):
+                share = Deadline(deadline.left / left)
+                if size <= held or self._wait(reservations, size, held, share, last=left == 1):
                     self._settle(size, reservations.take() if size > held else [])
                     return
             most = self._most()
@@ -335,6 +337,20 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         if self._given is None:
             raise ValueError("a pool needs a tpu_type, such as 'v4-8', or shape=GpuSlices(…)")
         return self._given
+
+    def _wait(
+        self, reservations: Reservations, size: int, held: int, share: Deadline, *, last: bool
+    ) -> bool:
+        """Wait for a size; return whether it was reached.
+
+        A Ray that has just started does not know yet what its cluster can hold.
+        """
+        report = Deadline(min(share.left, _REPORT_SECONDS_MAX))
+        while self._most() is None and report.left:
+            if reservations.wait(size - held, Deadline(min(report.left, 1))):
+                return True
+        seconds = self._share(size, share.left, last=last)
+        return bool(seconds) and reservations.wait(size - held, Deadline(seconds))
 
     def _share(self, size: int, seconds: float, *, last: bool) -> float:
         """Return the seconds to wait for a size; 0: it is skipped."""

@@ -17,6 +17,8 @@ from moorage.web.services import WebServices
 __all__ = ["quota_routes"]
 
 _NO_CHANGE: Final[Mapping[str, Any]] = {}
+_OF_THE_PATH: Final = frozenset({"op", "id", "strict", "tenant", "project"})
+"""Fields of `set_quota` that a body does not say."""
 
 
 def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
@@ -43,9 +45,9 @@ def quota_routes(services: WebServices, bodies: BodyReader) -> HttpRouter:
     async def set_quota(tenant: str, request: Request, project: str | None = None) -> Response:
         """Let a tenant, or with `?project=` one of its projects, hold so much from now on."""
         change = await read_document(request, bodies)
-        known = QuotaChange.__struct_fields__
-        for name in change.keys() - set(known):
-            raise ServiceError.wrong_field(name, f"one of {', '.join(known)}")
+        for name in change.keys() & _OF_THE_PATH:
+            known = ", ".join(QuotaChange.__struct_fields__)
+            raise ServiceError.wrong_field(name, f"one of {known}")
         return await done(request, "set_quota", change, tenant=tenant, project=project)
 
     @router.delete("/quotas/{tenant}", summary="Remove a quota", **operation(QuotaState))

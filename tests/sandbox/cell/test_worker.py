@@ -178,6 +178,7 @@ async def test_a_misspelt_name_of_moorage_is_answered_with_the_one_that_is_meant
         "asked = {'resources': {'gpus': 1}}\nreturn asked['resources']['gpu']": "mean: 'gpus'?",
         "return input_data['cluster_dat']": "Did you mean: 'cluster_data'?",
         "return {}['nothing']": "KeyError: 'nothing'",
+        "demand = None\nreturn demand.gpus": "`read_demand` returns None then, and `decline(",
     }
     for body, said in missing.items():
         code = shared.policy(body, "misspelt")
@@ -197,3 +198,20 @@ async def test_a_key_that_input_data_lacks_is_answered_with_those_there_are(shar
         code = shared.policy(body, "misspelt")
         outcome = await shared.outcome(code)
         assert said in outcome.refusal.reason
+
+
+@IN_ONE_LOOP
+async def test_what_a_cell_does_not_have_is_said_where_a_policy_reaches_for_it(shared):
+    files, others = "A cell has no files: put what", "A cell has no network, no threads and no"
+    reaching = {
+        "return open('/etc/passwd').read()": f"'/etc/passwd'. {files}",
+        "import pathlib\nreturn pathlib.Path('table.json').read_text()": f"'table.json'. {files}",
+        "import os\nreturn os.listdir('.')": files,
+        "import os\nos.fork()": others,
+        "import threading\nthreading.Thread(target=print).start()": f"new thread. {others}",
+        "raise PermissionError('mine')": "the policy raised PermissionError: mine",
+    }
+    for body, said in reaching.items():
+        refusal = await refused(shared, shared.policy(body, "reaching"))
+        assert said in refusal.reason
+        assert ("mine" in body) is ("A cell has" not in refusal.reason)

@@ -63,19 +63,24 @@ export function Command({ words: [program, ...rest], code }) {
 	const line = words.map((each) => (code && each === "policy.py" ? '"$folder/policy.py"' : quoted(each))).join(" ");
 	const needs = program === "curl" && session.value?.login ? ' -H "Authorization: Bearer $MOORAGE_TOKEN"' : "";
 	const text = (code ? written(code) : "") + line + needs;
-	const [copied, setCopied] = useState("");
+	const [copied, setCopied] = useState(0);
+	const timer = useRef(0);
+	const shown = useRef(null);
 	const copy = async () => {
+		clearTimeout(timer.current);
 		try {
 			await navigator.clipboard.writeText(text);
-			setCopied("Copied");
+			setCopied(1);
+			said.value = `Copied: ${line}`;
+			timer.current = setTimeout(() => setCopied(0), 8000);
 		} catch {
-			setCopied(text); // Pages without TLS may not write to the clipboard: it can be selected here.
+			setCopied(2); // Pages without TLS may not write to the clipboard.
+			said.value = `Selected: ${line}`;
+			requestAnimationFrame(() => getSelection().selectAllChildren(shown.current));
 		}
-		said.value = `Copied: ${line}`;
-		setTimeout(() => setCopied(""), 8000);
 	};
 	return html`<span class="command"><button type="button" title=${text} onClick=${copy}>Copy as command</button>
-		${copied ? html`<code>${copied}</code>` : null}</span>`;
+		${copied ? html`<code ref=${shown}>${copied === 1 ? "Copied" : text}</code>` : null}</span>`;
 }
 
 /** A modal dialog. */

@@ -3,6 +3,7 @@
 `cell.policy` adds it to the message of an exception.
 """
 
+import errno
 import re
 import sys
 import traceback
@@ -12,6 +13,7 @@ from itertools import chain, islice
 from types import FrameType
 from typing import Any, Final
 
+from moorage.model import Demand
 from moorage.sandbox.cell.cluster_data import LazyDict
 
 _SUGGESTION: Final = re.compile(r"(?:\. )?((?:Did you|Or did you) [^\n]{1,200}\?)$", re.MULTILINE)
@@ -22,10 +24,20 @@ _DICTS_MAX: Final = 100
 """Dicts in the variables of a function that are looked at, and those right in them."""
 _KEYS_MAX: Final = 200
 _KEYS_SHOWN_MAX: Final = 8
+_NO_FILES: Final = (
+    ". A cell has no files: put what this one has into the policy's source, its settings or its"
+    " parameters, or have the request say it in `inputs`"
+)
+_OF_A_DEMAND: Final = frozenset(Demand.__struct_fields__)
+_NO_DEMAND: Final = (
+    ". A request may say nothing of resources: `read_demand` returns None then, and"
+    " `decline(None)` answers it"
+)
+_NO_OTHERS: Final = ". A cell has no network, no threads and no other processes"
 
 
 def suggestion(error: BaseException, message: str, root: str) -> str:
-    """Return `. Did you mean: …?` for an exception, or an empty text.
+    """Return what to write instead, such as `. Did you mean: …?`, or an empty text.
 
     Args:
         error: What the policy raised.
@@ -37,6 +49,12 @@ def suggestion(error: BaseException, message: str, root: str) -> str:
         name, known, lazy = _keys(error, root)
         shown = ", ".join(map(repr, lazy[:_KEYS_SHOWN_MAX]))
         return _asked(name, known) or (f". There are: {shown}" if shown else "")
+    if isinstance(error, PermissionError) and error.errno == errno.EPERM:  # As `syscalls` answers.
+        return _NO_FILES if error.filename is not None else _NO_OTHERS
+    if message == "can't start new thread":
+        return _NO_OTHERS
+    if isinstance(error, AttributeError) and error.obj is None and error.name in _OF_A_DEMAND:
+        return _NO_DEMAND
     if not message or not isinstance(error, AttributeError | ImportError | NameError):
         return ""
     shown = "".join(

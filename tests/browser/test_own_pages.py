@@ -1,0 +1,109 @@
+"""Pages of one's own site, in a real browser: they show who they are as a subprotocol."""
+
+import base64
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from moorage.testing.daemon_process import Running, daemon
+from tests.clients.test_typescript import built
+
+__all__ = ["built"]
+
+pytestmark = pytest.mark.heavy  # A browser.
+
+TOKEN = "s3cret~?"  # noqa: S105  # Of a daemon that lives for one test.
+KNOWN = {"Authorization": f"Bearer {TOKEN}"}
+SOCKET = """([url, protocols]) => new Promise(done => {
+    const socket = new WebSocket(url, protocols);
+    socket.onopen = () => socket.send(JSON.stringify({op: "fleet"}));
+    socket.onmessage = event => {
+        done([JSON.parse(event.data).success, socket.protocol]);
+        socket.close();
+    };
+    socket.onerror = () => done("refused");
+})"""
+
+CONNECT = """async ([url, credential]) => {
+    const { MoorageClient } = await import("/dist/client.js");
+    const client = await MoorageClient.connect(url, credential).catch(no => no);
+    if (client instanceof Error) return client.message;
+    const answer = await client.ask("fleet", {});
+    client.close();
+    return answer.data;
+}"""
+
+
+@pytest.fixture(scope="module")
+def served(site_port: int) -> Iterator[Running]:
+    """A server with tokens that lets pages of one site in."""
+    environment = {
+        "MOORAGE_TOKENS": f"ann:{TOKEN}",
+        "MOORAGE_ALLOWED_ORIGINS": f"http://ours.example:{site_port}",
+    }
+    with daemon(environment=environment) as running:
+        yield running
+
+
+def bearer(token: str) -> list[str]:
+    shown = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    return ["moorage", f"moorage.bearer.{shown}"]
+
+
+def ticket(running: Running) -> dict:
+    """Return what the page's own server gets for it."""
+    answer = httpx.post(f"{running.http}/websocket-ticket", headers=KNOWN).raise_for_status()
+    return answer.json()["data"]
+
+
+def test_a_page_that_knows_the_token_is_let_in(page, served, site_port):
+    page.goto(f"http://ours.example:{site_port}/")
+    assert page.evaluate(SOCKET, [served.ws, bearer(TOKEN)]) == [True, "moorage"]
+    for wrong in ([], ["moorage"], bearer("wrong"), bearer(TOKEN)[1:]):
+        assert page.evaluate(SOCKET, [served.ws, wrong]) == "refused"
+
+
+def test_a_ticket_lets_a_page_in_once(page, served, site_port):
+    page.goto(f"http://ours.example:{site_port}/")
+    issued = ticket(served)
+    assert TOKEN not in str(issued)
+    assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == [True, "moorage"]
+    assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == "refused"
+
+
+def test_a_ticket_lasts_for_ten_seconds(page, served, site_port):
+    page.goto(f"http://ours.example:{site_port}/")
+    before = time.time()
+    issued = ticket(served)
+    assert issued["expires_at"] <= time.time() + 10
+    assert issued["expires_at"] >= before + 10
+    time.sleep(max(0, issued["expires_at"] - time.time()) + 0.1)  # That it is over is under test.
+    assert page.evaluate(SOCKET, [served.ws, issued["protocols"]]) == "refused"
+
+
+def test_a_page_of_another_site_is_not_let_in_with_either(page, served, site_port):
+    page.goto(f"http://evil.example:{site_port}/")
+    assert page.evaluate(SOCKET, [served.ws, bearer(TOKEN)]) == "refused"
+    assert page.evaluate(SOCKET, [served.ws, ticket(served)["protocols"]]) == "refused"
+
+
+def test_the_typescript_client_lets_a_page_in_or_says_why_not(page, served, site_port, built):
+    def shown(route):
+        name = route.request.url.rpartition("/")[2]
+        route.fulfill(path=built / "dist" / name, content_type="text/javascript")
+
+    page.route("**/dist/*", shown)
+    page.goto(f"http://ours.example:{site_port}/")
+    once = {"ticket": ticket(served)["ticket"]}
+    for credential in ({"token": TOKEN}, once):
+        assert page.evaluate(CONNECT, [served.ws, credential]) == {"clusters": [], "next": None}
+    origin = f"http://ours.example:{site_port} in the setting allowed_origins"
+    for wrong, said in (
+        (once, f"is the ticket unused and not older than ten seconds, and is {origin}?"),
+        ({"token": "wrong"}, f"is the token right, and is {origin}?"),
+        (None, f"give connect() {{ token }} or {{ ticket }}, or name {origin}"),
+    ):
+        refused = page.evaluate(CONNECT, [served.ws, wrong])
+        assert refused == f"{served.ws} does not let this page in: {said}"
