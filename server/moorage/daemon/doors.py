@@ -133,8 +133,6 @@ def make_entrance(
     """Make the doors, still closed."""
     audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
     stack.callback(audit.close)
-    audit.note_server("started")
-    stack.callback(audit.note_server, "stopped")
     named_tokens = TokenStore(storage.tokens())
     stack.callback(named_tokens.close)
     settings = GatewaySettings(

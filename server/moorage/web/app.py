@@ -67,7 +67,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
         middleware=[
             Middleware(HeadAsGet),
             Middleware(CountedBodies),
-            Middleware(Noted, services.audit.note),
+            Middleware(Noted, services.audit),
         ],
         exception_handlers=dict.fromkeys((ServiceError, HTTPException, Exception), refuse),
     )
@@ -114,6 +114,7 @@ def _authentication(
         client = request.client
         if caller is None:
             services.audit.note_failed_login(client.host if client else "", "http")
+            await services.audit.written()
             raise ServiceError(
                 Code.UNAUTHORIZED,
                 "the request has no valid token; send `Authorization: Bearer <token>`",
@@ -127,6 +128,7 @@ def _authentication(
             what = f"{request.method} {request.scope[ROUTE]}"
             reason = caller.refusal(right)
             services.audit.note_refusal(caller, remote_of(request.scope), what, reason)
+            await services.audit.written()
             raise missing_right(caller, right)
 
     return authenticate

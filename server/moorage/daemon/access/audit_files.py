@@ -34,6 +34,7 @@ _NO_HASH: Final = "0" * _HASH_CHARS
 _TAIL_BYTES: Final = 1 << 20
 """Longer than any line."""
 _HASH_FIELD: Final = b',"hash":"'
+_SEQ_FIELD: Final = b',"seq":'
 _encode: Final = msgspec.json.Encoder().encode
 
 log = structlog.get_logger("moored")
@@ -91,6 +92,22 @@ class AuditFiles:
             if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
                 self._pruned_at = now
                 self._prune(now)
+
+    def last_seq(self) -> int | None:
+        """Return the fact that the last entry about one is about; None: no entry is.
+
+        Raises:
+            OSError: They cannot be read.
+            ValueError: A line is no entry.
+
+        """
+        for path in reversed(_files(self._folder)):
+            for line in reversed(path.read_bytes().splitlines(keepends=True)):
+                if _SEQ_FIELD in line and line.endswith(b"\n"):
+                    seq = msgspec.json.decode(line, type=_AboutFact).seq
+                    if seq is not None:
+                        return seq
+        return None
 
     def _catch_up(self) -> Path:
         """Learn what another process wrote; return the file to append to."""
@@ -211,6 +228,10 @@ class _Sealed(msgspec.Struct):
     number: int
     prev: str
     hash: str
+
+
+class _AboutFact(msgspec.Struct):
+    seq: int | None = None
 
 
 def _chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[bytes, ChainEnd]:

@@ -1,9 +1,11 @@
 """The audit log of a running server: takes entries at once, writes them in a thread of its own."""
 
+import asyncio
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -45,7 +47,10 @@ class AuditLog:
         self._pending: list[AuditEntry] = []
         """Entries to be written; only the thread takes some away."""
         self._bell = threading.Event()
+        self._hurry = threading.Event()
+        """Set: what was taken is written without gathering more."""
         self._closing = threading.Event()
+        self._waiters: list[asyncio.Future[None]] = []
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self._unsaid = 0
@@ -56,8 +61,21 @@ class AuditLog:
             self._thread.start()
 
     def note(self, entry: AuditEntry) -> None:
-        """Take an entry; it is on the disk soon."""
+        """Take an entry; it is written soon."""
         self.note_all([entry])
+
+    async def written(self) -> None:
+        """Return once all that was taken so far is written, or cannot be."""
+        if self._thread is not None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            self._hurry.set()
+            self._bell.set()
+            await waiter
+
+    def last_seq(self) -> int | None:
+        """See `AuditFiles.last_seq`."""
+        return self._files.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
         """Take entries, in order. On the hot path."""
@@ -69,10 +87,13 @@ class AuditLog:
         self._unsaid += lost
         self._bell.set()
 
-    def note_server(self, what: str) -> None:
-        """Take note of a start or stop: two starts in a row tell of a kill, which loses entries."""
+    def note_server(self, what: str, seq: int = 0) -> None:
+        """Take note of a start, with the last fact in the ledger, or of a stop.
+
+        Two starts in a row tell of a kill.
+        """
         about = {"version": version("moorage")}
-        self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about))
+        self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about, seq=seq))
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str) -> None:
         """Take note of what a caller had no right to do."""
@@ -108,11 +129,13 @@ class AuditLog:
         self._failures[remote] += 1
         if self._failures[remote] <= FAILED_A_MINUTE_MAX:
             self.note(AuditEntry(now, "login.failed", remote=remote, about={"door": door}))
+            self._hurry.set()
 
     def close(self) -> None:
         """Write what is left, for a bounded time, and end the thread."""
         if self._thread is not None:
             self._closing.set()
+            self._hurry.set()
             self._bell.set()
             self._thread.join(10.0)
             self._thread = None
@@ -120,8 +143,9 @@ class AuditLog:
     def _write_forever(self) -> None:
         while not self._closing.is_set():
             self._bell.wait()
-            self._closing.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
+            self._hurry.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
             self._bell.clear()
+            self._hurry.clear()
             if not self._written():
                 self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
                 self._bell.set()
@@ -129,7 +153,7 @@ class AuditLog:
 
     def _written(self) -> bool:
         """Write what was taken; return whether that could be."""
-        now, unsaid = time.time(), self._unsaid
+        now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
         entries = self._pending[:]
         taken = len(entries)
         if unsaid:
@@ -140,6 +164,20 @@ class AuditLog:
         except (OSError, ValueError) as error:
             log.error("audit_failed", reason=str(error), waiting=taken)  # noqa: TRY400  # It has no more to say.
             return False
+        finally:
+            self._let_go(waiters)
         del self._pending[:taken]
         self._unsaid -= unsaid
         return True
+
+    def _let_go(self, count: int) -> None:
+        """Have the first waiters go on."""
+        for waiter in self._waiters[:count]:
+            with suppress(RuntimeError):  # Its loop is gone, and who waited with it.
+                waiter.get_loop().call_soon_threadsafe(_end_wait, waiter)
+        del self._waiters[:count]
+
+
+def _end_wait(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
