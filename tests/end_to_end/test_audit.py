@@ -26,6 +26,9 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         ann.publish(catalog.document("first_fit"), policy("return None", "mine:1.0-stable"))
         means = {"policy_rule_uri": "mine:1.0-stable"}
         ann.http.post("/policy-alias/mine:stable/activate", json=means).raise_for_status()
+        ann.publish(policy("return 1", "mine:1.1-stable"))
+        newer = {"policy_rule_uri": "mine:1.1-stable"}
+        ann.http.post("/policy-alias/mine:stable/activate", json=newer).raise_for_status()
         lease = ann.ask(FIRST_FIT, resources={"gpus": 2}, lease={"ttl_seconds": 60})["lease"]
         ann.release(lease)
         ann.say({"op": "cordon", "cluster": "east"})
@@ -83,10 +86,14 @@ def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> Non
 def test_changes_over_http_are_logged(entries: list[dict]) -> None:
     assert [each["who"] for each in found(entries, "POST /clusters")] == ["ops"]
     published = found(entries, "POST /policy")
-    assert [each["who"] for each in published] == ["ann", "ann"]
-    (activated,) = found(entries, "POST /policy-alias/{alias}/activate")
+    assert [each["who"] for each in published] == ["ann"] * 3
+    activated, again = found(entries, "POST /policy-alias/{alias}/activate")
     assert activated["about"]["alias"] == "mine:stable"
     assert activated["after"] == {"version": "mine:1.0-stable"}
+    assert (again["before"], again["after"]) == (
+        {"version": "mine:1.0-stable"},
+        {"version": "mine:1.1-stable"},
+    )
 
 
 def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:

@@ -131,7 +131,7 @@ def make_entrance(
     config: Config, storage: Storage, tasks: Tasks, trust: Trust, stack: AsyncExitStack
 ) -> Entrance:
     """Make the doors, still closed."""
-    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
+    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max, storage.audit())
     stack.callback(audit.close)
     named_tokens = TokenStore(storage.tokens())
     stack.callback(named_tokens.close)

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.state.facts import Cordoned
+from moorage.core.state.facts import Cordoned, Refusal
+from moorage.core.turns.effects import Address, Respond
+from moorage.core.turns.events import Tick
+from moorage.core.turns.turn import Turn
 from moorage.daemon.access import audit_files, audit_log
-from moorage.daemon.access.audit_files import AuditFiles, ChainEnd, ChainError, read_lines, verify
+from moorage.daemon.access.audit_chain import ChainEnd, ChainError
+from moorage.daemon.access.audit_files import AuditFiles, read_lines, verify
 from moorage.daemon.access.audit_log import AuditLog
 from moorage.daemon.access.audit_recovery import recover
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.ledger.memory import MemoryLedger
-from moorage.model import ClusterId, NodeId, Tenant
+from moorage.model import ClusterId, Code, NodeId, SessionId, Tenant
 from moorage.records.audit import AuditEntry
 
 DAY = 86_400.0
@@ -264,6 +268,21 @@ def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
 def test_nothing_is_logged_for_no_days(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
     log.note(entry(1))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 0, 32)
+
+    def never(*_: object) -> None:
+        pytest.fail("it looked for who is behind")
+
+    trail = AuditTrail(log, never, never, never, {})  # type: ignore[arg-type]  # They never return.
+    fact = Cordoned(ClusterId("east"), NodeId("n"), 5.0, ANN)
+    refusal = Respond(Address(SessionId("s"), 1), Refusal(Code.QUOTA_EXCEEDED, "no"))
+    trail.stepped(Tick(), Turn([fact], [refusal]))
+    trail.committed([fact], 1)
     log.close()
     assert list(tmp_path.iterdir()) == []
 

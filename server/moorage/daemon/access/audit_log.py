@@ -13,10 +13,12 @@ from typing import Final
 import structlog
 
 from moorage.daemon.access.audit_files import AuditFiles
+from moorage.daemon.access.audit_table import AuditTable
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
+from moorage.storage.base import AuditRows, StorageError
 
-__all__ = ["AuditLog"]
+__all__ = ["AuditLog", "open_lines"]
 
 PENDING_MAX: Final = 100_000
 """Entries that wait for the disk; further ones are dropped, and the log says how many."""
@@ -30,6 +32,14 @@ MINUTE_SECONDS: Final = 60.0
 log = structlog.get_logger("moored")
 
 
+def open_lines(
+    folder: Path, keep_days: int, keep_mib: int, rows: AuditRows | None
+) -> AuditFiles | AuditTable:
+    """Return what appends to the log, in a database or in files of a data folder."""
+    bounds = keep_days * 86_400.0, keep_mib << 20
+    return AuditFiles(folder, *bounds) if rows is None else AuditTable(rows, *bounds)
+
+
 class AuditLog:
     """Takes entries; `close` writes those that are left.
 
@@ -37,12 +47,15 @@ class AuditLog:
         folder: The data folder.
         keep_days: Days that the log goes back; 0: nothing is logged.
         keep_mib: MiB of it; beyond it the oldest goes.
+        rows: Where it is in a database; None: files of the folder.
 
     """
 
-    def __init__(self, folder: Path, keep_days: int, keep_mib: int) -> None:
+    def __init__(
+        self, folder: Path, keep_days: int, keep_mib: int, rows: AuditRows | None = None
+    ) -> None:
         self.lost = 0
-        self._files = AuditFiles(folder, keep_days * 86_400.0, keep_mib << 20)
+        self._lines = open_lines(folder, keep_days, keep_mib, rows)
         self.is_on = keep_days > 0
         self._pending: list[AuditEntry] = []
         """Entries to be written; only the thread takes some away."""
@@ -75,7 +88,7 @@ class AuditLog:
 
     def last_seq(self) -> int | None:
         """See `AuditFiles.last_seq`."""
-        return self._files.last_seq()
+        return self._lines.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
         """Take entries, in order. On the hot path."""
@@ -139,6 +152,7 @@ class AuditLog:
             self._bell.set()
             self._thread.join(10.0)
             self._thread = None
+            self._lines.close()
 
     def _write_forever(self) -> None:
         while not self._closing.is_set():
@@ -160,8 +174,8 @@ class AuditLog:
             entries.append(AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid}))
         try:
             if entries:
-                self._files.append(entries, now)
-        except (OSError, ValueError) as error:
+                self._lines.append(entries, now)
+        except (OSError, ValueError, StorageError) as error:
             log.error("audit_failed", reason=str(error), waiting=taken)  # noqa: TRY400  # It has no more to say.
             return False
         finally:

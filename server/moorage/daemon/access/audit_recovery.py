@@ -7,6 +7,7 @@ import structlog
 from moorage.daemon.access.audit_log import PENDING_MAX, AuditLog
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.ledger.base import Ledger, LedgerError
+from moorage.storage.base import StorageError
 
 __all__ = ["recover"]
 
@@ -31,7 +32,7 @@ async def recover(audit: AuditLog, trail: AuditTrail, ledger: Ledger) -> None:
         while page := await ledger.read(after=seq):
             audit.note_all(trail.recovered(page))
             seq = page[-1].seq
-    except (OSError, ValueError, LedgerError) as error:
+    except (OSError, ValueError, StorageError, LedgerError) as error:
         # The server serves also where its log is damaged, or a fact that nothing else reads.
         log.error("audit_failed", reason=f"what a kill took is not noted again: {error}")  # noqa: TRY400  # It has no more to say.
     audit.note_server("started", ledger.last_seq)
