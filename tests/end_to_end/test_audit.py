@@ -12,6 +12,7 @@ from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # A daemon.
 
+TERMS = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
 TOKENS = {"MOORAGE_TOKENS": "ann:a1-secret,ops:o1-secret", "MOORAGE_OPERATORS": "ops"}
 
 
@@ -25,6 +26,9 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         ann.publish(catalog.document("first_fit"), policy("return None", "mine:1.0-stable"))
         means = {"policy_rule_uri": "mine:1.0-stable"}
         ann.http.post("/policy-alias/mine:stable/activate", json=means).raise_for_status()
+        ann.publish(policy("return 1", "mine:1.1-stable"))
+        newer = {"policy_rule_uri": "mine:1.1-stable"}
+        ann.http.post("/policy-alias/mine:stable/activate", json=newer).raise_for_status()
         lease = ann.ask(FIRST_FIT, resources={"gpus": 2}, lease={"ttl_seconds": 60})["lease"]
         ann.release(lease)
         ann.say({"op": "cordon", "cluster": "east"})
@@ -82,10 +86,14 @@ def test_operators_are_logged_with_what_they_changed(entries: list[dict]) -> Non
 def test_changes_over_http_are_logged(entries: list[dict]) -> None:
     assert [each["who"] for each in found(entries, "POST /clusters")] == ["ops"]
     published = found(entries, "POST /policy")
-    assert [each["who"] for each in published] == ["ann", "ann"]
-    (activated,) = found(entries, "POST /policy-alias/{alias}/activate")
+    assert [each["who"] for each in published] == ["ann"] * 3
+    activated, again = found(entries, "POST /policy-alias/{alias}/activate")
     assert activated["about"]["alias"] == "mine:stable"
     assert activated["after"] == {"version": "mine:1.0-stable"}
+    assert (again["before"], again["after"]) == (
+        {"version": "mine:1.0-stable"},
+        {"version": "mine:1.1-stable"},
+    )
 
 
 def test_refusals_and_failed_logins_are_logged(entries: list[dict]) -> None:
@@ -115,13 +123,34 @@ def test_the_command_filters_and_refuses_what_it_cannot_read(tmp_path: Path) -> 
     assert (broken.returncode, "not as it was written" in broken.stderr) == (1, True)
 
 
-def test_a_kill_leaves_a_chain_that_goes_on(tmp_path: Path) -> None:
-    for number in range(2):
+def test_twenty_kills_lose_no_entry_of_what_was_acknowledged(tmp_path: Path) -> None:
+    granted, released, published = list[str](), list[str](), list[str]()
+    for number in range(20):
         with killed(tmp_path) as server:
             if not number:
                 server.fill(cluster("east"))
-            terms = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
-            for _ in range(20):
-                server.release(server.ask(**terms)["lease"])
+            for _ in range(10 + number):
+                lease = server.ask(**TERMS)["lease"]
+                granted.append(lease["id"])
+                server.release(lease)
+                released.append(lease["id"])
+            if number % 2:
+                server.publish(policy("return None", f"mine:1.{number}-stable"))
+                published.append(f"mine:1.{number}-stable")
             kill(server)
         assert moored("audit", "verify", "--data", tmp_path).returncode == 0
+    with killed(tmp_path) as server:
+        kill(server)
+    listed = moored("audit", "--json", "--data", tmp_path).stdout.splitlines()
+    entries = [json.loads(line) for line in listed]
+    for what, acknowledged in (("lease.granted", granted), ("lease.ended", released)):
+        assert sorted(each["about"]["lease"] for each in found(entries, what)) == sorted(
+            acknowledged
+        )
+    again = [each for each in entries if each.get("recovered")]
+    assert again
+    assert {each["who"] for each in found(again, "lease.granted")} <= {"local"}
+    seqs = [each["seq"] for each in entries if each["what"].startswith("lease.")]
+    assert seqs == sorted(set(seqs))
+    named = [json.dumps(each["about"]) for each in found(entries, "POST /policy")]
+    assert all(any(each in about for about in named) for each in published)

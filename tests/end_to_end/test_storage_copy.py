@@ -16,8 +16,11 @@ from served import moored, ran, until
 
 from moorage.catalog.embedded.integrity import checksum
 from moorage.core.state.facts import ClusterRemoved
+from moorage.daemon.access.audit_files import AuditFiles, verify
+from moorage.daemon.access.audit_table import verify_rows
 from moorage.ledger.codec import FACTS, seal
 from moorage.model import ClusterId
+from moorage.records.audit import AuditEntry
 from moorage.storage.base import (
     FENCING_BLOCK,
     FENCING_SKIP,
@@ -53,6 +56,9 @@ def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     fill(SqliteStorage(folder))
+    lines = AuditFiles(folder, 1e9, 1 << 30)
+    for _ in range(2):
+        lines.append([AuditEntry(NOW, "lease.granted", "ann", seq=3)] * 600, NOW)
     return folder
 
 
@@ -115,6 +121,10 @@ def test_a_server_moves_there_and_back(postgres, folder: Path, tmp_path: Path) -
     done = moored("storage", "copy", address, back)
     assert done.returncode == 0, done.stderr
     assert held(SqliteStorage(back)) == before
+    audit = [verify(each) for each in (folder, back)]
+    with closing(open_storage(address, tmp_path).audit()) as rows:
+        assert audit == [verify_rows(rows)] * 2
+        assert (audit[0][1].number, rows.end().seq) == (1_200, 3)
     again = moored("storage", "copy", address, back)
     assert (again.returncode, "were there" in again.stdout) == (0, True)
     assert moored("ledger", "verify", "--data", back).returncode == 0

@@ -5,12 +5,13 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from served import Server, ask_message, cluster, moored, until
+from served import Server, ask_message, cluster, kill, moored, policy, until
 from websockets.exceptions import ConnectionClosed
 
 from moorage.testing.daemon_process import Running, child, serve_command, serve_variables
@@ -110,6 +111,42 @@ def test_a_standby_takes_over_after_a_kill(pair: tuple[One, One]):
     assert grant(second)["fencing"] > max(each["fencing"] for each in held)
     assert second.release(held[0])["success"]
     assert 'moorage_server_role{role="writer"} 1.0' in second.http.get("/metrics").text
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_audit_log_goes_on_over_a_takeover(
+    pair: tuple[One, One], storage: str, tmp_path: Path, number: signal.Signals
+):
+    (first, process, _), (second, *_) = pair
+    held = grant(first)
+    granted = [held["id"], *(grant(first)["id"] for _ in range(4))]
+    os.kill(process.pid, number)
+    until(lambda: leads(second))
+    granted += [grant(second)["id"] for _ in range(3)]
+    if number == signal.SIGSTOP:
+        os.kill(process.pid, signal.SIGCONT)
+        assert ended(process) == 75
+    assert second.release(held)["success"]
+    second.publish(policy("return None", "mine:1.0-stable"))
+    kill(second)
+    with one(tmp_path / "c", storage):
+        pass
+    listed = moored("audit", "--json", MOORAGE_STORAGE=storage).stdout.splitlines()
+    entries = [json.loads(line) for line in listed]
+    whats = Counter(each["what"] for each in entries)
+    noted = [each["about"]["lease"] for each in entries if each["what"] == "lease.granted"]
+    assert sorted(noted) == sorted(granted)
+    assert whats["lease.ended"] == 1
+    assert whats["server.started"] == 3
+    assert whats["POST /policy"] >= 1
+    verified = moored("audit", "verify", MOORAGE_STORAGE=storage)
+    assert f"entries 1 to {len(entries)} are as written" in verified.stdout, verified.stderr
+    made = moored(
+        "token", "create", "ci", "--role", "client", "--tenant", "ann", MOORAGE_STORAGE=storage
+    )
+    assert made.returncode == 0, made.stderr
+    last = moored("audit", "--what", "token.*", MOORAGE_STORAGE=storage).stdout
+    assert "token.created" in last
 
 
 def test_a_frozen_server_answers_and_stores_nothing_afterwards(pair: tuple[One, One], postgres):

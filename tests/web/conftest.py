@@ -49,6 +49,9 @@ class House:
     def note(self, entry):
         self.noted.append(entry)
 
+    async def written(self):
+        return None
+
     def note_refusal(self, caller, remote, what, reason):
         self.noted.append((caller.tenant, what))
 

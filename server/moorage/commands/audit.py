@@ -1,18 +1,25 @@
-"""`moored audit`: reads and verifies the audit log of a data folder. The server may be running."""
+"""`moored audit`: reads and verifies the audit log, in a data folder or in the database.
 
+The server may be running.
+"""
+
+import contextlib
 import fnmatch
 import json
 import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from moorage.commands.errors import load_config, refuse_option
 from moorage.commands.options import DataOption, FileOption, JsonFlag, read_duration
+from moorage.config.settings import Config
+
+if TYPE_CHECKING:
+    from moorage.storage.base import AuditRows
 
 audit = typer.Typer(help="Read who did what, or verify that the log is whole.")
 
@@ -34,8 +41,8 @@ def audit_list(
     """Print entries, the oldest first."""
     if context.invoked_subcommand is not None:
         return
-    folder, begin = _folder(data, config), _begin(since)
-    for entry in _entries(folder, follow=follow):
+    settings, begin = load_config({"data_dir": data}, config), _begin(since)
+    for entry in _entries(settings, follow=follow):
         by = (entry.get("who", ""), entry.get("token", ""))
         if entry["at"] < begin or (who and who not in by):
             continue
@@ -56,32 +63,45 @@ def audit_verify(
     as_json: JsonFlag = False,
 ) -> None:
     """Check the chain of hashes; exit 1 where it breaks. Note number and hash elsewhere."""
-    folder = _folder(data, config)
-    from moorage.daemon.access.audit_files import (  # noqa: PLC0415  # As in serve.
-        ChainEnd,
-        ChainError,
-        verify,
-    )
+    settings = load_config({"data_dir": data}, config)
+    from moorage.daemon.access.audit_chain import ChainEnd, ChainError  # noqa: PLC0415  # As in serve.
+    from moorage.daemon.access.audit_files import verify  # noqa: PLC0415  # As in serve.
+    from moorage.daemon.access.audit_table import verify_rows  # noqa: PLC0415  # As in serve.
+    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
 
     number, _, digest = noted.partition(":")
     if noted and not (number.isdecimal() and _HASH.fullmatch(digest)):
         refuse_option("--noted", "NUMBER:HASH, as `moored audit verify` prints them")
     try:
-        first, end = verify(folder, ChainEnd(int(number), digest) if noted else None)
-    except (ChainError, OSError) as error:
+        known = ChainEnd(int(number), digest) if noted else None
+        with _rows(settings) as rows:
+            place = settings.data_dir if rows is None else rows.place
+            first, end = (
+                verify(settings.data_dir, known) if rows is None else verify_rows(rows, known)
+            )
+    except (ChainError, OSError, StorageError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
     if as_json:
         typer.echo(json.dumps({"first": first, "last": end.number, "hash": end.hash}))
     elif not end.number:
-        typer.echo(f"{folder}: no audit log")
+        typer.echo(f"{place}: no audit log")
     else:
-        typer.echo(f"{folder}: entries {first} to {end.number} are as written")
+        typer.echo(f"{place}: entries {first} to {end.number} are as written")
         typer.echo(f"note elsewhere: {end.number}:{end.hash}")
 
 
-def _folder(data: Path | None, config: Path | None) -> Path:
-    return load_config({"data_dir": data}, config).data_dir
+@contextlib.contextmanager
+def _rows(settings: Config) -> Iterator["AuditRows | None"]:
+    """Give the lines in the database; None: they are in files of the data folder."""
+    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
+
+    rows = open_storage(settings.storage, settings.data_dir).audit()
+    try:
+        yield rows
+    finally:
+        if rows is not None:
+            rows.close()
 
 
 def _begin(since: str) -> float:
@@ -97,19 +117,25 @@ def _begin(since: str) -> float:
     return date.timestamp()
 
 
-def _entries(folder: Path, *, follow: bool) -> Iterator[dict[str, Any]]:
-    from moorage.daemon.access.audit_files import ChainError, read_lines  # noqa: PLC0415  # As in serve.
+def _entries(settings: Config, *, follow: bool) -> Iterator[dict[str, Any]]:
+    from moorage.daemon.access.audit_chain import ChainError  # noqa: PLC0415  # As in serve.
+    from moorage.daemon.access.audit_files import read_lines  # noqa: PLC0415  # As in serve.
+    from moorage.daemon.access.audit_table import read_rows  # noqa: PLC0415  # As in serve.
+    from moorage.storage.base import StorageError  # noqa: PLC0415  # As in serve.
 
     last = 0
     try:
-        while True:
-            for line in read_lines(folder, after=last):
-                last = line["number"]
-                yield line
-            if not follow:
-                return
-            time.sleep(_FOLLOW_SECONDS)  # The server writes; files have no other news.
-    except (ChainError, OSError) as error:
+        with _rows(settings) as rows:
+            while True:
+                for line in (
+                    read_lines(settings.data_dir, last) if rows is None else read_rows(rows, last)
+                ):
+                    last = line["number"]
+                    yield line
+                if not follow:
+                    return
+                time.sleep(_FOLLOW_SECONDS)  # The server writes; files have no other news.
+    except (ChainError, OSError, StorageError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
 

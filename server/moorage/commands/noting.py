@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from typing import Any
 
 from moorage.config.settings import Config
@@ -17,11 +18,12 @@ def note(
     """Put a change into the audit log, where there is one."""
     if not settings.audit_days:
         return
-    from moorage.daemon.access.audit_files import AuditFiles  # noqa: PLC0415  # As in serve.
+    from moorage.daemon.access.audit_log import open_lines  # noqa: PLC0415  # As in serve.
+    from moorage.storage.opening import open_storage  # noqa: PLC0415  # As in serve.
 
     now, user = time.time(), f"uid {os.getuid()}"
     entry = AuditEntry(now, what, user, Role.ADMIN, "", "local", about, after=after)
-    files = AuditFiles(
-        settings.data_dir, settings.audit_days * 86_400.0, settings.audit_mib_max << 20
-    )
-    files.append([entry], now)
+    folder = settings.data_dir
+    rows = open_storage(settings.storage, folder).audit()
+    with closing(open_lines(folder, settings.audit_days, settings.audit_mib_max, rows)) as lines:
+        lines.append([entry], now)

@@ -116,6 +116,7 @@ def _compare(report: CopyReport, source: Contents, target: Contents) -> None:
         and source.agents == target.agents
         and source.secret == target.secret
         and source.fencing <= target.fencing
+        and all(mine == theirs for mine, theirs in zip_longest(source.audit(), target.audit()))
     )
     if not same:
         raise StorageError(

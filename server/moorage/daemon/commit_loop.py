@@ -46,8 +46,8 @@ class Effects(Protocol):
     def stepped(self, event: Event, turn: Turn, seconds: float) -> None:
         """Take note of a step that took so long, before anything of it leaves."""
 
-    def committed(self, facts: Sequence[Fact], seconds: float) -> None:
-        """Take note of a group of facts that became durable, and how long that took.
+    def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
+        """Take note of facts up to the `last` seq that became durable, and how long that took.
 
         This comes before what `durable` says of each turn, and before any effect of the group.
         """
@@ -153,8 +153,8 @@ class CommitLoop:
                 self._checkpointed = self._handed
                 body = list(condense(self._allocator.state))
             self._commit_began = time.monotonic()
-            await self._ledger.append(facts, self._now)
-            self._effects.committed(facts, time.monotonic() - self._commit_began)
+            last = await self._ledger.append(facts, self._now)
+            self._effects.committed(facts, last, time.monotonic() - self._commit_began)
             self._commit_began = None
             self._facts_waiting -= len(facts)
             until = time.monotonic() + BATCH_SECONDS_MAX

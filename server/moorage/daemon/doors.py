@@ -136,10 +136,8 @@ def make_entrance(
     config: Config, storage: Storage, tasks: Tasks, trust: Trust, stack: AsyncExitStack
 ) -> Entrance:
     """Make the doors, still closed."""
-    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max)
+    audit = AuditLog(config.data_dir, config.audit_days, config.audit_mib_max, storage.audit())
     stack.callback(audit.close)
-    audit.note_server("started")
-    stack.callback(audit.note_server, "stopped")
     named_tokens = TokenStore(storage.tokens())
     stack.callback(named_tokens.close)
     settings = GatewaySettings(

@@ -103,10 +103,10 @@ class EffectCarrier:
         if self._traces is not None:
             self._traces.stepped(event, turn)
 
-    def committed(self, facts: Sequence[Fact], seconds: float) -> None:
-        """Note a group of facts in the audit log, and how long it took to be durable."""
+    def committed(self, facts: Sequence[Fact], last: int, seconds: float) -> None:
+        """Note facts up to the `last` seq in the audit log, and how long it took to store them."""
         self._durations.committed(seconds)
-        self._trail.committed(facts)
+        self._trail.committed(facts, last)
 
     def durable(self, facts: Sequence[Fact]) -> None:
         """Pass on facts that are on the disk."""

@@ -27,6 +27,7 @@ from moorage.core.state.state import State
 from moorage.core.turns.events import HalfLifeConfigured, QuotaAsked, Restarted
 from moorage.daemon import pruning
 from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.audit_recovery import recover
 from moorage.daemon.access.audit_trail import AuditTrail
 from moorage.daemon.access.console_logins import ConsoleLogins
 from moorage.daemon.access.lease_tokens import LeaseTokens
@@ -484,7 +485,11 @@ async def _open_stores(
     stack.push_async_callback(catalog.close)
     for warning in (*recovery.warnings, *catalog.warnings):
         log.warning("damage", finding=warning)
-    return Stores(opened.ledger, allocator, tokens, agents, entrance.audit, catalog)
+    audit = entrance.audit
+    trail = AuditTrail(audit, lambda _: (None, ""), lambda _: None, allocator.state.lease, {})
+    await recover(audit, trail, opened.ledger)
+    stack.callback(audit.note_server, "stopped")
+    return Stores(opened.ledger, allocator, tokens, agents, audit, catalog)
 
 
 def _core(

@@ -7,7 +7,7 @@ import msgspec
 __all__ = ["AuditEntry"]
 
 
-class AuditEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class AuditEntry(msgspec.Struct, gc=False, omit_defaults=True):
     """One entry; the log gives it a number and the hash of the chain.
 
     Args:
@@ -21,6 +21,9 @@ class AuditEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         before: What held before, where that is known.
         after: What holds now.
         why: Reason, such as the version of the policy that decided.
+        seq: Number of the fact in the ledger that it is about, known once that is durable. At a
+            start: of the last fact.
+        recovered: Noted at the next start, as a kill came before; the caller is unknown then.
 
     """
 
@@ -34,3 +37,5 @@ class AuditEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     before: Any = None
     after: Any = None
     why: str = ""
+    seq: int = 0
+    recovered: bool = False

@@ -566,6 +566,45 @@ class AgentRows(Protocol):
         ...
 
 
+class AuditEnd(NamedTuple):
+    """Where an audit log ends: number and hash of its last line, and the last fact it names."""
+
+    number: int
+    hash: str
+    seq: int | None
+
+
+class AuditRows(Protocol):
+    """The lines of an audit log, which several servers and commands write."""
+
+    @property
+    def place(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    def append(
+        self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
+    ) -> None:
+        """Store what `make` returns for the end that is there, while no other writes."""
+        ...
+
+    def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines after a number, with their numbers."""
+        ...
+
+    def end(self) -> AuditEnd:
+        """Return where it ends."""
+        ...
+
+    def prune(self, before: float, bytes_max: int) -> None:
+        """Delete lines stored before a time, then the oldest while there are more bytes."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
 def changed_rows(
     before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> tuple[list[tuple[str, bytes]], list[tuple[str]]]:
@@ -598,6 +637,10 @@ class Storage(Protocol):
 
     def agents(self) -> AgentRows:
         """Return the agents and their joining tokens."""
+        ...
+
+    def audit(self) -> AuditRows | None:
+        """Return the audit log; None: it is in files of the data folder."""
         ...
 
     def election(self) -> Election | None:
@@ -634,6 +677,7 @@ class Contents:
         agents: The agents and their joining tokens, by key.
         secret: Of the tokens of leases; empty if none was made yet.
         fencing: Fencing numbers up to this one may have been given out.
+        audit: Yields the lines of the audit log.
 
     """
 
@@ -644,12 +688,14 @@ class Contents:
     agents: dict[str, bytes]
     secret: bytes
     fencing: int
+    audit: Callable[[], Iterator[bytes]]
 
     def is_empty(self) -> bool:
         """Return whether nothing was ever stored but a secret."""
         ledger = self.facts.last_seq() or self.facts.pruned_seq() or self.facts.checkpoints()
         records = any(count for count, _ in self.records.usage().values())
-        return not (ledger or records or self.tokens or self.agents)
+        audit = next(self.audit(), None)
+        return not (ledger or records or self.tokens or self.agents or audit)
 
     def fact_pages(self) -> Iterator[list[FactRow]]:
         """Yield all facts, in order, some at a time."""

@@ -66,7 +66,7 @@ def create_app(services: WebServices | StandbyServices) -> Starlette:
     middleware = [
         Middleware(HeadAsGet),
         Middleware(CountedBodies),
-        Middleware(Noted, services.audit.note),
+        Middleware(Noted, services.audit),
     ]
     if not isinstance(services, StandbyServices) and services.standby is not None:
         middleware.append(Middleware(Dated, services.standby))
@@ -120,6 +120,7 @@ def _authentication(
         client = request.client
         if caller is None:
             services.audit.note_failed_login(client.host if client else "", "http")
+            await services.audit.written()
             raise ServiceError(
                 Code.UNAUTHORIZED,
                 "the request has no valid token; send `Authorization: Bearer <token>`",
@@ -133,6 +134,7 @@ def _authentication(
             what = f"{request.method} {request.scope[ROUTE]}"
             reason = caller.refusal(right)
             services.audit.note_refusal(caller, remote_of(request.scope), what, reason)
+            await services.audit.written()
             raise missing_right(caller, right)
         if reads is not None and request.scope[ROUTE] != "/metrics":
             no = reads.doubt() if is_read(request.method, request.scope[ROUTE]) else reads.refusal()

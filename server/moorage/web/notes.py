@@ -6,7 +6,7 @@ method or `READS` says otherwise, so that no new endpoint goes without its line.
 
 import logging
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, Final
 
 import structlog
@@ -17,6 +17,7 @@ from moorage.records.audit import AuditEntry
 from moorage.records.rights import SERVER_ITSELF, Caller
 from moorage.web.bodies import AFTER, BEFORE, CALLER, NAMED, TENANT
 from moorage.web.router import ROUTE
+from moorage.web.services import AuditNotes
 
 __all__ = ["READS", "Noted", "remote_of"]
 
@@ -59,11 +60,11 @@ class Noted:
 
     Args:
         app: The application.
-        audit: Takes the entry of the audit log.
+        audit: Takes the entry of the audit log, and has it written before the answer leaves.
 
     """
 
-    def __init__(self, app: ASGIApp, audit: Callable[[AuditEntry], None]) -> None:
+    def __init__(self, app: ASGIApp, audit: AuditNotes) -> None:
         self._app = app
         self._audit = audit
 
@@ -73,6 +74,7 @@ class Noted:
         async def watched(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start" and message["status"] < _FAILURES:
                 self._note(scope)
+                await self._audit.written()
             await send(message)
 
         changing = scope["type"] == "http" and scope["method"] in _CHANGING
@@ -101,7 +103,9 @@ class Noted:
         )
         role, token = (caller.role, caller.token_name) if caller else ("", "")
         before, after = state.get(BEFORE), state.get(AFTER)
-        self._audit(AuditEntry(time.time(), what, who, role, token, remote, about, before, after))
+        self._audit.note(
+            AuditEntry(time.time(), what, who, role, token, remote, about, before, after)
+        )
 
 
 def remote_of(scope: Scope) -> str:

@@ -121,6 +121,9 @@ class AuditNotes(Protocol):
     def note_failed_login(self, remote: str, door: str) -> None:
         """Take note of a token that was wrong or missing."""
 
+    async def written(self) -> None:
+        """Return once all that was noted is written."""
+
 
 class OwnershipChecks(Protocol):
     """Checks whether a caller may change what another tenant has; raises `unauthorized` (403)."""

@@ -8,12 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from moorage.core.state.facts import Cordoned, Refusal
+from moorage.core.turns.effects import Address, Respond
+from moorage.core.turns.events import Tick
+from moorage.core.turns.turn import Turn
 from moorage.daemon.access import audit_files, audit_log
-from moorage.daemon.access.audit_files import AuditFiles, ChainEnd, ChainError, read_lines, verify
+from moorage.daemon.access.audit_chain import ChainEnd, ChainError
+from moorage.daemon.access.audit_files import AuditFiles, read_lines, verify
 from moorage.daemon.access.audit_log import AuditLog
+from moorage.daemon.access.audit_recovery import recover
+from moorage.daemon.access.audit_trail import AuditTrail
+from moorage.ledger.memory import MemoryLedger
+from moorage.model import ClusterId, Code, NodeId, SessionId, Tenant
 from moorage.records.audit import AuditEntry
 
 DAY = 86_400.0
+ANN = Tenant("ann")
 
 
 def files(folder: Path, keep_seconds: float = DAY, keep_bytes: int = 1 << 30) -> AuditFiles:
@@ -174,6 +184,49 @@ def test_a_log_writes_all_it_took_before_it_is_closed(tmp_path: Path) -> None:
     assert verify(tmp_path)[1].number == 1000
 
 
+async def test_what_is_awaited_is_written(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 1, 32)
+    for number in range(1, 4):
+        log.note(entry(number))
+        await log.written()
+        assert verify(tmp_path)[1].number == number
+    (tmp_path / "audit").rename(tmp_path / "aside")
+    (tmp_path / "audit").write_text("no folder")
+    log.note(entry(4))
+    await log.written()  # No answer waits for a disk that fails.
+    (tmp_path / "audit").unlink()
+    log.close()
+
+
+@pytest.mark.parametrize("days", [0, 1])
+async def test_a_start_notes_what_the_ledger_has_and_the_log_lacks(
+    tmp_path: Path, days: int
+) -> None:
+    ledger = MemoryLedger()
+    await ledger.open()
+    cordons = [Cordoned(ClusterId("east"), NodeId(f"n{each}"), 5.0, ANN) for each in range(2500)]
+    await ledger.append(cordons, 7.0)
+    files(tmp_path).append([AuditEntry(1.0, "x", seq=40), entry(1, why='"seq":9')], 0)
+    for _ in range(2):  # The second start finds nothing that is missing.
+        log = AuditLog(tmp_path, days, 32)
+        nothing = lambda _: None  # noqa: E731  # It stands for all that is unknown.
+        trail = AuditTrail(log, lambda _: (None, ""), nothing, nothing, {})
+        await recover(log, trail, ledger)
+        log.close()
+    _, _, *lines = read_lines(tmp_path)
+    if not days:
+        assert lines == []
+        return
+    *again, started, second = lines
+    assert [each["seq"] for each in again] == list(range(41, 2501))
+    assert {(each["what"], each["who"], each["at"]) for each in again} == {
+        ("fleet.cordoned", "ann", 7.0)
+    }
+    assert all(each["recovered"] for each in again)
+    assert [each["what"] for each in (started, second)] == ["server.started"] * 2
+    assert verify(tmp_path)[1].number == second["number"]
+
+
 def test_a_flood_of_wrong_tokens_is_counted_and_not_written_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +268,21 @@ def test_entries_wait_for_a_disk_that_fails_and_what_is_dropped_is_said(
 def test_nothing_is_logged_for_no_days(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, 0, 32)
     log.note(entry(1))
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_made_for_no_days(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path, 0, 32)
+
+    def never(*_: object) -> None:
+        pytest.fail("it looked for who is behind")
+
+    trail = AuditTrail(log, never, never, never, {})  # type: ignore[arg-type]  # They never return.
+    fact = Cordoned(ClusterId("east"), NodeId("n"), 5.0, ANN)
+    refusal = Respond(Address(SessionId("s"), 1), Refusal(Code.QUOTA_EXCEEDED, "no"))
+    trail.stepped(Tick(), Turn([fact], [refusal]))
+    trail.committed([fact], 1)
     log.close()
     assert list(tmp_path.iterdir()) == []
 

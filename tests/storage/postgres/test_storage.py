@@ -18,6 +18,7 @@ from moorage.ledger.base import LedgerFailed
 from moorage.ledger.stored import StoredLedger
 from moorage.model import RequestId
 from moorage.storage.base import (
+    AuditEnd,
     RecordRow,
     StorageError,
     StorageFailed,
@@ -223,6 +224,38 @@ def test_a_newer_format_is_refused(postgres, address: str):
         PostgresStorage(address).facts().open()
 
 
+def test_a_database_of_the_first_format_gets_what_the_second_adds(postgres, address: str):
+    prepare(address, None)
+    name = address.rpartition("/")[2]
+    before = "DROP TABLE moorage.audit_line, moorage.audit_end"
+    postgres.execute(before, name)
+    postgres.execute("UPDATE moorage.meta SET value = 1 WHERE name = 'format'", name)
+    with closing(PostgresStorage(address).audit()) as audit:
+        assert audit.end() == AuditEnd(0, "0" * 64, None)
+    found = postgres.execute("SELECT value FROM moorage.meta WHERE name = 'format'", name)
+    assert found == [(2,)]
+
+
+def test_lines_of_the_audit_log_are_stored_by_several_and_the_oldest_go(address: str):
+    with (
+        closing(PostgresStorage(address).audit()) as one,
+        closing(PostgresStorage(address).audit()) as other,
+    ):
+        for each in (one, other) * 1_500:
+            each.append(
+                NOW, lambda end: ([b"12345\n"], AuditEnd(end.number + 1, str(end.number), 7))
+            )
+        assert [number for number, _ in one.lines(0)] == list(range(1, 3_001))
+        assert list(other.lines(2_999)) == [(3_000, b"12345\n")]
+        assert one.end() == AuditEnd(3_000, "2999", 7)
+        one.prune(NOW, 1_000 * 6)
+        assert [number for number, _ in one.lines(0)] == list(range(2_001, 3_001))
+        other.prune(NOW + 1, 1 << 30)
+        assert list(other.lines(0)) == []
+        other.prune(NOW + 1, 0)
+        assert other.end() == AuditEnd(3_000, "2999", 7)
+
+
 def test_a_role_that_only_uses_the_tables_serves(postgres, address: str):
     name = address.rpartition("/")[2]
     user = f"server_{name}"
@@ -241,6 +274,9 @@ def test_a_role_that_only_uses_the_tables_serves(postgres, address: str):
     row = RecordRow("a", b"{}", b"", 1)
     records.transact(lambda table: table.put("cluster", row), durable=True)
     assert len(storage.secret()) == 32
+    with closing(storage.audit()) as audit:
+        audit.append(NOW, lambda end: ([b"{}\n"], end._replace(number=1)))
+        audit.prune(NOW + 1, 0)
     assert storage.secret() == PostgresStorage(address).secret()
     records.close()
     facts.end_writing(clean=True)

@@ -1,27 +1,30 @@
 """Files of the audit log: JSON lines, each with a number and the hash of all before it.
 
-`audit_log` appends, `moored audit` reads and verifies, also while the server runs. The hash of a
-line is SHA-256 of the hash before it and the line without its own hash, so that no line can be
-changed, dropped or moved without a trace. What was cut off at the end shows only against a number
-and hash that were noted elsewhere.
+`audit_log` appends, `moored audit` reads and verifies, also while the server runs.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import structlog
 
+from moorage.daemon.access.audit_chain import (
+    ChainEnd,
+    ChainError,
+    Sealed,
+    chained,
+    check_noted,
+    checked,
+)
 from moorage.records.audit import AuditEntry
 
-__all__ = ["AuditFiles", "ChainEnd", "ChainError", "read_lines", "verify"]
+__all__ = ["AuditFiles", "read_lines", "verify"]
 
 FOLDER: Final = "audit"
 """In the data folder."""
@@ -29,26 +32,11 @@ FILE_BYTES_MAX: Final = 16 << 20
 """Beyond it a new file begins."""
 PRUNE_SECONDS: Final = 60.0
 """Between two looks for files that are too old, unless one begins."""
-_HASH_CHARS: Final = 64
-_NO_HASH: Final = "0" * _HASH_CHARS
 _TAIL_BYTES: Final = 1 << 20
 """Longer than any line."""
-_HASH_FIELD: Final = b',"hash":"'
-_encode: Final = msgspec.json.Encoder().encode
+_SEQ_FIELD: Final = b',"seq":'
 
 log = structlog.get_logger("moored")
-
-
-@dataclass(frozen=True, slots=True)
-class ChainEnd:
-    """Where the log ends: the number and the hash of its last line."""
-
-    number: int = 0
-    hash: str = _NO_HASH
-
-
-class ChainError(Exception):
-    """A line is not as it was written, or lines are missing; the text says where."""
 
 
 class AuditFiles:
@@ -84,13 +72,33 @@ class AuditFiles:
                 about = {"last": self._end.number, "noted": noted.number, "noted_hash": noted.hash}
                 log.error("audit_cut", **about)
                 entries = [AuditEntry(now, "audit.cut", "moored", about=about), *entries]
-            lines, end = _chained(entries, self._end)
+            chain, end = chained(entries, self._end)
+            lines = b"".join(chain)
             size = _append(path, lines)
             begun = self._seen is None or self._seen[0] != path
             self._end, self._seen = end, (path, size + len(lines))
             if begun or not 0 <= now - self._pruned_at < PRUNE_SECONDS:
                 self._pruned_at = now
                 self._prune(now)
+
+    def last_seq(self) -> int | None:
+        """Return the fact that the last entry about one is about; None: no entry is.
+
+        Raises:
+            OSError: They cannot be read.
+            ValueError: A line is no entry.
+
+        """
+        for path in reversed(_files(self._folder)):
+            for line in reversed(path.read_bytes().splitlines(keepends=True)):
+                if _SEQ_FIELD in line and line.endswith(b"\n"):
+                    seq = msgspec.json.decode(line, type=_AboutFact).seq
+                    if seq is not None:
+                        return seq
+        return None
+
+    def close(self) -> None:
+        """Do nothing: each call of `append` closes its files."""
 
     def _catch_up(self) -> Path:
         """Learn what another process wrote; return the file to append to."""
@@ -162,16 +170,11 @@ def verify(folder: Path, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
             for count, line in enumerate(file, 1):
                 if _is_being_written(line, path, files, count):
                     break
-                read = _checked(line, f"{path.name}:{count}", end, begins=not first)
+                read = checked(line, f"{path.name}:{count}", end, begins=not first)
                 first, end = first or read.number, read
                 if noted is not None and noted.number == end.number and noted.hash != end.hash:
                     raise ChainError(f"entry {noted.number} is not the one that was noted")
-    if noted is not None and noted.number > end.number:
-        reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"
-        raise ChainError(reason)
-    if noted is not None and noted.number < first:
-        reason = f"it begins at entry {first}, after entry {noted.number} that was noted"
-        raise ChainError(reason)
+    check_noted(noted, first, end)
     return first, end
 
 
@@ -189,44 +192,8 @@ def _is_being_written(line: bytes, path: Path, files: Sequence[Path], count: int
     return True
 
 
-def _checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
-    """Return the chain after a line; the first line there is may follow deleted ones."""
-    body, found, tail = line.rpartition(_HASH_FIELD)
-    try:
-        entry = msgspec.json.decode(line, type=_Sealed)
-    except msgspec.MsgspecError as error:
-        raise ChainError(f"{place}: no entry: {error}") from None
-    if not found or len(tail) != _HASH_CHARS + 3:
-        raise ChainError(f"{place}: the hash is not at the end of the line")
-    if not begins and entry.number != before.number + 1:
-        missing = f"expected entry {before.number + 1}, found {entry.number}"
-        raise ChainError(f"{place}: {missing}: lines are missing, or not in their order")
-    origin = entry.prev if begins else before.hash
-    if entry.prev != origin or entry.hash.encode() != _hash(origin.encode(), body):
-        raise ChainError(f"{place}: entry {entry.number} is not as it was written")
-    return ChainEnd(entry.number, entry.hash)
-
-
-class _Sealed(msgspec.Struct):
-    number: int
-    prev: str
-    hash: str
-
-
-def _chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[bytes, ChainEnd]:
-    """Return entries as lines, and the end of the chain behind them."""
-    lines: list[bytes] = []
-    number, former = end.number, end.hash.encode()
-    for entry in entries:
-        number += 1
-        body = b'{"number":%d,%b,"prev":"%b"' % (number, _encode(entry)[1:-1], former)
-        former = _hash(former, body)
-        lines += body, _HASH_FIELD, former, b'"}\n'
-    return b"".join(lines), ChainEnd(number, former.decode())
-
-
-def _hash(former: bytes, body: bytes) -> bytes:
-    return hashlib.sha256(former + body).hexdigest().encode()
+class _AboutFact(msgspec.Struct):
+    seq: int | None = None
 
 
 def _last(files: Sequence[Path]) -> ChainEnd:
@@ -234,7 +201,7 @@ def _last(files: Sequence[Path]) -> ChainEnd:
     for path in reversed(files):
         lines = _tail(path).splitlines()
         if lines:
-            sealed = msgspec.json.decode(lines[-1], type=_Sealed)
+            sealed = msgspec.json.decode(lines[-1], type=Sealed)
             return ChainEnd(sealed.number, sealed.hash)
     return ChainEnd()
 

@@ -1,9 +1,11 @@
 """The audit log of a running server: takes entries at once, writes them in a thread of its own."""
 
+import asyncio
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -11,10 +13,12 @@ from typing import Final
 import structlog
 
 from moorage.daemon.access.audit_files import AuditFiles
+from moorage.daemon.access.audit_table import AuditTable
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
+from moorage.storage.base import AuditRows, StorageError
 
-__all__ = ["AuditLog"]
+__all__ = ["AuditLog", "open_lines"]
 
 PENDING_MAX: Final = 100_000
 """Entries that wait for the disk; further ones are dropped, and the log says how many."""
@@ -28,6 +32,14 @@ MINUTE_SECONDS: Final = 60.0
 log = structlog.get_logger("moored")
 
 
+def open_lines(
+    folder: Path, keep_days: int, keep_mib: int, rows: AuditRows | None
+) -> AuditFiles | AuditTable:
+    """Return what appends to the log, in a database or in files of a data folder."""
+    bounds = keep_days * 86_400.0, keep_mib << 20
+    return AuditFiles(folder, *bounds) if rows is None else AuditTable(rows, *bounds)
+
+
 class AuditLog:
     """Takes entries; `close` writes those that are left.
 
@@ -35,17 +47,23 @@ class AuditLog:
         folder: The data folder.
         keep_days: Days that the log goes back; 0: nothing is logged.
         keep_mib: MiB of it; beyond it the oldest goes.
+        rows: Where it is in a database; None: files of the folder.
 
     """
 
-    def __init__(self, folder: Path, keep_days: int, keep_mib: int) -> None:
+    def __init__(
+        self, folder: Path, keep_days: int, keep_mib: int, rows: AuditRows | None = None
+    ) -> None:
         self.lost = 0
-        self._files = AuditFiles(folder, keep_days * 86_400.0, keep_mib << 20)
+        self._lines = open_lines(folder, keep_days, keep_mib, rows)
         self.is_on = keep_days > 0
         self._pending: list[AuditEntry] = []
         """Entries to be written; only the thread takes some away."""
         self._bell = threading.Event()
+        self._hurry = threading.Event()
+        """Set: what was taken is written without gathering more."""
         self._closing = threading.Event()
+        self._waiters: list[asyncio.Future[None]] = []
         self._failures: Counter[str] = Counter()
         self._failures_since = 0.0
         self._unsaid = 0
@@ -56,8 +74,21 @@ class AuditLog:
             self._thread.start()
 
     def note(self, entry: AuditEntry) -> None:
-        """Take an entry; it is on the disk soon."""
+        """Take an entry; it is written soon."""
         self.note_all([entry])
+
+    async def written(self) -> None:
+        """Return once all that was taken so far is written, or cannot be."""
+        if self._thread is not None:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            self._hurry.set()
+            self._bell.set()
+            await waiter
+
+    def last_seq(self) -> int | None:
+        """See `AuditFiles.last_seq`."""
+        return self._lines.last_seq()
 
     def note_all(self, entries: Sequence[AuditEntry]) -> None:
         """Take entries, in order. On the hot path."""
@@ -69,10 +100,13 @@ class AuditLog:
         self._unsaid += lost
         self._bell.set()
 
-    def note_server(self, what: str) -> None:
-        """Take note of a start or stop: two starts in a row tell of a kill, which loses entries."""
+    def note_server(self, what: str, seq: int = 0) -> None:
+        """Take note of a start, with the last fact in the ledger, or of a stop.
+
+        Two starts in a row tell of a kill.
+        """
         about = {"version": version("moorage")}
-        self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about))
+        self.note(AuditEntry(time.time(), f"server.{what}", "moored", about=about, seq=seq))
 
     def note_refusal(self, caller: Caller, remote: str, what: str, reason: str) -> None:
         """Take note of what a caller had no right to do."""
@@ -108,20 +142,24 @@ class AuditLog:
         self._failures[remote] += 1
         if self._failures[remote] <= FAILED_A_MINUTE_MAX:
             self.note(AuditEntry(now, "login.failed", remote=remote, about={"door": door}))
+            self._hurry.set()
 
     def close(self) -> None:
         """Write what is left, for a bounded time, and end the thread."""
         if self._thread is not None:
             self._closing.set()
+            self._hurry.set()
             self._bell.set()
             self._thread.join(10.0)
             self._thread = None
+            self._lines.close()
 
     def _write_forever(self) -> None:
         while not self._closing.is_set():
             self._bell.wait()
-            self._closing.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
+            self._hurry.wait(GATHER_SECONDS)  # Many together cost a tenth of each alone.
             self._bell.clear()
+            self._hurry.clear()
             if not self._written():
                 self._closing.wait(RETRY_SECONDS)  # The disk may have room again.
                 self._bell.set()
@@ -129,17 +167,31 @@ class AuditLog:
 
     def _written(self) -> bool:
         """Write what was taken; return whether that could be."""
-        now, unsaid = time.time(), self._unsaid
+        now, unsaid, waiters = time.time(), self._unsaid, len(self._waiters)
         entries = self._pending[:]
         taken = len(entries)
         if unsaid:
             entries.append(AuditEntry(now, "audit.dropped", "moored", about={"entries": unsaid}))
         try:
             if entries:
-                self._files.append(entries, now)
-        except (OSError, ValueError) as error:
+                self._lines.append(entries, now)
+        except (OSError, ValueError, StorageError) as error:
             log.error("audit_failed", reason=str(error), waiting=taken)  # noqa: TRY400  # It has no more to say.
             return False
+        finally:
+            self._let_go(waiters)
         del self._pending[:taken]
         self._unsaid -= unsaid
         return True
+
+    def _let_go(self, count: int) -> None:
+        """Have the first waiters go on."""
+        for waiter in self._waiters[:count]:
+            with suppress(RuntimeError):  # Its loop is gone, and who waited with it.
+                waiter.get_loop().call_soon_threadsafe(_end_wait, waiter)
+        del self._waiters[:count]
+
+
+def _end_wait(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -22,6 +22,7 @@ from moorage.core.turns.effects import Address, Respond
 from moorage.core.turns.events import Event
 from moorage.core.turns.turn import Turn
 from moorage.daemon.access.audit_log import AuditLog
+from moorage.ledger.base import LedgerEntry
 from moorage.model import Code, Lease, Placement, Quota, RequestId, Tenant
 from moorage.records.audit import AuditEntry
 from moorage.records.rights import Caller
@@ -74,12 +75,25 @@ class AuditTrail:
             if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
                 self._note_refusal(effect.to, effect.answer)
 
-    def committed(self, facts: Sequence[Fact]) -> None:
-        """Note the entries of facts that are on the disk. On the hot path."""
+    def committed(self, facts: Sequence[Fact], last: int) -> None:
+        """Note the entries of facts that are on the disk, up to the `last` seq. On the hot path."""
         made = self._made
         if made:
-            entries = [made.pop(id(fact), None) for fact in facts]
-            self._audit.note_all([entry for entry in entries if entry is not None])
+            entries = list[AuditEntry]()
+            for seq, fact in enumerate(facts, last - len(facts) + 1):
+                if (entry := made.pop(id(fact), None)) is not None:
+                    entry.seq = seq
+                    entries.append(entry)
+            self._audit.note_all(entries)
+
+    def recovered(self, entries: Sequence[LedgerEntry]) -> list[AuditEntry]:
+        """Return the entries of facts that were stored before a kill. Who was behind is unknown."""
+        found = list[AuditEntry]()
+        for each in entries:
+            if (entry := self._entry(each.fact, None)) is not None:
+                entry.at, entry.seq, entry.recovered = each.at, each.seq, True
+                found.append(entry)
+        return found
 
     def _note_refusal(self, to: Address, refusal: Refusal) -> None:
         if refusal.code is Code.QUOTA_EXCEEDED:

@@ -69,7 +69,7 @@ class Router:
         if (no := refusal(caller, message)) is not None:
             what = str(message.__struct_config__.tag or "allocate")
             self._audit.note_refusal(caller, self._replies.remote(to), what, no.reason)
-            self._replies.send(to, encode(no, message_id=message.id))
+            self._replies.send_later(to, self._noted(encode(no, message_id=message.id)))
         elif (
             RIGHT_OF[type(message)] is not Right.LEASE  # A lease is never lost for being renewed.
             and (no := self._rates.refusal(caller.tenant)) is not None
@@ -88,3 +88,8 @@ class Router:
         else:
             self._operations.take(to, caller, message)
         return None
+
+    async def _noted(self, answer: bytes) -> bytes:
+        """Return an answer once what the audit log has of it is written."""
+        await self._audit.written()
+        return answer

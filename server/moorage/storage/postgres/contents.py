@@ -3,10 +3,15 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
+from itertools import islice
 from typing import Final
 
-from moorage.storage.base import Contents, TokenRow
+import msgspec
+
+from moorage.storage.base import AuditEnd, Contents, TokenRow
 from moorage.storage.postgres.agents import SQL as AGENTS
+from moorage.storage.postgres.audit import insert_lines, page_of
 from moorage.storage.postgres.connection import Connection, translated
 from moorage.storage.postgres.facts import SQL as FACTS
 from moorage.storage.postgres.facts import PostgresFactTables, insert_facts
@@ -17,6 +22,7 @@ from moorage.storage.postgres.tokens import SQL as TOKENS
 
 _UNHURRIED: Final = "SET LOCAL idle_in_transaction_session_timeout = 0"
 """The other side may take its time."""
+_PAGE_LINES: Final = 1_000
 
 
 @contextlib.contextmanager
@@ -88,7 +94,31 @@ def _contents(connection: Connection, place: str) -> Contents:
         {key: bytes(document) for key, document in connection.execute(AGENTS["rows"])},
         b"" if secret is None else bytes(secret[0]),
         int(fencing[0]),
+        partial(_audit, connection),
     )
+
+
+def _audit(connection: Connection) -> Iterator[bytes]:
+    after = 0
+    while page := page_of(connection, after):
+        yield from (line for _, line in page)
+        after = page[-1][0]
+
+
+def _write_audit(connection: Connection, source: Contents) -> None:
+    seq, lines = None, source.audit()
+    while page := list(islice(lines, _PAGE_LINES)):
+        read = [msgspec.json.decode(line, type=_AuditLine) for line in page]
+        seq = next((each.seq for each in reversed(read) if each.seq is not None), seq)
+        end = AuditEnd(read[-1].number, read[-1].hash, seq)
+        insert_lines(connection, read[0].number - 1, read[-1].at, page, end)
+
+
+class _AuditLine(msgspec.Struct):
+    number: int
+    at: float
+    hash: str
+    seq: int | None = None
 
 
 def _write(connection: Connection, leadership: Leadership, source: Contents, fencing: int) -> None:
@@ -112,5 +142,6 @@ def _write(connection: Connection, leadership: Leadership, source: Contents, fen
     for counter, is_used in (("tokens", source.tokens), ("agents", source.agents)):
         if is_used:
             connection.execute(COUNT_CHANGE, (counter,))
+    _write_audit(connection, source)
     if source.secret:
         connection.execute(SQL["put_secret"], (source.secret,))

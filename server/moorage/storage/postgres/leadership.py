@@ -32,9 +32,9 @@ from moorage.storage.postgres.connection import (
 )
 from moorage.storage.statements import read_statements
 
-FORMAT: Final = Format(1, {})
-"""Of the tables."""
 SQL: Final = read_statements(Path(__file__).with_name("schema.sql"))
+FORMAT: Final = Format(2, {1: [SQL["add_audit"]]})
+"""Of the tables."""
 LOCK_SECONDS_MAX: Final = 5.0
 """How long a start waits for the lock: that of a server that was killed is free within a second."""
 _POLL_SECONDS: Final = 0.1
@@ -389,8 +389,6 @@ def make_tables(connection: Connection, place: str) -> bool:
                 raise _not_prepared(place)
             if not exists:
                 connection.execute(SQL["schema"])
-                connection.execute(SQL["set_writer"], [version("moorage")])
-                return True
             return _migrate(connection, place)
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedTable) as error:
         # A schema that a role may not use is none to it.

@@ -63,6 +63,14 @@ CREATE TABLE token(
 CREATE TABLE agent(key text PRIMARY KEY, document bytea NOT NULL);
 CREATE TABLE secret(name text PRIMARY KEY, value bytea NOT NULL);
 
+-- name: add_audit
+-- What the second format adds: the audit log, whose lines several servers chain in turn.
+CREATE TABLE audit_line(number bigint PRIMARY KEY, at float8 NOT NULL, line bytea NOT NULL);
+CREATE TABLE audit_end(
+    id int PRIMARY KEY CHECK (id = 1), number bigint NOT NULL, hash text NOT NULL, seq bigint,
+    bytes bigint NOT NULL);
+INSERT INTO audit_end VALUES (1, 0, repeat('0', 64), NULL, 0)
+
 -- name: make_alone
 -- Commands make the tables, too, and without being the one who writes.
 SELECT pg_advisory_xact_lock(1836019570, 2)

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from moorage.storage.base import SECRET_BYTES, Followed, StorageError
 from moorage.storage.postgres.agents import PostgresAgents
+from moorage.storage.postgres.audit import PostgresAudit
 from moorage.storage.postgres.connection import connect, place_of, translated
 from moorage.storage.postgres.facts import PostgresFacts
 from moorage.storage.postgres.followed import PostgresFollowedFacts, PostgresFollowedRecords
@@ -54,6 +55,10 @@ class PostgresStorage:
     def agents(self) -> PostgresAgents:
         """See `Storage.agents`."""
         return PostgresAgents(self._address)
+
+    def audit(self) -> PostgresAudit:
+        """See `Storage.audit`."""
+        return PostgresAudit(self._address)
 
     def election(self) -> Leadership:
         """See `Storage.election`."""

@@ -7,3 +7,4 @@ CATALOG_FILE: Final = "catalog.db"
 TOKENS_FILE: Final = "tokens.db"
 SECRET_FILE: Final = "lease_secret"  # noqa: S105  # Its name.
 AGENTS_FILE: Final = "agents.db"
+AUDIT_FOLDER: Final = "audit"

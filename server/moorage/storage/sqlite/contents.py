@@ -1,6 +1,7 @@
 """All of a data folder, read with no server beside it; and a folder of what another storage has."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from moorage.storage.base import Contents, StorageCorrupt, StorageError, TokenRow
 from moorage.storage.sqlite import (
     AGENTS_FILE,
+    AUDIT_FOLDER,
     CATALOG_FILE,
     LEDGER_FILE,
     SECRET_FILE,
@@ -20,7 +22,7 @@ from moorage.storage.sqlite.agents import SqliteAgents
 from moorage.storage.sqlite.fact_tables import FactTables
 from moorage.storage.sqlite.fencing import LABEL as FENCING
 from moorage.storage.sqlite.fencing import fencing_path
-from moorage.storage.sqlite.files import translated
+from moorage.storage.sqlite.files import OWNER_ONLY, translated
 from moorage.storage.sqlite.lock import WriterLock
 from moorage.storage.sqlite.marks import Found, read_mark
 from moorage.storage.sqlite.storage import write_secret
@@ -61,6 +63,7 @@ def reading(folder: Path) -> Iterator[Contents]:
                     _agents(folder / AGENTS_FILE),
                     secret.read_bytes() if secret.exists() else b"",
                     fencing.first,
+                    partial(_audit, folder / AUDIT_FOLDER),
                 )
     finally:
         lock.release()
@@ -78,6 +81,12 @@ def _agents(path: Path) -> dict[str, bytes]:
         return {}
     with closing(SqliteAgents(path)) as agents:
         return agents.rows()
+
+
+def _audit(folder: Path) -> Iterator[bytes]:
+    for path in sorted(folder.glob("[0-9]*.jsonl")):
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))
 
 
 def fill(folder: Path, source: Contents) -> None:
@@ -102,6 +111,20 @@ def fill(folder: Path, source: Contents) -> None:
                 there.update(source.agents)
         if source.secret:
             write_secret(folder / SECRET_FILE, source.secret)
+        _fill_audit(folder / AUDIT_FOLDER, source.audit())
+
+
+def _fill_audit(folder: Path, lines: Iterator[bytes]) -> None:
+    first = next(lines, None)
+    if first is None:
+        return
+    folder.mkdir(mode=0o700)
+    with folder.joinpath("00000001.jsonl").open("xb") as file:
+        os.fchmod(file.fileno(), OWNER_ONLY)
+        file.write(first)
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _fill_facts(source: Contents, tables: FactTables) -> None:

@@ -46,6 +46,10 @@ class SqliteStorage:
         """See `Storage.agents`."""
         return SqliteAgents(self._folder / AGENTS_FILE)
 
+    def audit(self) -> None:
+        """See `Storage.audit`."""
+        return
+
     def election(self) -> None:
         """See `Storage.election`: one process has the lock of the files."""
 

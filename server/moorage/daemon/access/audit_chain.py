@@ -1,0 +1,91 @@
+"""The chain of the audit log: each line has a number and the hash of all before it.
+
+The hash of a line is SHA-256 of the hash before it and the line without its own hash, so that no
+line can be changed, dropped or moved without a trace. What was cut off at the end shows only
+against a number and hash that were noted elsewhere.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from moorage.records.audit import AuditEntry
+
+__all__ = ["ChainEnd", "ChainError", "Sealed", "chained", "check_noted", "checked"]
+
+_HASH_CHARS: Final = 64
+_NO_HASH: Final = "0" * _HASH_CHARS
+_HASH_FIELD: Final = b',"hash":"'
+_encode: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ChainEnd:
+    """Where the log ends: the number and the hash of its last line."""
+
+    number: int = 0
+    hash: str = _NO_HASH
+
+
+class ChainError(Exception):
+    """A line is not as it was written, or lines are missing; the text says where."""
+
+
+def checked(line: bytes, place: str, before: ChainEnd, *, begins: bool) -> ChainEnd:
+    """Return the chain after a line; the first line there is may follow deleted ones."""
+    body, found, tail = line.rpartition(_HASH_FIELD)
+    try:
+        entry = msgspec.json.decode(line, type=Sealed)
+    except msgspec.MsgspecError as error:
+        raise ChainError(f"{place}: no entry: {error}") from None
+    if not found or len(tail) != _HASH_CHARS + 3:
+        raise ChainError(f"{place}: the hash is not at the end of the line")
+    if not begins and entry.number != before.number + 1:
+        missing = f"expected entry {before.number + 1}, found {entry.number}"
+        raise ChainError(f"{place}: {missing}: lines are missing, or not in their order")
+    origin = entry.prev if begins else before.hash
+    if entry.prev != origin or entry.hash.encode() != _hash(origin.encode(), body):
+        raise ChainError(f"{place}: entry {entry.number} is not as it was written")
+    return ChainEnd(entry.number, entry.hash)
+
+
+class Sealed(msgspec.Struct):
+    """What the chain needs of a line."""
+
+    number: int
+    prev: str
+    hash: str
+
+
+def chained(entries: Sequence[AuditEntry], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
+    """Return entries as lines, and the end of the chain behind them."""
+    lines: list[bytes] = []
+    number, former = end.number, end.hash.encode()
+    for entry in entries:
+        number += 1
+        body = b'{"number":%d,%b,"prev":"%b"' % (number, _encode(entry)[1:-1], former)
+        former = _hash(former, body)
+        lines.append(b'%b%b%b"}\n' % (body, _HASH_FIELD, former))
+    return lines, ChainEnd(number, former.decode())
+
+
+def _hash(former: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(former + body).hexdigest().encode()
+
+
+def check_noted(noted: ChainEnd | None, first: int, end: ChainEnd) -> None:
+    """Check that a log of these lines has the one that was noted.
+
+    Raises:
+        ChainError: It has not.
+
+    """
+    if noted is not None and noted.number > end.number:
+        reason = f"it ends at entry {end.number}, before entry {noted.number} that was noted"
+        raise ChainError(reason)
+    if noted is not None and noted.number < first:
+        reason = f"it begins at entry {first}, after entry {noted.number} that was noted"
+        raise ChainError(reason)

@@ -1,0 +1,112 @@
+"""The audit log in the database of the server: the same lines and chain as in files."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from moorage.daemon.access.audit_chain import (
+    ChainEnd,
+    ChainError,
+    chained,
+    check_noted,
+    checked,
+)
+from moorage.daemon.access.audit_files import PRUNE_SECONDS
+from moorage.records.audit import AuditEntry
+from moorage.storage.base import AuditEnd, AuditRows
+
+__all__ = ["AuditTable", "read_rows", "verify_rows"]
+
+
+class AuditTable:
+    """Appends to the log of a database; several servers and commands may do so in turn.
+
+    Args:
+        rows: The lines.
+        keep_seconds: Lines that are older are deleted.
+        keep_bytes: Beyond it the oldest are deleted.
+
+    """
+
+    def __init__(self, rows: AuditRows, keep_seconds: float, keep_bytes: int) -> None:
+        self._rows = rows
+        self._keep_seconds = keep_seconds
+        self._keep_bytes = keep_bytes
+        self._pruned_at = 0.0
+
+    def append(self, entries: Sequence[AuditEntry], now: float) -> None:
+        """Write entries behind all that are there, and delete what is too old or too much.
+
+        Raises:
+            StorageError: They cannot be written.
+
+        """
+
+        def link(end: AuditEnd) -> tuple[list[bytes], AuditEnd]:
+            wanted, seq = list[AuditEntry](), end.seq
+            for entry in entries:
+                if entry.what == "server.started":
+                    seq = entry.seq  # A restored ledger begins again.
+                elif entry.seq and seq is not None and entry.seq <= seq:
+                    continue  # The server that took over has noted it.
+                else:
+                    seq = entry.seq or seq
+                wanted.append(entry)
+            lines, last = chained(wanted, ChainEnd(end.number, end.hash))
+            return lines, AuditEnd(last.number, last.hash, seq)
+
+        self._rows.append(now, link)
+        if not 0 <= now - self._pruned_at < PRUNE_SECONDS:
+            self._pruned_at = now
+            self._rows.prune(now - self._keep_seconds, self._keep_bytes)
+
+    def last_seq(self) -> int | None:
+        """Return the fact that the last entry about one is about; None: no entry is."""
+        return self._rows.end().seq
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._rows.close()
+
+
+def read_rows(rows: AuditRows, after: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a database as JSON objects, the oldest first.
+
+    Args:
+        rows: The lines.
+        after: Number of the last line that is left out.
+
+    Raises:
+        ChainError: A line is no JSON object.
+        StorageError: The database cannot be read.
+
+    """
+    for number, line in rows.lines(after):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise ChainError(f"line {number}: no entry: {error}") from None
+
+
+def verify_rows(rows: AuditRows, noted: ChainEnd | None = None) -> tuple[int, ChainEnd]:
+    """Check every line of a database; return the number of the first one, and the end.
+
+    Args:
+        rows: The lines.
+        noted: What an earlier call returned as the end, which the log must still have.
+
+    Raises:
+        ChainError: A line was changed, or lines are missing.
+        StorageError: The database cannot be read.
+
+    """
+    first, end, stored = 0, ChainEnd(), rows.end()
+    for number, line in rows.lines(0):
+        read = checked(line, f"line {number}", end, begins=not first)
+        first, end = first or read.number, read
+        if noted is not None and noted.number == end.number and noted.hash != end.hash:
+            raise ChainError(f"entry {noted.number} is not the one that was noted")
+    check_noted(noted, first, end)
+    if end.number < stored.number:
+        raise ChainError(f"it ends at entry {end.number}, and entry {stored.number} was written")
+    return first, end

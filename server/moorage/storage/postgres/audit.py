@@ -1,0 +1,76 @@
+"""The audit log in PostgreSQL; `moored token` and `moored agent` write it, too."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from moorage.storage.base import AuditEnd
+from moorage.storage.postgres.connection import Connection
+from moorage.storage.postgres.shared_table import SharedTable
+from moorage.storage.statements import read_statements
+
+SQL: Final = read_statements(Path(__file__).with_name("audit.sql"))
+
+
+class PostgresAudit(SharedTable):
+    """`storage.base.AuditRows` in PostgreSQL. Read the contract there.
+
+    Args:
+        address: As libpq takes it.
+
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "audit")
+
+    def append(
+        self, now: float, make: Callable[[AuditEnd], tuple[Sequence[bytes], AuditEnd]]
+    ) -> None:
+        """See `AuditRows.append`."""
+        with self.connection() as connection, connection.transaction():
+            before = _end(connection, "lock_end")
+            lines, after = make(before)
+            insert_lines(connection, before.number, now, lines, after)
+
+    def lines(self, after: int) -> Iterator[tuple[int, bytes]]:
+        """See `AuditRows.lines`."""
+        while True:
+            with self.connection() as connection:
+                page = page_of(connection, after)
+            if not page:
+                return
+            yield from page
+            after = page[-1][0]
+
+    def end(self) -> AuditEnd:
+        """See `AuditRows.end`."""
+        with self.connection() as connection:
+            return _end(connection, "end")
+
+    def prune(self, before: float, bytes_max: int) -> None:
+        """See `AuditRows.prune`."""
+        with self.connection() as connection:
+            for statement, bound in (("prune_old", before), ("prune_more", bytes_max)):
+                while connection.execute(SQL[statement], (bound,)).rowcount > 0:
+                    pass
+
+
+def page_of(connection: Connection, after: int) -> list[tuple[int, bytes]]:
+    """Return some of the lines after a number, with their numbers."""
+    rows = connection.execute(SQL["page"], (after,))
+    return [(int(number), bytes(line)) for number, line in rows]
+
+
+def insert_lines(
+    connection: Connection, before: int, now: float, lines: Sequence[bytes], end: AuditEnd
+) -> None:
+    """Store lines after a number, and where the log ends with them."""
+    values = {"after": before, "at": now, "lines": list(lines)}
+    connection.execute(SQL["insert"], values)
+    connection.execute(SQL["set_end"], (*end, sum(map(len, lines))))
+
+
+def _end(connection: Connection, statement: str) -> AuditEnd:
+    row = connection.execute(SQL[statement]).fetchone()
+    assert row is not None
+    return AuditEnd(*row)
