@@ -16,13 +16,20 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from moorage.model import Demand
-from moorage.policy.choice import best_rows, decline, propose, read_demand, show_scores
+from moorage.policy.choice import (
+    best_rows,
+    decline,
+    propose,
+    read_demand,
+    show_scores,
+    sum_terms,
+)
 from moorage.policy.inventory import gang_groups
 from moorage.policy.view import FleetView
 
-Score = Callable[[FleetView, Demand], npt.ArrayLike]
-"""Returns one finite number per node, the higher the better; what it says of nodes where the
-demand does not fit is not looked at."""
+Score = Callable[[FleetView, Demand], npt.ArrayLike | Mapping[str, npt.ArrayLike]]
+"""Returns one finite number per node, the higher the better, or named terms whose sum is that;
+what it says of nodes where the demand does not fit is not looked at."""
 Gang = Literal["pack", "spread"]
 
 _CLOSE: Final[tuple[Literal["nvlink", "numa"], ...]] = ("nvlink", "numa")
@@ -56,7 +63,9 @@ def place(
     fleet, demand = input_data["fleet"], read_demand(input_data)
     if demand is None:
         return decline(None)
-    scores = fitting_scores(fleet, demand, score(fleet, demand))
+    given = score(fleet, demand)
+    total = sum_terms(fleet, given) if isinstance(given, Mapping) else given
+    scores = fitting_scores(fleet, demand, total)
     rows = (best_rows if gang == "pack" else spread_rows)(fleet, demand, scores)
     return propose(
         fleet, demand, rows, (lambda row: close_gpus(fleet, row, demand)) if close else None
